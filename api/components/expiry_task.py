@@ -7,8 +7,8 @@ import logging
 from typing import Final
 
 from headrace.errors import BrokerError
+from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.tasks import cancel_and_wait
 from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS
 
 #: Seconds between two runs.

@@ -1,4 +1,4 @@
 """HTTP mechanics: messages, bodies, multipart, ranges, problems, uvicorn.
 
-Start with messages.py. Knows no job and no Redis.
+Start with messages.py. Independent of jobs and Redis.
 """

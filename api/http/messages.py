@@ -1,4 +1,4 @@
-"""Requests and answers on plain ASGI, which is faster than a framework's. Knows no job."""
+"""Requests and answers on plain ASGI, which is faster than a framework's. Independent of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read multipart/form-data as it arrives. Knows no store.
+"""Read multipart/form-data as it arrives. Independent of stores.
 
 `read_parts` returns all parts of a body that is in memory; `Upload` streams one file, so that
 memory does not grow with it.

@@ -1,4 +1,4 @@
-"""Split a body that arrives in pieces into lines. Knows no job and no HTTP."""
+"""Split a body that arrives in pieces into lines. Independent of jobs and HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Range requests (RFC 9110, section 14): one range of bytes. Knows no job."""
+"""Range requests (RFC 9110, section 14): one range of bytes. Independent of jobs."""
 
 from __future__ import annotations
 

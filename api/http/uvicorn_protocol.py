@@ -1,9 +1,9 @@
 """uvicorn's HTTP protocol with limits, and with one write per answer instead of two.
 
 uvicorn and httptools limit neither the size of a request's head nor the time for head and body.
-Here too long a head is answered 431, a request that makes no progress 408, and one that httptools
-cannot parse 400, as problems. Timeouts are checked for all connections together once a second, so
-that a request has no timer of its own.
+This protocol answers 431 if the head is too long, 408 if a request makes no progress, and 400 if
+httptools cannot parse it, as problems. One check per second covers the timeouts of all connections,
+so that a request has no timer of its own.
 
 Uses private parts of uvicorn, read from version 0.54: `HttpToolsProtocol` (its callbacks, `cycle`,
 `pipeline`, `flow`, `_start_asgi_task`) and `RequestResponseCycle`; see also `fast_response.py`.
@@ -109,7 +109,7 @@ class _Refused(Exception):
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection; see `protocol_with`."""
+    """One HTTP connection; `protocol_with` sets its limits."""
 
     limits: ClassVar[RequestLimits]
 

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from api.observability.counters import Counters, Counts
-from headrace.queue.tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.fast_connection import exchange, pack_all

@@ -1,4 +1,4 @@
-"""Submit the lines of a bulk request. Knows no HTTP."""
+"""Submit the lines of a bulk request. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headrace.jobs.serialization import fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
-from headrace.queue.submission import JobSubmission, Receipt, of_another, repeat_of
+from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
 HOLD_MIN_S: Final = 0.02
@@ -293,7 +293,7 @@ class BulkSubmitter:
             found = [error for _ in ids]
         for row, job in zip(rows, found, strict=True):
             if isinstance(job, Job) and not self._caller.may_see(job.key):
-                row.outcome = of_another(job.id)
+                row.outcome = id_unavailable(job.id)
             else:
                 row.outcome = job
 
@@ -308,7 +308,7 @@ class BulkSubmitter:
             return
         for (row, request), job in zip(refused, found, strict=True):
             if job is not None:
-                row.outcome = repeat_of(job, request.request_hash, self._caller)
+                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
 
     async def _hold(self, held: list[BulkLine]) -> None:
         """Try again for `hold_s` seconds; meanwhile nothing more is read from the client."""

@@ -1,4 +1,4 @@
-"""Decide which events of a job are due, and their ids. Knows no connections.
+"""Decide which events of a job are due, and their ids. Independent of connections.
 
 An id follows from the job's record alone, so that any API process can continue the stream of
 another. It names a state and not a moment: a client that reconnects receives the present state, and

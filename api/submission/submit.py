@@ -19,7 +19,7 @@ from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
 from headrace.queue.ended_job import EndedJob
-from headrace.queue.submission import JobSubmission, of_another, repeat_of, submission
+from headrace.queue.submission import JobSubmission, answer_to_repeat, id_unavailable, submission
 
 
 class AcceptedJob(NamedTuple):
@@ -202,7 +202,7 @@ async def _earlier_job(
     job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
     if job is None:
         raise error
-    found = repeat_of(job, request.request_hash, request.caller)
+    found = answer_to_repeat(job, request.request_hash, request.caller)
     if isinstance(found, HeadraceError):
         raise found from None
     return AcceptedJob(found, replayed=True)
@@ -221,7 +221,7 @@ async def _enqueue(
         found = await services.queue.read(job.id)
         if found is not None:
             if not request.caller.may_see(found.key):
-                raise of_another(job.id)
+                raise id_unavailable(job.id)
             return AcceptedJob(found, replayed=True)
         # The record expired between the two calls, so the id is free again.
 

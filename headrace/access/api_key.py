@@ -5,7 +5,7 @@ The secret is 256 random bits, of which Redis has the SHA-256. A slow hash (bcry
 passwords that people choose, because those can be guessed. 256 random bits cannot be guessed, so
 that a fast hash is as safe, and each request computes it.
 
-Knows no HTTP and no Redis.
+Independent of HTTP and Redis.
 """
 
 from __future__ import annotations

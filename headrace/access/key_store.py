@@ -1,6 +1,6 @@
 """Create, list, rotate and revoke the API keys of a deployment, in its Redis.
 
-It requires no key itself: access to Redis already allows everything. Knows no HTTP.
+It requires no key itself: access to Redis already allows everything. Independent of HTTP.
 """
 
 from __future__ import annotations

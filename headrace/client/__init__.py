@@ -6,7 +6,7 @@
         print(client.result(client.submit("digits", Path("three.png"))))
 
 Start with calls.py: every call is a plan without I/O (sansio.py). Two thin classes run the plans:
-`Client` (sync_client.py) blocks, `AsyncClient` (async_client.py) awaits. Knows no connection to
+`Client` (sync_client.py) blocks, `AsyncClient` (async_client.py) awaits. It never connects to
 Redis.
 """
 

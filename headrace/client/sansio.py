@@ -1,7 +1,8 @@
 """The actions of a plan and their results.
 
 Every call of the client is a plan: a generator that yields actions and is sent their results. It
-does no I/O, so one plan serves both clients (sync_client.py, async_client.py). Knows no httpx2.
+does no I/O, so one plan serves both clients (sync_client.py, async_client.py).
+Independent of httpx2.
 """
 
 from __future__ import annotations

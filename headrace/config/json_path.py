@@ -1,6 +1,7 @@
 """A path into JSON text, such as `crops[*].image`, and the places of its values in the text.
 
-Values are found, not decoded, so they are passed on as their writer wrote them. Knows no Redis.
+Values are found, not decoded, so they are passed on as their writer wrote them.
+Independent of Redis.
 """
 
 from __future__ import annotations

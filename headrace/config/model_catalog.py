@@ -1,4 +1,4 @@
-"""The models file: models and pipelines as typed, frozen values. Knows no Redis and no torch."""
+"""The models file: models and pipelines as typed, frozen values. Independent of Redis and torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pipelines: several models over one input, declared in the models file or in Python.
 
 A stage runs one model on the input or on results of earlier stages, once or for each element of a
-list. Knows no Redis; `headrace.config.model_catalog` reads the file.
+list. Independent of Redis; `headrace.config.model_catalog` reads the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inputs and results on the wire: JSON as the client wrote it, and binary data inside JSON.
 
 A client's JSON is never decoded and encoded again: it stays the text that the client sent
-(`msgspec.Raw`). Knows no Redis and no HTTP.
+(`msgspec.Raw`). Independent of Redis and HTTP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job: its states, and its record as Redis holds it. Knows no Redis and no HTTP."""
+"""The job: its states, and its record as Redis holds it. Independent of Redis and HTTP."""
 
 from __future__ import annotations
 

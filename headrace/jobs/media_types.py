@@ -1,4 +1,4 @@
-"""Media types of bytes and sizes of images, from their beginning. Knows nothing of requests."""
+"""Media types of bytes and sizes of images, from their beginning. Independent of requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reading the message of a job: a Celery protocol 2 task in kombu's Redis envelope.
 
 `headrace.jobs.message_writer` writes it. It holds the input as the text that the client sent
-(`headrace.jobs.encoding`). Knows no Redis and no HTTP.
+(`headrace.jobs.encoding`). Independent of Redis and HTTP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The progress of an item, as its handler reports it. Knows no batches, no Redis and no HTTP."""
+"""The progress of an item, as its handler reports it. Independent of batches, Redis and HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace context of a job, by W3C Trace Context. Knows no OpenTelemetry."""
+"""The trace context of a job, by W3C Trace Context. Independent of OpenTelemetry."""
 
 from __future__ import annotations
 

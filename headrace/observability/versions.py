@@ -12,7 +12,7 @@ from headrace._version import __version__
 PACKAGES: Final = ("celery", "kombu", "redis", "torch")
 
 
-def running() -> dict[str, str]:
+def running_versions() -> dict[str, str]:
     """Return the versions of Headrace, Python and the installed packages."""
     found = {"headrace": __version__, "python": platform.python_version()}
     for name in PACKAGES:

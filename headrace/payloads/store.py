@@ -1,4 +1,4 @@
-"""The interface of payload stores, and references to payloads. Knows no Redis, files or buckets.
+"""The interface of payload stores, and references to payloads.
 
 A reference is `<store>:<128 random bits in hex>` and is made only here. So a forged reference can
 name no more than another payload.

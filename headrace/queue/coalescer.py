@@ -1,4 +1,4 @@
-"""Gathers requests that are made at the same time into one call. Knows nothing of Redis.
+"""Gathers requests that are made at the same time into one call. Independent of Redis.
 
 One call is under way at a time; requests that come meanwhile go into the next. A lone request is
 sent at once, and under load the calls grow by themselves.
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from headrace.errors import BrokerUnavailable, HeadraceError
-from headrace.queue.tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
@@ -45,8 +45,8 @@ class Coalescer(Generic[RequestT, ReplyT]):
         # The flusher's loop. On Python 3.11 asking for the running loop is a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, request: RequestT) -> ReplyT:
-        """Make one request, together with all others at the same time.
+    async def add(self, request: RequestT) -> ReplyT:
+        """Make one request in the next call, together with all others at the same time.
 
         Raises:
             HeadraceError: the error for this request, or of the whole call.

@@ -1,4 +1,4 @@
-"""The depth of queues, from the reply of queues/depth.lua. Knows no Redis."""
+"""The depth of queues, from the reply of queues/depth.lua. Independent of Redis."""
 
 from __future__ import annotations
 

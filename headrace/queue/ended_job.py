@@ -1,4 +1,4 @@
-"""Ended jobs, as jobs/settle.lua publishes them to an API process. Knows no Redis."""
+"""Ended jobs, as jobs/settle.lua publishes them to an API process. Independent of Redis."""
 
 from __future__ import annotations
 

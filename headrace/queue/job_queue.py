@@ -1,4 +1,4 @@
-"""The queue as an API process uses it: submit, read, cancel, depths. Knows no HTTP."""
+"""The queue as an API process uses it: submit, read, cancel, depths. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class JobQueue(AsyncScriptClient):
             BrokerFull, BrokerUnavailable: the outcome may be unknown; submit it again with the same
                 id.
         """
-        return await self._submits.ask(job)
+        return await self._submits.add(job)
 
     async def submit_many(self, jobs: Sequence[JobSubmission]) -> list[Receipt | HeadraceError]:
         """Enqueue many jobs in one call; return for each its receipt or its error."""
@@ -102,7 +102,7 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        return await self._reads.ask(job_id)
+        return await self._reads.add(job_id)
 
     async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
         """Read jobs; None for an unknown id.
@@ -155,7 +155,7 @@ class JobQueue(AsyncScriptClient):
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with all that are cancelled at the same time; see `cancel`."""
-        return await self._cancels.ask(_owned(job_id, owner))
+        return await self._cancels.add(_owned(job_id, owner))
 
     async def cancel(self, ids: Sequence[str], owner: str | None = None) -> list[str]:
         """Cancel jobs.

@@ -1,4 +1,4 @@
-"""Lists of jobs, newest first, merged from the indices of the models. Knows no HTTP.
+"""Lists of jobs, newest first, merged from the indices of the models. Independent of HTTP.
 
 Jobs of all models have one order, by creation time and then by id. So a place in it is a cursor:
 later jobs come before it and shift nothing.

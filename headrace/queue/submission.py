@@ -1,4 +1,4 @@
-"""Job submissions: the arguments and the reply of jobs/submit.lua. Knows no Redis."""
+"""Job submissions: the arguments and the reply of jobs/submit.lua. Independent of Redis."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
     if row.code == SubmitCode.OTHER_REQUEST:
         return _conflict(job.id)
     if row.code == SubmitCode.OTHER_KEY:
-        return of_another(job.id)
+        return id_unavailable(job.id)
     if row.code == SubmitCode.IN_FLIGHT_LIMIT:
         return TooManyInFlight(
             f"this API key has {row.depth} jobs in flight, its limit",
@@ -311,7 +311,7 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
     )
 
 
-def repeat_of(
+def answer_to_repeat(
     job: Job, request_hash: str, caller: Caller = EVERYBODY
 ) -> Job | Conflict | JobNotFound:
     """Return the answer to a request with the id of a known job, as jobs/submit.lua decides it.
@@ -319,11 +319,11 @@ def repeat_of(
     It is for requests whose input cannot be stored again, so that they are not submitted.
     """
     if not caller.may_see(job.key):
-        return of_another(job.id)
+        return id_unavailable(job.id)
     return job if job.request_hash == request_hash else _conflict(job.id)
 
 
-def of_another(job_id: str) -> JobNotFound:
+def id_unavailable(job_id: str) -> JobNotFound:
     """Return the error for an id of a job that the caller cannot see."""
     return JobNotFound(
         f"the job id {job_id[:128]!r} is not available to this API key",

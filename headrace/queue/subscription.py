@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from headrace.queue.tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.redis.backoff import Backoff
 from headrace.redis.connection import drop_connections
 from headrace.redis.fast_connection import NoReconnectPubSub, keep_push

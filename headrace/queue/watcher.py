@@ -18,9 +18,9 @@ import redis.asyncio
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, read_progress
 from headrace.jobs.progress import Progress
+from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.subscription import Subscription
-from headrace.queue.tasks import cancel_and_wait
 from headrace.redis import keys
 from headrace.redis.scripts.jobs import WatchedJob
 

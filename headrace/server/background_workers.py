@@ -1,7 +1,7 @@
 """The liveness of background workers, and the requeue of a dead one's tasks.
 
-A background task is a Celery message in `headrace:errands`; workers/background runs it. Knows no
-Celery.
+A background task is a Celery message in `headrace:errands`; workers/background runs it. This
+module does not import Celery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Task events as Celery's monitors read them, collected into one message. Knows no Redis.
+"""Task events as Celery's monitors read them, collected into one message. Independent of Redis.
 
 One message keeps their order. In separate messages a `started` could overtake its `received`, and
 Flower would show a job without a name.

@@ -21,8 +21,8 @@ from headrace.observability.logs import batch_name, batch_tag
 from headrace.redis.keys import STEPS
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.cancellation import JobCanceller
-from workers.consumer.claiming import Claimer
+from workers.consumer.claimer import Claimer
+from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.observer import WorkerObserver
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.progress import ProgressWriter
@@ -95,7 +95,7 @@ class Consumer:
         self._report = report
         self._transfer = transfer
         self._dispatcher = dispatcher
-        self._cancellation = JobCanceller(models, leases)
+        self._held_jobs = HeldJobs(models, leases)
         self._progress = ProgressWriter(leases)
         self._notifier = notifier
         self._finished: list[FinishedBatch] = []
@@ -169,7 +169,7 @@ class Consumer:
             self._claimer.claim_before_reading(now)
         self._claimer.read_claims(now)
         self._maintain(now)
-        if not self._cancellation.leases_in_doubt(now):
+        if not self._held_jobs.leases_in_doubt(now):
             self._dispatch(now)
         self._settle(now, claims=claims)
 
@@ -217,7 +217,7 @@ class Consumer:
         if now >= self._renew_at:
             self._renew_at = now + self._leases.limits.lease_ttl_s / 3
             for model in self.models:
-                self._cancellation.renew(model)
+                self._held_jobs.renew(model)
         due = any(
             model.next_due_at is not None and now >= model.next_due_at for model in self.models
         )
@@ -312,8 +312,8 @@ class Consumer:
         for model in () if draining else self.models:
             for replica in model.replicas:
                 staged = replica.staged
-                if staged is not None and self._dispatcher.should_yield(model, staged, now):
-                    replica.request_yield()
+                if staged is not None and self._dispatcher.should_preempt(model, staged, now):
+                    replica.preempt_staged()
             second = replica_for_second(model, self.models, now)
             staged = model.next_batch(now) if second is not None else None
             if second is not None and staged is not None:
@@ -360,7 +360,7 @@ class Consumer:
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
             self._woken(self._notifications.read_changes())
-            self._cancellation.read_cancels(self._notifications.take_messages())
+            self._held_jobs.read_cancels(self._notifications.take_messages())
 
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
@@ -373,7 +373,7 @@ class Consumer:
             if wanted:
                 for index in self._notifications.watch(wanted):
                     self.models[index // len(STEPS)].backlog.found(index % len(STEPS))
-                if self._cancellation.read_cancels(self._notifications.take_messages()):
+                if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             if any(claim_request(model) for model in self.models):
                 return self._claimer.top_up_at - now

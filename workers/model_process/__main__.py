@@ -23,7 +23,7 @@ from headrace.observability import logs
 from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.overlap import YIELDED, Inbox, OverlappedExecutor, done_frame, leave
+from workers.model_process.overlap import PREEMPTED, Inbox, OverlappedExecutor, done_frame, leave
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.model_process.warm_up import warm_up
@@ -103,7 +103,7 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does.
 
     Each batch comes with a set. The places of items that are dropped later are added to it, and
-    YIELDED when the worker requests the whole batch back.
+    PREEMPTED when the worker requests the whole batch back.
     """
     dropped: dict[int, set[int]] = {}
     while True:
@@ -117,7 +117,7 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
                 dropped.get(seq, set()).update(places)
                 continue
             if frame[0] == "yield":
-                dropped.get(frame[1], set()).add(YIELDED)
+                dropped.get(frame[1], set()).add(PREEMPTED)
                 continue
             if frame[0] == "batch":
                 frame.append(dropped.setdefault(frame[1], set()))

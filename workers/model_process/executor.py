@@ -5,8 +5,8 @@ verb raise when it runs alone fails with its own error; the other inputs succeed
 
 Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it: before
 `preprocess`; before `inference` if the verbs overlap (a handler that runs its verbs in turn may
-have kept something for each item); and before any verb if no item is left. Knows no queue and no
-sockets.
+have kept something for each item); and before any verb if no item is left.
+Independent of queues and sockets.
 """
 
 from __future__ import annotations

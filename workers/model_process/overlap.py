@@ -29,7 +29,7 @@ logger = logging.getLogger("headrace.model")
 Send = Callable[[list[Any]], None]
 #: In a batch's dropped places: another model needs the device first, so the batch is returned to
 #: the worker if its `inference` has not begun.
-YIELDED: Final = -1
+PREEMPTED: Final = -1
 Inbox = queue.SimpleQueue[list[Any]]
 
 
@@ -56,7 +56,7 @@ class InFlightBatch:
     @property
     def yields(self) -> bool:
         """Whether to return it to the worker: the request came before its inference."""
-        return not self.begun and not self.split and YIELDED in self.state.dropped
+        return not self.begun and not self.split and PREEMPTED in self.state.dropped
 
     @property
     def places(self) -> list[int]:

@@ -78,10 +78,10 @@ def _figures(handle: Any) -> DeviceFigures:
     )
 
 
-def _supported(ask: Callable[..., T], *arguments: Any) -> T | None:
+def _supported(query: Callable[..., T], *arguments: Any) -> T | None:
     """Return a figure; None if the device does not have it, such as a MIG instance."""
     try:
-        return ask(*arguments)
+        return query(*arguments)
     except (
         pynvml.NVMLError_NotSupported,
         pynvml.NVMLError_InvalidArgument,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.observability.host_figures import FIELD as FIGURES
-from headrace.observability.versions import running
+from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import CLOCK
 from headrace.redis import keys
 from headrace.redis.scripts import Arg, Command
@@ -35,7 +35,7 @@ class WorkerReporter:
         self._owner = owner
         self._node = node
         self._figures = figures
-        self._worker = _encode({"node": node, "pid": os.getpid(), "versions": running()})
+        self._worker = _encode({"node": node, "pid": os.getpid(), "versions": running_versions()})
 
     def commands(self, models: Sequence[ServedModel]) -> list[Command]:
         """Return the commands that write the report, and reset the counters."""

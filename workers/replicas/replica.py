@@ -47,7 +47,7 @@ class Replica:
     Attributes:
         staged: the batch that was sent behind the one that runs.
         staged_began: the process has begun to work on the staged batch too.
-        yield_requested: the staged batch was requested back, if its `inference` has not begun.
+        preempt_requested: the staged batch was requested back, if its `inference` has not begun.
         overlap: its handler works on two batches at once.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
@@ -74,7 +74,7 @@ class Replica:
     batch: Batch | None = None
     staged: Batch | None = None
     staged_began: bool = False
-    yield_requested: bool = False
+    preempt_requested: bool = False
     overlap: bool = False
     restart_at: float = 0.0
     due_at: float = NEVER
@@ -86,7 +86,7 @@ class Replica:
     outgrown: bool = False
     stacks_requested: bool = False
     device_lost: bool = False
-    _to_ask: list[int] = field(default_factory=list)
+    _to_signal: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
     _stacks: StackDump | None = None
@@ -158,7 +158,7 @@ class Replica:
         if self.batch is None:
             self.batch = batch
         else:
-            self.staged, self.staged_began, self.yield_requested = batch, False, False
+            self.staged, self.staged_began, self.preempt_requested = batch, False, False
         if self.frames is None:
             raise RuntimeError("the model process of a batch was not started")
         with contextlib.suppress(OSError):
@@ -178,10 +178,10 @@ class Replica:
             trace = [[traces, batch.span]] if traces else []
             self.frames.send(["batch", batch.seq, rows, *trace])
 
-    def request_yield(self) -> None:
+    def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""
-        if self.staged is not None and self.frames is not None and not self.yield_requested:
-            self.yield_requested = True
+        if self.staged is not None and self.frames is not None and not self.preempt_requested:
+            self.preempt_requested = True
             with contextlib.suppress(OSError):
                 self.frames.send(["yield", self.staged.seq])
 
@@ -267,21 +267,21 @@ class Replica:
             return True
         if not self.stacks_requested:
             self.stacks_requested = True
-            self._to_ask = [self.process.pid, *self.helpers]
+            self._to_signal = [self.process.pid, *self.helpers]
             self._stacks.request(now)
         elif not self._stacks.complete(now):
             batch.deadline = now + LOOK_S
             return False
-        if self._stacks.expired(now) or not self._ask_next(self._stacks):
+        if self._stacks.expired(now) or not self._signal_next(self._stacks):
             return True
         batch.deadline = now + LOOK_S
         return False
 
-    def _ask_next(self, stacks: StackDump) -> bool:
-        # One after the other, because all write into one file, a line in several pieces.
-        while self._to_ask:
+    def _signal_next(self, stacks: StackDump) -> bool:
+        # One process after the other, because all write into one file, a line in several pieces.
+        while self._to_signal:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._to_ask.pop(0), TRACE_SIGNAL)
+                os.kill(self._to_signal.pop(0), TRACE_SIGNAL)
                 stacks.request_another()
                 return True
         return False

@@ -100,7 +100,7 @@ class Dispatcher:
         wanted = any(other.wants_turn or other.unread for other in others if other is not model)
         return not wanted and self.may_run(model)
 
-    def should_yield(self, model: ServedModel, staged: Batch, now: float) -> bool:
+    def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
         """Return whether a staged batch should make way for another one.
 
         It makes way for another model that waits with an online job and has the next turn. An

@@ -8,7 +8,7 @@ import msgspec
 
 from api.http.messages import NO_STORE, Header, Reply, Request, StreamingReply
 from api.http.problems import job_problem
-from api.routes.jobs.submit import NOT_YET
+from api.routes.jobs.submit import RETRY_AFTER
 from api.services import Services
 from api.submission.results import result_reply
 from api.submission.submit import wait_for_end
@@ -80,7 +80,7 @@ async def _read(
 async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
     has_replica = await services.model_statuses.has_ready(job.model)
     body = job_object(job, has_replica=has_replica)
-    return Reply(202, body, headers=(NO_STORE, NOT_YET, *applied))
+    return Reply(202, body, headers=(NO_STORE, RETRY_AFTER, *applied))
 
 
 async def visible_job(services: Services, caller: Caller, job_id: str) -> Job:

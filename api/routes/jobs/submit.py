@@ -1,6 +1,6 @@
 """Submit one job: `POST /api/v1/models/{model}/jobs`, `POST /api/v1/jobs`, `PUT /api/v1/jobs/{id}`.
 
-Parse the request and write the answer; `api.submission.submit` does the work between.
+The endpoints read the request and write the answer. `api.submission.submit` submits the job.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from headrace.errors import (
 )
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
-NOT_YET: Final[Header] = (b"retry-after", b"1")
+RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
 _MODEL_QUERY: Final = OPTION_NAMES | {"wait"}
 _JOB_QUERY: Final = frozenset({"wait"})
 
 
 async def submit_input(services: Services, request: Request, name: str) -> Reply:
-    """Submit the body as the input of one job for the model in the path."""
+    """Submit a job for the model in the path; the body is its input."""
     model = services.catalog.get(name)
     try:
         query = request.query(_MODEL_QUERY)
@@ -70,7 +70,7 @@ async def submit_job(services: Services, request: Request) -> Reply:
 
 
 async def put_job(services: Services, request: Request, job_id: str) -> Reply:
-    """Submit the same under the id in the path; a repeat is the same job."""
+    """Submit a job from JSON under the id in the path; a repeat returns the same job."""
     return await _submit_json(services, request, job_id)
 
 
@@ -84,7 +84,7 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     try:
         services.webhook_policy.check(fields.options)
         caller = request.caller
-        given_id = _one_id(path_id, fields.id)
+        given_id = _given_id(path_id, fields.id)
         identity = identity_of(given_id, idempotency_key(request), owner=caller.key_id)
         inline_limit_bytes = services.settings.inline_limit_bytes
         validated = request_from_json(fields, model, identity, inline_limit_bytes, caller)
@@ -94,7 +94,7 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     return await _submit(services, request, validated, wait_s)
 
 
-def _one_id(path_id: str | None, body_id: str | None) -> str | None:
+def _given_id(path_id: str | None, body_id: str | None) -> str | None:
     if path_id is not None and body_id is not None and path_id != body_id:
         raise InvalidRequest(
             f"the path names the job {path_id[:128]!r} and the body {body_id[:128]!r}",
@@ -133,4 +133,4 @@ async def _submit(
         return Reply(200, job_object(job), headers=(location, *applied))
     has_replica = await services.model_statuses.has_ready(name)
     body = job_object(job, has_replica=has_replica)
-    return Reply(202, body, headers=(location, NOT_YET, *applied))
+    return Reply(202, body, headers=(location, RETRY_AFTER, *applied))

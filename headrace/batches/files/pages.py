@@ -1,4 +1,4 @@
-"""Pages of a list of ids that sort by the time of creation. Knows no files and no batches."""
+"""Pages of a list of ids that sort by the time of creation. Independent of files and batches."""
 
 from __future__ import annotations
 

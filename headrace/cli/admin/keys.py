@@ -14,7 +14,7 @@ import typer
 
 from headrace.access.api_key import Scope
 from headrace.cli.shared import output
-from headrace.cli.shared.confirm import ask
+from headrace.cli.shared.confirm import confirm
 from headrace.cli.shared.options import JsonOption, YesOption
 from headrace.errors import ConfigError
 
@@ -130,7 +130,7 @@ def revoke(
     yes: YesOption = False,
 ) -> None:
     """Revoke keys immediately and permanently; their jobs continue."""
-    ask(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
+    confirm(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
     with _api_keys() as key_store:
         for key_id in ids:
             key_store.revoke(key_id)

@@ -21,7 +21,7 @@ from headrace.cli.doctor.redis_latency import clock_skew_s
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.config.paths import ENV_URL
 from headrace.errors import ConfigError
-from headrace.observability.versions import running
+from headrace.observability.versions import running_versions
 from headrace.server import components
 from headrace.server.ports import http_connection, http_url
 from headrace.server.supervisor.proc import start_time_ticks
@@ -116,7 +116,7 @@ def worker_versions(deployment: Deployment) -> CheckResult:
     ]
     if not reported:
         raise CheckSkipped("no worker reports its versions")
-    ours, found = running(), []
+    ours, found = running_versions(), []
     for name in sorted({name for _, versions in reported for name in versions}):
         by_version: dict[str, list[str]] = {}
         for node, versions in reported:

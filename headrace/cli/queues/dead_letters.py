@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from headrace.cli.shared import output
-from headrace.cli.shared.confirm import ask
+from headrace.cli.shared.confirm import confirm
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.errors import LetterNotFound
@@ -124,7 +124,9 @@ def requeue(url: str | None, selection: DeadLetterSelection, *, as_json: bool) -
     code = ExitCode.DONE
     with Client(url) as client:
         if selection.every:
-            ask(lambda: _question(client, selection, "requeue all {} of {}?"), yes=selection.yes)
+            confirm(
+                lambda: _question(client, selection, "requeue all {} of {}?"), yes=selection.yes
+            )
         done = client.requeue_dead_letters(selection.model, selection.ids(), all=selection.every)
     if as_json:
         output.json_line({"model": selection.model, "requeued": done.requeued, "left": done.left})
@@ -146,13 +148,13 @@ def purge(url: str | None, selection: DeadLetterSelection, *, as_json: bool) -> 
     ids = selection.ids()
     with Client(url) as client:
         if ids is None:
-            ask(
+            confirm(
                 lambda: _question(client, selection, "permanently delete all {} of {}?"),
                 yes=selection.yes,
             )
         else:
             count = output.count(len(ids), "dead letter")
-            ask(lambda: f"permanently delete {count} of {selection.model}?", yes=selection.yes)
+            confirm(lambda: f"permanently delete {count} of {selection.model}?", yes=selection.yes)
         purged = client.purge_dead_letters(selection.model, ids, all=selection.every)
     if as_json:
         output.json_line({"model": selection.model, "purged": purged})

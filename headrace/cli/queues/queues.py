@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.cli.shared import output
-from headrace.cli.shared.confirm import ask
+from headrace.cli.shared.confirm import confirm
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 
@@ -59,7 +59,7 @@ def purge(url: str | None, models: Sequence[str], *, yes: bool, as_json: bool) -
 
     with Client(url) as client:
         queues = _named(client, models)
-        ask(lambda: _question(queues), yes=yes)
+        confirm(lambda: _question(queues), yes=yes)
         for queue in queues:
             cancelled = client.purge_queue(queue)
             if as_json:

@@ -11,7 +11,7 @@ from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 
 
-def ask(question: Callable[[], str], *, yes: bool) -> None:
+def confirm(question: Callable[[], str], *, yes: bool) -> None:
     """Return after the user at the terminal confirms; without a terminal return at once.
 
     Args:

@@ -1,4 +1,4 @@
-"""The Lua scripts, and the commands that call them. Knows no connection.
+"""The Lua scripts, and the commands that call them. Independent of connections.
 
 A script is named by its file: `jobs/claim` is `jobs/claim.lua`. A Python module with the name of
 the folder builds the calls and reads the replies: `jobs.claim()`. Callers import it as

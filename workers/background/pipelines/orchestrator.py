@@ -22,8 +22,8 @@ from headrace.errors import HeadraceError
 from headrace.jobs.job import State
 from headrace.observability.worker_report import CLOCK, ModelState
 from headrace.payloads.stores import build_stores
+from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.tasks import cancel_and_wait
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import MAX_S

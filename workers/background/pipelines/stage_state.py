@@ -1,4 +1,4 @@
-"""The states of a pipeline job's stages, as its record stores them. Knows no Redis."""
+"""The states of a pipeline job's stages, as its record stores them. Independent of Redis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The values that stages of a pipeline pass on: JSON text, or references to stored payloads.
 
 A stored payload is not copied: a value refers to a range of it, and a combined value refers to
-several ranges. Knows no Redis.
+several ranges. Independent of Redis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits the attempts per receiver, so that a slow or failing receiver does not delay others.
 
-A receiver is a host and port, per API key. Knows no HTTP and no clock: times are arguments.
+A receiver is a host and port, per API key. Independent of HTTP and clocks: times are arguments.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def test_what_is_asked_meanwhile_leaves_together() -> None:
         calls = Calls()
         coalescer = Coalescer[int, int](calls, max_items=3)
         calls.gate.clear()
-        first = asyncio.create_task(coalescer.ask(1))
+        first = asyncio.create_task(coalescer.add(1))
         await calls.called.wait()
-        rest = [asyncio.create_task(coalescer.ask(n)) for n in (2, 3, 4, 5)]
+        rest = [asyncio.create_task(coalescer.add(n)) for n in (2, 3, 4, 5)]
         await asyncio.sleep(0)
         calls.gate.set()
         assert await first == 2
@@ -55,7 +55,7 @@ def test_calls_are_bounded_by_bytes() -> None:
     async def work() -> None:
         calls = Calls()
         coalescer = Coalescer[int, int](calls, max_items=9, max_bytes=10, size_bytes=lambda n: n)
-        await asyncio.gather(*(coalescer.ask(n) for n in (4, 6, 1, 50, 2)))
+        await asyncio.gather(*(coalescer.add(n) for n in (4, 6, 1, 50, 2)))
         assert calls.seen == [[4, 6], [1], [50], [2]]
 
     run(work)
@@ -65,14 +65,14 @@ def test_errors_meet_those_who_asked() -> None:
     async def work() -> None:
         calls = Calls()
         coalescer = Coalescer[int, int](calls, max_items=9)
-        found = await asyncio.gather(*map(coalescer.ask, (1, -2, 3)), return_exceptions=True)
+        found = await asyncio.gather(*map(coalescer.add, (1, -2, 3)), return_exceptions=True)
         assert (found[0], found[2]) == (2, 6)
         assert isinstance(found[1], JobNotFound)
         calls.failure = ValueError("broken")
-        found = await asyncio.gather(*map(coalescer.ask, (1, 2)), return_exceptions=True)
+        found = await asyncio.gather(*map(coalescer.add, (1, 2)), return_exceptions=True)
         assert [str(error) for error in found] == ["broken", "broken"]
         calls.failure = None
-        assert await coalescer.ask(5) == 10
+        assert await coalescer.add(5) == 10
 
     run(work)
 
@@ -82,7 +82,7 @@ def test_whoever_gave_up_hinders_nobody() -> None:
         calls = Calls()
         coalescer = Coalescer[int, int](calls, max_items=9)
         calls.gate.clear()
-        gone, stays = (asyncio.create_task(coalescer.ask(n)) for n in (1, 2))
+        gone, stays = (asyncio.create_task(coalescer.add(n)) for n in (1, 2))
         await calls.called.wait()
         gone.cancel()
         calls.gate.set()
@@ -97,7 +97,7 @@ def test_a_close_leaves_nobody_waiting() -> None:
         calls = Calls()
         coalescer = Coalescer[int, int](calls, max_items=1)
         calls.gate.clear()
-        asked = [asyncio.create_task(coalescer.ask(n)) for n in (1, 2)]
+        asked = [asyncio.create_task(coalescer.add(n)) for n in (1, 2)]
         await calls.called.wait()
         await coalescer.close()
         for task in asked:

@@ -178,19 +178,19 @@ def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
     dispatched = dispatch.next(NOW)
     assert dispatched is not None
     dispatched.replica.batch = dispatched.batch
-    assert not dispatch.should_yield(flooded, batch(), NOW + 1), "nobody waits"
+    assert not dispatch.should_preempt(flooded, batch(), NOW + 1), "nobody waits"
     other.batcher.add(job())
-    assert dispatch.should_yield(flooded, batch(), NOW + 1)
-    assert not dispatch.should_yield(flooded, batch(), NOW), "its own turn is not over"
+    assert dispatch.should_preempt(flooded, batch(), NOW + 1)
+    assert not dispatch.should_preempt(flooded, batch(), NOW), "its own turn is not over"
     offline = Batch([job(step=9)], "full", NOW, NOW + 60)
-    assert dispatch.should_yield(flooded, offline, NOW)
+    assert dispatch.should_preempt(flooded, offline, NOW)
     other.batcher.take_all()
-    assert not dispatch.should_yield(flooded, offline, NOW)
+    assert not dispatch.should_preempt(flooded, offline, NOW)
     flooded.batcher.add(job())
-    assert dispatch.should_yield(flooded, offline, NOW), "its own online job goes first"
+    assert dispatch.should_preempt(flooded, offline, NOW), "its own online job goes first"
     other.batcher.add(job())
     free = Dispatcher([flooded, other], 2)
-    assert not free.should_yield(flooded, batch(), NOW + 1), "there is room for both"
+    assert not free.should_preempt(flooded, batch(), NOW + 1), "there is room for both"
 
 
 def test_what_gave_way_waits_again_but_for_those_that_were_dropped() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headrace.queue.tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait
 
 
 def test_a_cancel_that_was_lost_is_said_again() -> None:

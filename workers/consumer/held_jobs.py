@@ -1,7 +1,7 @@
-"""Cancels jobs that this worker holds, and drops jobs that another worker has claimed since.
+"""The jobs that a worker holds: renews their leases, cancels jobs, and drops those it has lost.
 
-A cancel is published to the worker that holds the job. One that was missed is found when the leases
-are renewed; so is a lost lease.
+Redis publishes a cancel to the worker that holds the job. The renewal of the leases finds a cancel
+that was missed, and a job that another worker has claimed since.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from workers.models.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 
-class JobCanceller:
-    """Cancels jobs and drops lost leases, for one worker.
+class HeldJobs:
+    """Renews, cancels and drops the jobs of one worker.
 
     Args:
         models: the models.

@@ -1,4 +1,4 @@
-"""Ending asyncio tasks."""
+"""Ends asyncio tasks, and waits until they have ended."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import ClaimReply
-from workers.consumer.claiming import Claimer
+from workers.consumer.claimer import Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.backlog import WRONG_MAX

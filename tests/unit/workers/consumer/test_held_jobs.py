@@ -12,7 +12,7 @@ import pytest
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
-from workers.consumer.cancellation import JobCanceller
+from workers.consumer.held_jobs import HeldJobs
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseLimits, LeaseManager
@@ -62,8 +62,8 @@ def desk() -> Desk:
 
 
 @pytest.fixture
-def cancellation(model: ServedModel, desk: Desk) -> JobCanceller:
-    return JobCanceller([model], cast(LeaseManager, desk))
+def cancellation(model: ServedModel, desk: Desk) -> HeldJobs:
+    return HeldJobs([model], cast(LeaseManager, desk))
 
 
 def claim(model: ServedModel, *ids: str) -> list[Settlement]:
@@ -80,7 +80,7 @@ def told(*ids: str, model: str = "m") -> list[bytes]:
 
 
 def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     model.backlog.claiming = True
     assert cancellation.read_cancels(told("b"))
@@ -90,7 +90,7 @@ def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
 
 
 def test_what_is_heard_of_others_jobs_is_passed_over(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "a")
     model.held["a"].token = "a newer one"
@@ -101,7 +101,7 @@ def test_what_is_heard_of_others_jobs_is_passed_over(
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])
 def test_what_cannot_be_read_ends_no_worker(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller, body: bytes
+    model: ServedModel, desk: Desk, cancellation: HeldJobs, body: bytes
 ) -> None:
     claim(model, "a")
     assert cancellation.read_cancels([body, *told("a")])
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_ends_no_worker(
 
 
 def test_a_cancel_is_settled_once_however_often_it_is_heard(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "a", "b")
     cancellation.read_cancels(told("a", "a"))
@@ -122,7 +122,7 @@ def test_a_cancel_is_settled_once_however_often_it_is_heard(
 
 
 def test_what_a_renewal_shows_to_be_over_is_let_go_of(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "lost", "asked", "ours", "released")
     released = model.held["released"]
@@ -136,7 +136,7 @@ def test_what_a_renewal_shows_to_be_over_is_let_go_of(
 
 
 def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "a", "b")
     assert not cancellation.leases_in_doubt(NOW)
@@ -151,7 +151,7 @@ def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
 
 
 def test_who_holds_nothing_or_has_no_redis_is_in_no_doubt(
-    model: ServedModel, desk: Desk, cancellation: JobCanceller
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     assert not cancellation.leases_in_doubt(NOW)
     assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S)

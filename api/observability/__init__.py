@@ -1,4 +1,4 @@
 """The access log, spans and metrics of the API.
 
-Start with metrics.py. May import components and http.
+Start with metrics.py. May import components, http and services.
 """

@@ -1,4 +1,4 @@
 """Logs, redaction, tracing, and the counters that workers report.
 
-Start with logs.py. May import jobs, redis and errors.
+Start with logs.py. May import config, jobs, redis and errors.
 """

@@ -1,7 +1,7 @@
 """What one worker holds of one model: its jobs, its batcher, its replicas and its limits.
 
 `ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
-and calls it for each event. Other rooms do not use its batcher, deadlines, payloads or callbacks.
+and calls it for each event. Other folders do not use its batcher, deadlines, payloads or callbacks.
 """
 
 from __future__ import annotations

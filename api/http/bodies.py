@@ -31,8 +31,13 @@ _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) -> bytes:
     """Read the body; refuse it as soon as it exceeds the limit.
+
+    Args:
+        request: the request.
+        limit_bytes: the limit.
+        fixed: the limit is the route's own, which `body_limit_bytes` does not raise.
 
     Raises:
         PayloadTooLarge: it is larger than the limit.
@@ -41,23 +46,23 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     declared = request.header(b"content-length")
     if declared and int(declared) > limit_bytes:
         # A client with `Expect: 100-continue` then does not send it.
-        raise _too_large(request, limit_bytes, f"has {int(declared)} bytes")
+        raise _too_large(request, limit_bytes, f"has {int(declared)} bytes", fixed)
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
         if len(body) > limit_bytes:
-            raise _too_large(request, limit_bytes, f"has {len(body)} bytes")
+            raise _too_large(request, limit_bytes, f"has {len(body)} bytes", fixed)
         return body
-    return await _read_rest(request, limit_bytes, body)
+    return await _read_rest(request, limit_bytes, body, fixed)
 
 
-async def _read_rest(request: Request, limit_bytes: int, first: bytes) -> bytes:
+async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bool) -> bytes:
     chunks, size = [first], len(first)
     while True:
         if size > limit_bytes:
-            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes")
+            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -68,12 +73,13 @@ async def _read_rest(request: Request, limit_bytes: int, first: bytes) -> bytes:
             return b"".join(chunks)
 
 
-def _too_large(request: Request, limit_bytes: int, what: str) -> PayloadTooLarge:
+def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> PayloadTooLarge:
     request.drain = True
-    return PayloadTooLarge(
-        f"the body {what}; the limit is {limit_bytes}",
-        hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
-    )
+    if fixed:
+        hint = "Send a smaller body. The limit of this route is fixed."
+    else:
+        hint = "Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES)."
+    return PayloadTooLarge(f"the body {what}; the limit is {limit_bytes}", hint=hint)
 
 
 def require_json(request: Request, hint: str = "Send JSON.") -> None:

@@ -76,7 +76,7 @@ async def purge_one(services: Services, _: Request, model: str, name: str) -> Re
 
 
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
-    body = await read_body(request, BODY_LIMIT_BYTES)
+    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
     try:
         selection = _SELECTION.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -34,7 +34,7 @@ async def put_run(services: Services, request: Request, run_id: str) -> Reply:
     begun = request.query(_QUERY, ignore_unknown=True).get("begun", "0")
     if begun not in ("0", "1"):
         raise InvalidRequest("query parameter begun is neither 0 nor 1")
-    body = await read_body(request, BODY_MAX_BYTES)
+    body = await read_body(request, BODY_MAX_BYTES, fixed=True)
     try:
         status = _STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -76,7 +76,7 @@ async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
 
 async def _requested_id(request: Request) -> str:
     """Return the delivery that the body names; "" for none."""
-    body = await read_body(request, BODY_LIMIT_BYTES)
+    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
     if not body.strip():
         return ""
     try:

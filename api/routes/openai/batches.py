@@ -72,7 +72,7 @@ async def create_batch(services: Services, request: Request) -> Reply:
     """Create a batch; a batch runner executes it."""
     request.query(_NONE)
     require_json(request)
-    fields = _read(await read_body(request, BODY_LIMIT_BYTES))
+    fields = _read(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
     _check_metadata(fields.metadata)
     spec = await services.files.run(_spec, services, fields, request.caller)
     return _reply(batch_object(await services.files.run(services.files.batches.create, spec)))

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 #: The folders whose Python and Lua is read.
 CODE = ("headrace", "api", "workers", "handlers")
+#: The documents outside of `docs` that are read.
+DOCUMENTS: Final = frozenset({"README.md", "CHANGELOG.md", "examples/README.md"})
 #: Speech for data, persons for things, archaisms, and the names that the glossary replaced.
 WORDS = re.compile(
     r"\b(?:"
@@ -105,7 +107,7 @@ def findings_in(name: str) -> Iterator[Finding]:
             _, dashes, comment = line.partition("--")
             if dashes:
                 yield from _of_text(name, number, comment)
-    elif name.endswith(".md") and (name == "README.md" or name.startswith("docs/")):
+    elif name.endswith(".md") and (name in DOCUMENTS or name.startswith("docs/")):
         fenced = False
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             fenced ^= line.lstrip().startswith("```")

@@ -16,7 +16,9 @@ from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
 from headrace.errors import BY_CODE
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+#: The documents outside of `docs`.
+OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md")]
+DOCS = sorted([*OUTSIDE, *(ROOT / "docs").rglob("*.md")])
 GUIDES = [ROOT / "docs" / name for name in ("operations.md", "troubleshooting.md", "compose.md")]
 COMPOSE = [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy").glob("compose.*.yml"))]
 COMMANDS: Any = typer.main.get_command(app)

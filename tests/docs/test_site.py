@@ -16,6 +16,10 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+#: The documents outside of the site.
+OUTSIDE = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+]
 LINE_MAX = 120
 #: What a page would load from elsewhere: scripts, styles, pictures, frames.
 LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^>]*>")
@@ -40,9 +44,7 @@ def test_the_site_lists_every_page_once() -> None:
     assert sorted(nav) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=name_of
-)
+@pytest.mark.parametrize("path", [*OUTSIDE, *PAGES], ids=name_of)
 def test_lines_are_short_outside_of_tables_and_blocks(path: Path) -> None:
     in_block = False
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):

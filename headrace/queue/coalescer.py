@@ -77,11 +77,13 @@ class Coalescer(Generic[RequestT, ReplyT]):
                     continue
                 for (_, future), reply in zip(taken, replies, strict=True):
                     _resolve(future, reply)
-        finally:
-            self._flusher = None
+        except BaseException:
             stopped = BrokerUnavailable("this API process is stopping", hint="Try again.")
             _fail([*taken, *self._pending], stopped)
             self._pending.clear()
+            raise
+        finally:
+            self._flusher = None
 
     def _take(self) -> list[tuple[RequestT, asyncio.Future[ReplyT]]]:
         taken: list[tuple[RequestT, asyncio.Future[ReplyT]]] = []

@@ -121,8 +121,9 @@ class BatchExecutor:
         """Give an outcome to items that have none, and end the batch's progress reports."""
         if self.reporter is not None:
             self.reporter.close(state.progress)
-        missing = failure(HandlerError("the handler returned no result for this input"))
-        state.outcomes = [outcome or missing for outcome in state.outcomes]
+        if not all(state.outcomes):
+            missing = failure(HandlerError("the handler returned no result for this input"))
+            state.outcomes = [outcome or missing for outcome in state.outcomes]
         return state
 
     def attempt(self, state: BatchState, places: list[int]) -> None:

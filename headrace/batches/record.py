@@ -81,8 +81,8 @@ class LineError(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class Batch(msgspec.Struct, kw_only=True):
-    """A batch.
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """A batch, as its record holds it.
 
     Attributes:
         moments: when it came to its statuses, in seconds since 1970, by the names of MOMENTS.
@@ -132,7 +132,7 @@ def endpoint_model(endpoint: str) -> str | None:
     return found[1]
 
 
-def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> Batch | None:
+def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> BatchRecord | None:
     """Read a record (the fields of HGETALL); None if there is no batch."""
     values: dict[str, Any] = {name.decode(): value for name, value in record.items()}
     if BatchField.STATUS not in values:
@@ -142,7 +142,7 @@ def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> Batch | None:
         return bytes(values.get(name, b"")).decode("utf-8", "replace")
 
     errors = values.get(BatchField.ERRORS)
-    return Batch(
+    return BatchRecord(
         id=batch_id,
         status=text(BatchField.STATUS),
         spec=msgspec.json.decode(values[BatchField.SPEC], type=BatchSpec),

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.batches.files.store import FileStore
 from headrace.batches.input_lines import BadLine, BatchLine, Requests, read_lines
-from headrace.batches.record import Batch
+from headrace.batches.record import BatchRecord
 from headrace.errors import InvalidRequest
 from headrace.runs.interfaces import Cursor, Entry
 
@@ -28,7 +28,7 @@ class BatchSource:
     def __init__(
         self,
         files: FileStore,
-        batch: Batch,
+        batch: BatchRecord,
         requests: Requests,
         limit_bytes: int,
         only: Collection[str] | None,

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.batches.files.pages import FilePage, page_of
-from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
+from headrace.batches.record import BatchRecord, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -30,7 +30,7 @@ class Lease:
         now_s: when that was, by the clock of Redis, in seconds since 1970.
     """
 
-    batch: Batch
+    batch: BatchRecord
     token: int
     now_s: int
 
@@ -81,7 +81,7 @@ class BatchStore:
         self._keep_s = keep_s
         self._lease_s = lease_s
 
-    def create(self, spec: BatchSpec) -> Batch:
+    def create(self, spec: BatchSpec) -> BatchRecord:
         """Create a batch, which waits for a runner.
 
         Raises:
@@ -92,7 +92,7 @@ class BatchStore:
         create = batch_scripts.create(batch_id, text, window_s=spec.window_s, keep_s=self._keep_s)
         return _batch(batch_id, self._client.call(create))
 
-    def get(self, batch_id: str, caller: Caller = EVERYBODY) -> Batch:
+    def get(self, batch_id: str, caller: Caller = EVERYBODY) -> BatchRecord:
         """Return a batch.
 
         Args:
@@ -108,7 +108,7 @@ class BatchStore:
             raise missing_batch(batch_id)
         return found
 
-    def page(self, caller: Caller, *, after: str, limit: int) -> FilePage[Batch]:
+    def page(self, caller: Caller, *, after: str, limit: int) -> FilePage[BatchRecord]:
         """Return a page of batches, the newest first; `after` is the id of the last one before it.
 
         Raises:
@@ -118,7 +118,7 @@ class BatchStore:
             keep=lambda batch: caller.may_see(batch.spec.owner),
         )  # fmt: skip
 
-    def cancel(self, batch_id: str, caller: Caller = EVERYBODY) -> tuple[Batch, bool]:
+    def cancel(self, batch_id: str, caller: Caller = EVERYBODY) -> tuple[BatchRecord, bool]:
         """Request the cancellation of a batch; return it, and whether it will be cancelled.
 
         Raises:
@@ -186,7 +186,7 @@ class BatchStore:
         saved, *rest = self._client.call(save)
         return (int(rest[0]), rest[1].decode()) if saved else None
 
-    def cancel_jobs(self, batch: Batch, ids: Sequence[str]) -> None:
+    def cancel_jobs(self, batch: BatchRecord, ids: Sequence[str]) -> None:
         """Cancel jobs that belong to the owner of a batch whose API key is no longer valid.
 
         Raises:
@@ -195,7 +195,7 @@ class BatchStore:
         owner = batch.spec.owner or NO_OWNER
         self._client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
 
-    def _read(self, ids: list[str]) -> list[Batch | None]:
+    def _read(self, ids: list[str]) -> list[BatchRecord | None]:
         found = self._client.read_all([("HGETALL", keys.batch(one)) for one in ids])
         return [read_batch(one, record) for one, record in zip(ids, found, strict=True)]
 
@@ -207,7 +207,7 @@ def missing_batch(batch_id: str) -> BatchNotFound:
     )
 
 
-def _batch(batch_id: str, flat: Sequence[Any]) -> Batch:
+def _batch(batch_id: str, flat: Sequence[Any]) -> BatchRecord:
     found = read_batch(batch_id, dict(zip(flat[::2], flat[1::2], strict=True)))
     if found is None:
         raise missing_batch(batch_id)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace._version import __version__
-from headrace.cli.app import register
+from headrace.cli.client_commands import register
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import JsonOption

@@ -20,7 +20,7 @@ from headrace.batches.record import (
     JOBS_ENDPOINT,
     MODEL_ENDPOINT,
     MOMENTS,
-    Batch,
+    BatchRecord,
     BatchSpec,
     endpoint_model,
 )
@@ -110,7 +110,7 @@ async def cancel_batch(services: Services, request: Request, batch_id: str) -> R
     return _reply(batch_object(batch))
 
 
-def batch_object(batch: Batch) -> dict[str, Any]:
+def batch_object(batch: BatchRecord) -> dict[str, Any]:
     """Return a batch as OpenAI's API shows it."""
     spec = batch.spec
     errors = [msgspec.to_builtins(error) for error in batch.errors]
@@ -190,7 +190,7 @@ def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec
     )
 
 
-def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> Batch:
+def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> BatchRecord:
     batch_id = fields.rerun_of or ""
     try:
         before = services.files.batches.get(batch_id, caller)

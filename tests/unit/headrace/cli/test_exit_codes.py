@@ -127,5 +127,5 @@ def test_a_command_loads_only_what_it_needs() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         env=clean_environment(),
     ).stdout.split()  # fmt: skip
-    assert "headrace.cli.app" in loaded
+    assert "headrace.cli.client_commands" in loaded
     assert not {"httpx2", "redis", "rich", "headrace.client"} & set(loaded)

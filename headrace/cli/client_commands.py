@@ -17,8 +17,8 @@ import typer
 from headrace.cli.admin.keys import keys_group
 from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import Status, since
-from headrace.cli.queues.app import dead_group, queues_group
-from headrace.cli.runs.app import run, runs_group
+from headrace.cli.queues.commands import dead_group, queues_group
+from headrace.cli.runs.commands import run, runs_group
 from headrace.cli.shared.completion import complete_model
 from headrace.cli.shared.inputs import STDIN, Sources, StdinAs
 from headrace.cli.shared.options import (

@@ -1,4 +1,4 @@
-"""The thread that reads the next outcomes while the rows of the last ones are written."""
+"""Reads the next page of outcomes in a thread, while the rows of the last page are written."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class OutcomePrefetch(threading.Thread):
     def each(
         self, pages: Sequence[Sequence[PendingInput]], *, whole: bool
     ) -> Iterator[tuple[Sequence[PendingInput], Outcomes]]:
-        """Yield each page with its outcomes; the next is requested before one is yielded.
+        """Yield each page with its outcomes; request the next page before that.
 
         Args:
             pages: the oldest inputs first.
-            whole: go on behind a page in which not every job has ended.
+            whole: read the next page even if not every job of a page has ended.
 
         Raises:
             HeadraceError, Stopping: as `read` does.
@@ -48,12 +48,12 @@ class OutcomePrefetch(threading.Thread):
             return
         outcomes = self._read(pages[0])
         for at, page in enumerate(pages):
-            go_on = at + 1 < len(pages) and (whole or _all_ended(outcomes))
-            coming = self._request(pages[at + 1]) if go_on else None
+            more = at + 1 < len(pages) and (whole or _all_ended(outcomes))
+            following = self._request(pages[at + 1]) if more else None
             yield page, outcomes
-            if coming is None:
+            if following is None:
                 return
-            outcomes = coming.result()
+            outcomes = following.result()
 
     def end(self) -> None:
         """End the thread."""

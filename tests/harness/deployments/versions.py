@@ -36,15 +36,15 @@ CHANGES: Final = {
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
     "headrace/jobs/message_writer.py": """
-_this_envelope, _this_message = envelope, quiet_message
+_this_write, _this_quiet = write_message, quiet_message
 
 
-def envelope(*args, **kwargs):
-    return _with_more(_this_envelope(*args, **kwargs))
+def write_message(*args, **kwargs):
+    return _with_more(_this_write(*args, **kwargs))
 
 
 def quiet_message(*args):
-    return _with_more(_this_message(*args))
+    return _with_more(_this_quiet(*args))
 
 
 def _with_more(raw):

@@ -25,12 +25,15 @@ from headrace.cli.shared.options import (
     LIMIT,
     UNREACHABLE,
     UNREACHABLE_OR_FULL,
+    ContentTypeOption,
     IdsArgument,
     JsonOption,
     LimitOption,
+    MaxRetriesOption,
     ModelArgument,
     TimeoutOption,
     UrlOption,
+    VersionOption,
     WaitOption,
     checked_id,
     checked_options,
@@ -136,20 +139,8 @@ def submit(
         str | None,
         typer.Option("--id", metavar="ID", help="Job id for a single input (default: a new id)."),
     ] = None,
-    content_type: Annotated[
-        str | None,
-        typer.Option(
-            "--content-type",
-            metavar="TYPE",
-            help="Media type of the inputs (default: from name or content).",
-        ),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            "--version", metavar="VERSION", help="Required version of the model (default: any)."
-        ),
-    ] = None,
+    content_type: ContentTypeOption = None,
+    version: VersionOption = None,
     priority: Annotated[
         int | None,
         typer.Option(
@@ -188,14 +179,7 @@ def submit(
             help="How long the server keeps the result (default: one day).",
         ),
     ] = None,
-    max_retries: Annotated[
-        int | None,
-        typer.Option(
-            "--max-retries",
-            metavar="N",
-            help="Retries after a transient error (default: the model's).",
-        ),
-    ] = None,
+    max_retries: MaxRetriesOption = None,
     retry_backoff: Annotated[
         float | None,
         typer.Option(

@@ -40,8 +40,6 @@ class Phase(StrEnum):
     RESTARTING = "restarting"
 
 
-#: The phases of one process, in order.
-LIFE: Final = (Phase.LOADING, Phase.WARMING, Phase.READY, Phase.DRAINING, Phase.STOPPED)
 #: The phases that `load_timeout_s` limits.
 STARTING: Final = frozenset({Phase.LOADING, Phase.WARMING})
 #: A model's state is the first of these that one of its replicas has.

@@ -8,10 +8,13 @@ import typer
 
 from headrace.cli.shared.options import (
     UNREACHABLE_OR_FULL,
+    ContentTypeOption,
     JsonOption,
     LimitOption,
+    MaxRetriesOption,
     ModelArgument,
     UrlOption,
+    VersionOption,
     checked_id,
     checked_options,
     retry_option,
@@ -72,14 +75,7 @@ def run(
             help="Only files of a folder whose name (or path, with a /) matches; repeatable.",
         ),
     ] = None,
-    content_type: Annotated[
-        str | None,
-        typer.Option(
-            "--content-type",
-            metavar="TYPE",
-            help="Media type of the inputs (default: from name or content).",
-        ),
-    ] = None,
+    content_type: ContentTypeOption = None,
     delimiter: Annotated[
         str | None,
         typer.Option(
@@ -122,12 +118,7 @@ def run(
             help=f"Maximum number of inputs in flight (default: {IN_FLIGHT}).",
         ),
     ] = IN_FLIGHT,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            "--version", metavar="VERSION", help="Required version of the model (default: any)."
-        ),
-    ] = None,
+    version: VersionOption = None,
     job_timeout: Annotated[
         float | None,
         typer.Option(
@@ -136,14 +127,7 @@ def run(
             help="Maximum run time of an input (default: the model's).",
         ),
     ] = None,
-    max_retries: Annotated[
-        int | None,
-        typer.Option(
-            "--max-retries",
-            metavar="N",
-            help="Retries after a transient error (default: the model's).",
-        ),
-    ] = None,
+    max_retries: MaxRetriesOption = None,
     result_ttl: Annotated[
         int | None,
         typer.Option(

@@ -34,6 +34,28 @@ TimeoutOption = Annotated[
         help="Wait at most SECONDS in total; implies --wait (default: no limit).",
     ),
 ]  # fmt: skip
+ContentTypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--content-type",
+        metavar="TYPE",
+        help="Media type of the inputs (default: from name or content).",
+    ),
+]
+VersionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--version", metavar="VERSION", help="Required version of the model (default: any)."
+    ),
+]
+MaxRetriesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-retries",
+        metavar="N",
+        help="Retries after a transient error (default: the model's).",
+    ),
+]
 IdsArgument = Annotated[
     list[str], typer.Argument(metavar="ID", help="Job ids; - reads ids from standard input.")
 ]

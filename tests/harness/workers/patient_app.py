@@ -1,4 +1,4 @@
-"""The worker's Celery app where a batch may wait for known company for as long as it takes."""
+"""The worker's Celery app in which a batch may wait for expected arrivals without limit."""
 
 from __future__ import annotations
 

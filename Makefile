@@ -39,7 +39,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-all check chaos demo docs bench openapi wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -66,8 +66,10 @@ PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reo
 test: $(DEV_STAMP)  ## Run the tests, without those that tests/conftest.py lists as slow
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: test  ## Run all tests: `make test`, then the slow ones (whole systems, browsers, kills)
+test-slow: $(DEV_STAMP)  ## Run the slow tests alone (whole systems, browsers, kills)
 	$(PYTEST) -m slow $(ARGS)
+
+test-all: test test-slow  ## Run all tests
 
 check: lint types contracts test  ## lint, types, contracts and test
 

@@ -24,8 +24,9 @@ from api.routes.service import documentation
 from api.routes.table import TABLE
 from api.services import Services
 from headrace import __version__
-from headrace.config.model_catalog import Catalog
+from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
+from headrace.registry.model import DeclaredModels
 
 #: The headers that pages of other origins may send, and those of an answer that they may read.
 _CORS_REQUEST: Final = (
@@ -42,7 +43,7 @@ class Application(FastAPI):
     """FastAPI behind the router.
 
     Attributes:
-        settings: the settings.
+        catalog: the models and pipelines, for the description.
         operations: answers every HTTP request; FastAPI serves the mounted files.
         services: the services of this process, while the application runs.
         cors: handles requests of pages of other origins; None if none may call.
@@ -51,27 +52,25 @@ class Application(FastAPI):
 
     settings: Settings
     operations: Router
+    catalog: Catalog
     services: Services | None = None
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
+    _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            request_id = incoming_request_id(scope)
-            spans = self.services.spans if self.services is not None else None
-            if request_id or self.access_log is not None or spans is not None:
-                trace = RequestTrace(scope, send, request_id)
-                await observe_request(self.answer, trace, receive, self.access_log, spans)
-                return
-        await self.answer(scope, receive, send)
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of any origin."""
-        if self.cors is not None and scope["type"] == "http":
-            await self.cors(scope, receive, send)
-        else:
+        if scope["type"] != "http":
             await self.serve(scope, receive, send)
+            return
+        answer = self.serve if self.cors is None else self.cors
+        request_id = incoming_request_id(scope)
+        spans = self.services.spans if self.services is not None else None
+        if request_id or self.access_log is not None or spans is not None:
+            trace = RequestTrace(scope, send, request_id)
+            await observe_request(answer, trace, receive, self.access_log, spans)
+        else:
+            await answer(scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the router; FastAPI handles everything else."""
@@ -87,9 +86,26 @@ class Application(FastAPI):
             self.openapi_schema = document(self.version)
         return self.openapi_schema
 
+    def describe(self, *, with_models: bool) -> dict[str, Any]:
+        """Return the description, with the models that declare inputs or without."""
+        if not with_models:
+            return self.openapi()
+        served, described = self.catalog.served, self._with_models
+        if described is None or described[0] != served:
+            # The models may change while the server runs.
+            described = self._with_models = (served, document(self.version, served))
+        return described[1]
 
-def create_app(settings: Settings, catalog: Catalog) -> Application:
+
+def create_app(
+    settings: Settings, catalog: Catalog, declared: DeclaredModels | None = None
+) -> Application:
     """Build the application for one Redis and one models file. It connects when it starts.
+
+    Args:
+        settings: the settings.
+        catalog: the models that are served.
+        declared: what the models file declares; the catalog then follows the registry.
 
     Raises:
         ConfigError: at start: redis_url is not set or not valid.
@@ -97,7 +113,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
-        services = build(settings, catalog, app.openapi)
+        services = build(settings, catalog, app.describe, declared)
         app.services = services
         await services.start()
         try:
@@ -116,6 +132,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
         redoc_url=None,
     )
     app.settings = settings
+    app.catalog = catalog
     app.operations = Router(TABLE, super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = CORSMiddleware(

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
 from api.components.files import build_file_service
+from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
 from api.components.stream_limit import StreamLimit
-from api.observability.counter_reporter import CounterReporter
-from api.observability.counters import Counters
+from api.http.send_buffer import SendBuffers
+from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
-from api.services import Services
+from api.services import Describe, Services
+from api.submission.input_checks import InputChecks
 from api.submission.input_store import build_input_store
+from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
-from headrace.errors import ConfigError
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.scrape import Scraper
@@ -28,36 +28,26 @@ from headrace.queue.waiters import Waiters
 from headrace.queue.watcher import JobWatcher
 from headrace.queue.webhook_deliveries import DeliveryStore
 from headrace.redis.connection import connect_async
+from headrace.registry.catalog import ConfigReader
+from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
-def redis_url_of(settings: Settings) -> str:
-    """Return the URL of Redis.
-
-    Raises:
-        ConfigError: it is not set.
-    """
-    if settings.redis_url is None:
-        raise ConfigError(
-            "the API has no Redis: redis_url is not set",
-            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
-        )
-    return settings.redis_url
-
-
-def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str, Any]]) -> Services:
+def build(
+    settings: Settings,
+    catalog: Catalog,
+    describe: Describe,
+    declared: DeclaredModels | None = None,
+) -> Services:
     """Build the services; they connect when first used.
 
-    Args:
-        settings: the settings.
-        catalog: the registered models.
-        describe: returns the OpenAPI description.
+    With the models that the models file declares, the catalog follows the registry.
 
     Raises:
         ConfigError: redis_url is not set, or the payload store cannot be used.
     """
-    redis_url = redis_url_of(settings)
+    redis_url = settings.needed_redis_url("the API")
     client = connect_async(redis_url)
     queue = JobQueue(client, job_index_max=settings.job_index_max)
     counters = Counters()
@@ -65,13 +55,14 @@ def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str,
     api_id = os.urandom(6).hex()
     waiters = Waiters(client, api_id)
     counter_reporter = CounterReporter(client, counters, waiters)
-    return Services(
+    input_store = build_input_store(settings, redis_url)
+    services = Services(
         settings=settings,
         catalog=catalog,
         describe=describe,
         queue=queue,
-        dead_letters=DeadLetters(client, queue),
-        runs=RunRecords(client, queue),
+        dead_letters=DeadLetters(queue),
+        runs=RunRecords(queue),
         waiters=waiters,
         watcher=JobWatcher(client, queue, api_id),
         stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
@@ -81,12 +72,29 @@ def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str,
         expiry_task=ExpiryTask(queue),
         scraper=Scraper(client, catalog.served, counter_reporter.report),
         exposition=Exposition(),
-        input_store=build_input_store(settings, redis_url),
+        input_checks=InputChecks(catalog.served),
+        input_store=input_store,
         files=build_file_service(settings, redis_url),
         authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
         webhook_policy=WebhookPolicy(settings),
         webhook_deliveries=DeliveryStore(queue),
         client=client,
         pending_waits=PendingWaits(),
+        send_buffers=SendBuffers(),
+        shadow_copies=ShadowCopies(queue, input_store, counters),
         spans=api_spans(os.environ),
     )
+    if declared is not None:
+
+        def models_changed() -> None:
+            services.scraper = Scraper(client, catalog.served, counter_reporter.report)
+
+        services.registry = ModelRegistry(
+            client,
+            queue,
+            catalog,
+            declared,
+            ConfigReader(settings, catalog, lenient=True),
+            models_changed,
+        )
+    return services

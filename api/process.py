@@ -19,17 +19,17 @@ import uvicorn
 from typing_extensions import override
 
 from api.app import Application, create_app
-from api.build import redis_url_of
 from api.http.tls import check_certificate, renew
 from api.http.uvicorn_protocol import protocol_with, watch
 from api.observability.access_log import access_log
 from headrace.access.key_store import api_keys_at
-from headrace.config.model_catalog import load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.catalog import load_models
 from headrace.observability import logs
 from headrace.payloads.stores import build_stores
 from headrace.redis.compatibility import check_broker
+from headrace.registry.catalog import declared_of
 from headrace.server.ports import BACKLOG, http_url
 
 #: Seconds for which a stop waits for requests in progress.
@@ -114,19 +114,19 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
 
 
 def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
-    redis_url = redis_url_of(settings)
+    redis_url = settings.needed_redis_url("the API")
     for warning in check_broker(redis_url).warnings():
         logger.warning("%s", warning)
     check_certificate(settings)
     for warning in _access_warnings(settings, redis_url):
         logger.warning("%s", warning)
-    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    catalog = load_models(settings, lenient=True)
     stores = build_stores(settings, redis_url)
     try:
         stores.check()
     finally:
         stores.close()
-    app = create_app(settings, catalog)
+    app = create_app(settings, catalog, declared_of(catalog))
     if settings.access_log:
         app.access_log = access_log(settings, os.environ)
     server = server_for(app, settings.host, settings.port, settings.log_level)

@@ -5,6 +5,7 @@ It runs before FastAPI, whose middleware and router would take longer than the r
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,9 +13,9 @@ from typing import Final, NamedTuple
 
 from api.auth.authenticator import Needs
 from api.http.messages import (
+    NO_CONTENT,
     REQUEST_TRACE,
     Answer,
-    ChunkedReply,
     ClientGone,
     Delegated,
     Message,
@@ -25,12 +26,10 @@ from api.http.messages import (
     Scope,
     Send,
     StreamingReply,
-    send_parts,
-    send_reply,
-    send_stream,
 )
 from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
+from api.http.uvicorn_protocol import write_whole
 from api.routes.table import Endpoint, Operation
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
@@ -45,7 +44,16 @@ NO_ROUTE: Final = "none"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: TorchServe's clients send their inputs to these paths.
 _TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
+#: Other paths of TorchServe, and those that take their place.
+_TORCHSERVE_ROUTES: Final = {
+    "/ping": "GET /ready, or GET /live for the process alone",
+    "/models": "GET /api/v1/models",
+}
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
+#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
+#: answer instead of a reset connection.
+DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
+DRAIN_MAX_S: Final = 2.0
 #: Parameters whose endpoints answer for an empty text too.
 _MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id"})
 
@@ -88,7 +96,6 @@ class _Node:
     """One segment in the tree of all paths.
 
     Attributes:
-        literals: the next segments by their text.
         parameter: the next segment if it may be any text.
         may_be_empty: this text may be empty.
         routes: the operations whose path ends here; None for none.
@@ -126,12 +133,7 @@ class _Node:
 
 
 class Router:
-    """Serves every HTTP request.
-
-    Args:
-        table: the operations.
-        app: answers what an operation delegates to it.
-    """
+    """Serves every HTTP request; `app` answers what an operation delegates to it."""
 
     def __init__(self, table: Iterable[Operation], app: App) -> None:
         self._app = app
@@ -182,9 +184,9 @@ class Router:
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
-            await send_reply(send, reply, request)
+            await _send_reply(send, reply, request)
         else:
-            await _send_parts(send, reply)
+            await _send_stream(send, reply)
 
     def _insert(self, operation: Operation) -> None:
         node, positions, rest = self._root, [], 0
@@ -248,13 +250,55 @@ def _unexpected_reply(error: Exception, path: str) -> Reply:
     return unexpected(error, path)
 
 
-async def _send_parts(send: Send, reply: ChunkedReply | StreamingReply) -> None:
-    if isinstance(reply, ChunkedReply):
-        await send_parts(send, reply)
+async def _send_reply(send: Send, reply: Reply, request: Request) -> None:
+    """Send an answer; after a refused body drain the rest and close the connection."""
+    body = reply.body
+    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
+        headers = [*reply.headers]
+    else:
+        headers = [
+            (b"content-type", reply.content_type),
+            (b"content-length", b"%d" % len(body)),
+            *reply.headers,
+        ]
+    if request.drain:
+        headers.append((b"connection", b"close"))
+    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
         return
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if not request.drain:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_stream(send: Send, stream: StreamingReply) -> None:
+    """Send an answer whose body is produced while it is sent."""
+    headers = [(b"content-type", stream.content_type), *stream.headers]
+    await send({"type": "http.response.start", "status": stream.status, "headers": headers})
+
+    async def write(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
     # uvicorn closes the connection of an incomplete answer.
     with contextlib.suppress(ClientGone, ResponseCutShort):
-        await send_stream(send, reply)
+        await stream.run(write)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _drain(receive: Receive) -> None:
+    left = DRAIN_MAX_BYTES
+    try:
+        async with asyncio.timeout(DRAIN_MAX_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return
 
 
 def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
@@ -264,6 +308,8 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
         hint = "See /docs, or docs/api.md, for the routes."
         if path.startswith(_TORCHSERVE):
             hint = "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
+        elif other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
+            hint = f"Use {other}; see docs/torchserve.md."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

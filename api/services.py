@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import redis.asyncio
 
     from api.auth.authenticator import Authenticator
     from api.components.expiry_task import ExpiryTask
     from api.components.files import FileService
+    from api.components.model_registry import ModelRegistry
     from api.components.model_status import ModelStatuses
     from api.components.stream_limit import StreamLimit
-    from api.observability.counter_reporter import CounterReporter
-    from api.observability.counters import Counters
+    from api.http.send_buffer import SendBuffers
+    from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
+    from api.submission.input_checks import InputChecks
     from api.submission.input_store import InputStore
+    from api.submission.shadow import ShadowCopies
     from api.submission.waiting import PendingWaits
     from headrace.config.model_catalog import Catalog
     from headrace.config.settings import Settings
@@ -34,20 +35,28 @@ if TYPE_CHECKING:
     from headrace.webhooks.endpoint import WebhookPolicy
 
 
+class Describe(Protocol):
+    """Returns the OpenAPI description."""
+
+    def __call__(self, *, with_models: bool) -> dict[str, Any]:
+        """Return it with the models that declare inputs, or without."""
+
+
 @dataclass(slots=True)
 class Services:
     """The parts that the endpoints share.
 
     Attributes:
-        describe: returns the OpenAPI description.
+        describe: returns the OpenAPI description, with the models that declare inputs or without.
         authenticator: authenticates requests; None if no API keys are required.
         client: the connection to Redis.
+        registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
     """
 
     settings: Settings
     catalog: Catalog
-    describe: Callable[[], dict[str, Any]]
+    describe: Describe
     queue: JobQueue
     dead_letters: DeadLetters
     runs: RunRecords
@@ -60,6 +69,7 @@ class Services:
     expiry_task: ExpiryTask
     scraper: Scraper
     exposition: Exposition
+    input_checks: InputChecks
     input_store: InputStore
     files: FileService
     authenticator: Authenticator | None
@@ -67,26 +77,37 @@ class Services:
     webhook_deliveries: DeliveryStore
     client: redis.asyncio.Redis
     pending_waits: PendingWaits
+    send_buffers: SendBuffers
+    shadow_copies: ShadowCopies
+    registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
 
     def dismiss(self) -> None:
         """Answer every waiting request and event stream, now and from now on."""
         self.waiters.dismiss()
         self.watcher.dismiss()
+        if self.registry is not None:
+            self.registry.dismiss()
 
     async def start(self) -> None:
         """Start to listen for ended jobs, to report counters and to expire jobs."""
+        if self.registry is not None:
+            await self.registry.start()
         await self.waiters.start()
         await self.counter_reporter.start()
         await self.expiry_task.start()
+        await self.shadow_copies.start()
         if self.authenticator is not None:
             await self.authenticator.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
+        if self.registry is not None:
+            await self.registry.stop()
         await self.waiters.stop()
         await self.watcher.stop()
         await self.expiry_task.stop()
+        await self.shadow_copies.stop()
         await self.counter_reporter.stop()
         if self.authenticator is not None:
             await self.authenticator.stop()

@@ -129,12 +129,15 @@ class Queue:
         first = min(job.started_us for job in jobs)
         last = max(job.ended_us for job in jobs)
         sizes = [job.batch_size for job in jobs]
-        print(f"    batches of {mean(sizes):.1f}; {milliseconds(jobs[len(jobs) // 2].timings_ms)}")
+        print(f"    batches of {mean(sizes):.1f}; {milliseconds(jobs[len(jobs) // 2].timings)}")
         return len(jobs) / ((last - first) / 1e6)
 
 
-def milliseconds(timings: Any) -> str:
-    return " ".join(f"{name} {value:.0f}" for name, value in (timings or {}).items())
+def milliseconds(timings: str) -> str:
+    parts = ("queued", "hold", "preprocess", "inference", "postprocess")
+    return " ".join(
+        f"{part} {float(ms):.0f}" for part, ms in zip(parts, timings.split(","), strict=True)
+    )
 
 
 def interval(ratios: list[float]) -> str:

@@ -112,7 +112,7 @@ class Simulation:
         while (now := min(self._ends_at, self._held_until)) < at:
             if now == self._ends_at:
                 self._found += [now - item.enqueued_at for item in self._running]
-                self._batcher.observe(len(self._running), now - self._began_at)
+                self._batcher.latency_model.add(len(self._running), now - self._began_at)
                 self._ends_at = NEVER
             self._act(now)
 

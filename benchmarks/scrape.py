@@ -29,7 +29,7 @@ from benchmarks.tables import Table, write_tables
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.observability import worker_report
-from headrace.observability.host_figures import Figures, HostFigures
+from headrace.observability.worker_report import Figures, HostFigures
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import jobs as job_scripts

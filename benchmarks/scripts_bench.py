@@ -87,9 +87,11 @@ class Bench:
                     "",
                     "",
                     "",
+                    "1795000000000000",
+                    "1.234",
                 )
             )
-        return job_scripts.settle(QUEUE, settlements)
+        return job_scripts.settle(QUEUE, "1.0", settlements)
 
     def run(self, commands: Iterable[Command]) -> list[Any]:
         """Send commands one by one; return their replies."""

@@ -71,7 +71,10 @@ class TsContext(SimpleNamespace):
     def begin(self, context: Context) -> None:
         """Set the ids and the inputs of a new batch, and reset the responses."""
         self.request_ids = dict(enumerate(context.request_ids))
-        self._sent = list(context.content_types)
+        self._sent = [
+            {"content-type": kind, **headers}
+            for kind, headers in zip(context.content_types, context.headers, strict=True)
+        ]
         self._types: dict[int, str] = {}
         self._statuses: dict[int, tuple[int, str]] = {}
 
@@ -80,12 +83,12 @@ class TsContext(SimpleNamespace):
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """Return the content type; a job has no other header."""
+        """Return the content type, or a header that the models file names for the model."""
         return self.get_all_request_header(idx).get(key.lower())
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
         """Likewise."""
-        return {"content-type": self._sent[idx]} if idx < len(self._sent) else {}
+        return self._sent[idx] if idx < len(self._sent) else {}
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         """Set the content type of a result."""

@@ -19,11 +19,10 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import decode, drawing, to_grey
-from handlers.options import ImageOptions, read_options
-from handlers.weights_file import load_weights
+from handlers.images import ImageHandler, decode, to_grey
+from handlers.tensors import load_weights
 from headrace.errors import InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 
 SIDE_PX: Final = 8
 WEIGHTS: Final = Path(__file__).parent / "weights" / "digits.safetensors"
@@ -62,32 +61,15 @@ class DigitsNet(nn.Module):
         return logits
 
 
-class Digits(Handler):
+class Digits(ImageHandler):
     """Classifies the digit in an image."""
-
-    overlap = True
-    preprocess_per_item = True
 
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        self.options = read_options(context, ImageOptions)
         self.model = DigitsNet()
-        load_weights(self.model, context.weights or WEIGHTS)
+        load_weights(self.model, context.weights or WEIGHTS, weights_only=context.weights_only)
         self.model.to(context.device).eval()
-
-    @override
-    def initialize_preprocess(self, context: Context) -> None:
-        super().initialize_preprocess(context)
-        self.options = read_options(context, ImageOptions)
-
-    @override
-    def example_input(self) -> bytes | None:
-        return drawing(self.options.max_pixels)
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item(data) for data in inputs]
 
     @override
     def inference(self, items: Any) -> Any:
@@ -99,20 +81,14 @@ class Digits(Handler):
     def postprocess(self, outputs: Any) -> list[Any]:
         return [_result(row) for row in outputs.tolist()]
 
-    def _item(self, data: Any) -> Tensor | InputError:
-        try:
-            image = decode(data, max_pixels=self.options.max_pixels, draft_px=DRAFT_PX)
-            return torch.from_numpy(frame(to_grey(image))).unsqueeze(0)
-        except InputError as error:
-            # Its frames would keep the image alive, and an input's error needs no traceback.
-            return error.with_traceback(None)
+    @override
+    def item(self, data: Any) -> Tensor:
+        image = decode(data, max_pixels=self.options.max_pixels, draft_px=DRAFT_PX)
+        return torch.from_numpy(frame(to_grey(image))).unsqueeze(0)
 
 
 def frame(image: Image.Image) -> NDArray[np.float32]:
-    """Return the digit as ink 1 on paper 0, without its margin, centred in 8 x 8.
-
-    Args:
-        image: 8-bit grey.
+    """Return the digit of an 8-bit grey image as ink 1 on paper 0: without its margin, in 8 x 8.
 
     Raises:
         InputError: the image is blank.

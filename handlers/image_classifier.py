@@ -23,14 +23,11 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.device_transfer import Fetched, Transfer
-from handlers.images import decode, drawing, to_rgb
+from handlers.images import ImageHandler, ImageOptions, decode, to_rgb
 from handlers.loader import load_factory
-from handlers.memory_format import in_order, use_channels_last
-from handlers.options import ImageOptions, read_options
-from handlers.weights_file import load_weights
-from headrace.errors import ConfigError, InputError
-from headrace.handler import Context, Handler
+from handlers.tensors import Fetched, Transfer, in_order, load_weights, use_channels_last
+from headrace.errors import ConfigError
+from headrace.handler import Context
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +72,15 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
     precision: Literal["float", "half", "bfloat16"] = "float"
 
 
-class ImageClassifier(Handler):
+class ImageClassifier(ImageHandler):
     """Returns the likeliest classes of an image."""
 
-    overlap = True
-    preprocess_per_item = True
+    options_kind = ClassifierOptions
 
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        options = self.options = read_options(context, ClassifierOptions)
+        options: ClassifierOptions = self.options
         if options.crop_px > options.resize_px:
             raise ConfigError(
                 f"model {context.model_name}: options.crop_px is {options.crop_px}, more than "
@@ -110,19 +106,6 @@ class ImageClassifier(Handler):
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
 
     @override
-    def initialize_preprocess(self, context: Context) -> None:
-        super().initialize_preprocess(context)
-        self.options = read_options(context, ClassifierOptions)
-
-    @override
-    def example_input(self) -> bytes | None:
-        return drawing(self.options.max_pixels)
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item(data) for data in inputs]
-
-    @override
     def inference(self, items: Any) -> Any:
         with torch.inference_mode():
             # Bytes are copied to the device, a quarter of the size of normalised floats.
@@ -139,13 +122,10 @@ class ImageClassifier(Handler):
         rows = zip(best.tolist(), classes.tolist(), strict=True)
         return [{"classes": self._classes(values, indices)} for values, indices in rows]
 
-    def _item(self, data: Any) -> Tensor | InputError:
-        options = self.options
-        try:
-            image = decode(data, max_pixels=options.max_pixels, draft_px=options.resize_px)
-        except InputError as error:
-            # Its frames would keep the image alive, and an input's error needs no traceback.
-            return error.with_traceback(None)
+    @override
+    def item(self, data: Any) -> Tensor:
+        options: ClassifierOptions = self.options
+        image = decode(data, max_pixels=options.max_pixels, draft_px=options.resize_px)
         square = _centre(to_rgb(image), options.resize_px, options.crop_px)
         return torch.from_numpy(np.array(square))
 
@@ -191,7 +171,7 @@ def _module(context: Context, options: ClassifierOptions) -> nn.Module:
             f"options.model {options.model!r} returned {type(module).__name__}, not a torch module"
         )
     if context.weights is not None:
-        load_weights(module, context.weights)
+        load_weights(module, context.weights, weights_only=context.weights_only)
     else:
         logger.warning(
             "no weights in the models file: %s makes them, random with seed %d unless it loads "

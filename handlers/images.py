@@ -1,30 +1,41 @@
-"""Decodes the bytes of a request to a Pillow image; every failure is an `InputError`.
+"""What handlers of images share: their options, and how bytes become a Pillow image.
 
 Inputs are untrusted. The format must be in a short list, the size is checked in the header before
-anything is decoded, and any error that Pillow raises becomes an `InputError`.
+anything is decoded, and any error that Pillow raises becomes an `InputError`. A misspelt option is
+an error, not ignored.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from typing import Final
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
+from msgspec import Meta
 from PIL import Image, ImageOps, UnidentifiedImageError
+from typing_extensions import override
 
-from headrace.errors import InputError
+from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.yaml_file import convert
+from headrace.errors import ConfigError, InputError
+from headrace.handler import Context, Handler
 
 #: The accepted formats. Pillow has dozens more, some of them with parsers that see little use.
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 DEFAULT_MAX_PIXELS: Final = 50_000_000
 #: Above this Pillow itself warns of a decompression bomb.
 HIGHEST_MAX_PIXELS: Final = 89_478_485
+#: The longest side, as in a JPEG. Pillow needs memory and time for each row, however short it is.
+HIGHEST_SIDE_PX: Final = 65_535
 DRAWING_SIDE_PX: Final = 32
 
 SEND_AN_IMAGE: Final = (
     "send the bytes of a PNG or JPEG as the request's body, "
     'or {"content_type": "image/png", "base64": "..."} as the input'
 )
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decode(
@@ -34,7 +45,8 @@ def decode(
 
     Args:
         data: the input, as the handler got it.
-        max_pixels: an image with more pixels is refused before it is decoded.
+        max_pixels: an image with more pixels is refused before it is decoded, and so is one with
+            more than HIGHEST_SIDE_PX on a side.
         draft_px: a JPEG may be decoded at a smaller size, with no side below this, which saves most
             of the work.
 
@@ -70,6 +82,11 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
         width, height = image.size
         if width * height > max_pixels:
             raise _too_large(f"{width} x {height}", max_pixels)
+        if max(width, height) > HIGHEST_SIDE_PX:
+            raise InputError(
+                f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
+                "on a side are allowed; send a smaller one"
+            )
         if draft_px is not None:
             image.draft(None, (draft_px, draft_px))
         image.load()
@@ -78,12 +95,9 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
 
 
 def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
-    """Return a small drawing as a PNG: the example of every handler that takes images.
+    """Return a small drawing as a PNG, the example of image handlers; None above `max_pixels`.
 
     Pillow imports its formats here, so that no job waits for it.
-
-    Args:
-        max_pixels: the handler's limit; above it no drawing is returned.
     """
     Image.init()
     if max_pixels < DRAWING_SIDE_PX**2:
@@ -134,3 +148,73 @@ def _json_name(data: object) -> str:
         return "text"
     names = {dict: "a JSON object", list: "a JSON array", type(None): "null", bool: "a boolean"}
     return names.get(type(data), "a JSON number")
+
+
+class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of every handler that takes images.
+
+    Attributes:
+        max_pixels: an image with more pixels is refused before it is decoded.
+    """
+
+    max_pixels: Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)] = DEFAULT_MAX_PIXELS
+
+
+class ImageHandler(Handler):
+    """A handler of images: it has options and an example, and makes one item of each image."""
+
+    overlap = True
+    preprocess_per_item = True
+    options_kind: type[ImageOptions] = ImageOptions
+    options: Any
+
+    def item(self, data: Any) -> Any:
+        """Return the item for an input; raise InputError if it is bad."""
+        raise NotImplementedError
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.options = read_options(context, self.options_kind)
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        self.options = read_options(context, self.options_kind)
+
+    @override
+    def example_input(self) -> bytes | None:
+        return drawing(self.options.max_pixels)
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self._item_or_error(data) for data in inputs]
+
+    def _item_or_error(self, data: Any) -> Any:
+        try:
+            return self.item(data)
+        except InputError as error:
+            # Its frames would keep the image alive, and an input's error needs no traceback.
+            return error.with_traceback(None)
+
+
+def read_options(context: Context, kind: type[S]) -> S:
+    """Return the model's options as `kind`.
+
+    Raises:
+        ConfigError: an option is unknown or invalid.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in context.options.items():
+        where = f"model {context.model_name}: options.{name}"
+        if name not in fields:
+            raise ConfigError(
+                f"{where}: unknown option{did_you_mean(name, fields)}",
+                hint=f"known: {listing(fields)}",
+            )
+        try:
+            values[name] = convert(value, fields[name].type)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}", hint="docs/handlers.md lists them") from None
+    return kind(**values)

@@ -5,6 +5,7 @@ Runs only in a model process, which serves one model, so changing `sys.path` is 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -31,17 +32,20 @@ VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
 def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
     """Return the class that `spec` names, or the instance if it names one.
 
-    The class needs the four verbs; it need not inherit from `Handler`.
-
-    Args:
-        spec: the `handler` of the models file.
-        base_dir: the folder from which a relative path starts.
+    The class needs the four verbs; it need not inherit from `Handler`. A relative path starts at
+    `base_dir`.
 
     Raises:
         ConfigError: the file, module or class does not exist, or its import failed. The error of
             the import is then its `__cause__`, with its traceback.
     """
     parsed = parse_handler(spec)
+    if parsed.kind is HandlerKind.TORCHSERVE:
+        raise ConfigError(
+            f"{parsed.target} is a handler of TorchServe, which cannot run yet",
+            hint="write a handler of Headrace and name it in the models file (`handler`), as "
+            "docs/torchserve.md shows",
+        )
     module = _import(parsed, base_dir)
     found = _named(parsed, module) if parsed.name else _only(parsed, module)
     missing = [verb for verb in VERBS if not callable(getattr(found, verb, None))]
@@ -50,16 +54,56 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
             f"{parsed.label}: {_describe(found)} has no {', '.join(missing)}",
             hint="inherit from headrace.Handler, or define all four verbs",
         )
+    _check_overrides(parsed, found)
     return cast("type[Handler] | Handler", found)
+
+
+def _check_overrides(spec: HandlerReference, found: Any) -> None:
+    """Refuse a class that does nothing, or has a method whose name is nearly that of a verb.
+
+    Such a handler would load, and return its inputs as results.
+    """
+    cls = found if isinstance(found, type) else type(found)
+    inherited = [
+        verb
+        for verb in VERBS
+        if getattr(cls, verb, None) is getattr(Handler, verb) and verb not in vars(found)
+    ]
+    # Not what its own methods call, such as `_postprocess`, and no flag such as `initialized`.
+    own = [
+        name
+        for one in cls.__mro__
+        if one not in (Handler, object)
+        for name, value in vars(one).items()
+        if callable(value) and not name.startswith("_")
+    ]
+    for name in own:
+        verb = next((verb for verb in inherited if _nearly(name, verb)), None)
+        if verb is not None:
+            raise ConfigError(
+                f"{spec.label}: {_describe(found)} has a method {name}, which is never called",
+                hint=f"did you mean {verb}?",
+            )
+    if set(inherited) >= {"preprocess", "inference", "postprocess"}:
+        raise ConfigError(
+            f"{spec.label}: {_describe(found)} defines none of preprocess, inference, postprocess",
+            hint="define inference(self, items), which returns one result per item",
+        )
+
+
+def _nearly(name: str, verb: str) -> bool:
+    """Return whether a name is a verb with a letter or two wrong, such as `inferense`."""
+    letters = name.replace("_", "").casefold()
+    return letters == verb or (
+        abs(len(letters) - len(verb)) < 2
+        and difflib.SequenceMatcher(None, letters, verb).ratio() > 0.85
+    )
 
 
 def load_factory(spec: str, base_dir: Path, *, what: str) -> Callable[..., Any]:
     """Return the function or class named by `path/to/file.py:name` or `package.module:name`.
 
-    Args:
-        spec: its name.
-        base_dir: the folder from which a relative path starts.
-        what: its name in error messages.
+    Arguments are as for `load_handler`; `what` is its name in error messages.
 
     Raises:
         ConfigError: as `load_handler`, or it is not callable.

@@ -80,13 +80,7 @@ class Bottleneck(_Block):
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks.
-
-    Args:
-        block: the class of the blocks.
-        depths: the number of blocks in each stage.
-        num_classes: the number of logits.
-    """
+    """Four stages of blocks, with `depths` blocks each."""
 
     def __init__(
         self,

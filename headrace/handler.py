@@ -38,6 +38,9 @@ class Context:
         device: a torch device string, such as "cpu" or "cuda:0".
         model_dir: the directory to which relative paths in the models file refer.
         weights: the weights file, if the models file names one.
+        weights_only: the models file's setting: False allows pickled modules in weights files.
+        tensors: the models file's `tensors`, with the keys `inputs` and `outputs`; empty if it has
+            none.
         options: the model's free `options`.
         channels_last: the models file's setting: "on", "off" or "auto".
         max_batch_size: the most inputs of one batch.
@@ -46,6 +49,11 @@ class Context:
         content_types: the content type of each input of the current batch, in order.
         traceparents: the trace of each job of the current batch (W3C `traceparent`), "" for none;
             empty if no job has one.
+        parameters: for each input of the current batch, the value of each parameter of the model.
+        headers: for each input, the headers of its request that the models file names.
+        metadata: for each input, the `metadata` that the client sent with it.
+        part_types: for each input, the content types of the parts that became bytes or text, by
+            their place in the input, such as `image` or `images[0]`.
     """
 
     model_name: str
@@ -53,6 +61,8 @@ class Context:
     device: str
     model_dir: Path
     weights: Path | None = None
+    weights_only: bool = True
+    tensors: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     channels_last: str = "auto"
     max_batch_size: int = 1
@@ -60,6 +70,10 @@ class Context:
     request_ids: list[str] = field(default_factory=list)
     content_types: list[str] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
+    parameters: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    part_types: list[dict[str, str]] = field(default_factory=list)
     #: Reports progress to the worker; None outside of a model process.
     _reports: Callable[[int | None, Progress], None] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -123,6 +137,10 @@ class Handler:
 
     #: True if `preprocess` treats each input separately. Then its processes may share a batch.
     preprocess_per_item: ClassVar[bool] = False
+
+    #: True if `{"content_type", "base64"}` anywhere inside a JSON input arrives as bytes (str for
+    #: text/*). An input that is nothing else arrives so for every handler, and so does a form.
+    accepts_nested_bytes: ClassVar[bool] = False
 
     context: Context
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Final, Self
 
@@ -13,19 +14,10 @@ _SAME_REQUEST_S: Final = 0.3
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StopSignals:
-    """While entered, counts SIGINT, SIGTERM and SIGHUP; `fileno` is readable after any signal.
-
-    SIGCHLD wakes the loop too and is not counted. Afterwards the stop signals are ignored, because
-    the process ends.
-
-    Attributes:
-        requests: how many requests to stop came.
-    """
+class SignalSocket:
+    """A socket that a signal makes readable, for a selector loop."""
 
     def __init__(self) -> None:
-        self.requests = 0
-        self._last_s = 0.0
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -36,10 +28,26 @@ class StopSignals:
 
     def clear(self) -> None:
         """Discard the wake-ups so far."""
-        try:
+        with suppress(BlockingIOError):
             self._reader.recv(4096)
-        except BlockingIOError:
-            return
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._reader.close()
+        self._writer.close()
+
+
+class StopSignals(SignalSocket):
+    """While entered, counts SIGINT, SIGTERM and SIGHUP; `fileno` is readable after any signal.
+
+    SIGCHLD wakes the loop too and is not counted. Afterwards the stop signals are ignored, because
+    the process ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self._last_s = 0.0
 
     def __enter__(self) -> Self:
         # Under nohup SIGHUP is ignored, and must stay ignored.
@@ -56,8 +64,7 @@ class StopSignals:
         for signum in self._caught:
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._reader.close()
-        self._writer.close()
+        self.close()
 
     def _count(self, _signum: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()

@@ -30,9 +30,14 @@ SLOW: Final = (
     "integration/celery/test_flower.py",
     "integration/cli/test_top.py",
     "integration/jobs/test_events_kills.py",
+    "integration/models/test_requirements.py",
+    "integration/models/test_serving.py",
+    "integration/observability/test_logs.py",
     "integration/observability/test_monitoring.py",
     "integration/pipelines/test_freed.py",
     "integration/pipelines/test_kills.py",
+    "integration/runs/test_tables.py",
+    "integration/server/test_old_state.py",
     "integration/server/test_up.py",
     "integration/server/test_upgrade.py",
     "integration/webhooks/test_kills.py",
@@ -53,6 +58,9 @@ def pytest_configure() -> None:
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So does nohup with SIGHUP; who has a handler goes on, and its children begin with the default.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def is_slow(path: Path) -> bool:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from celery import Celery
-
 from workers.celery.app import deployed
+from workers.celery.config import built_on_demand
 
-
-def __getattr__(name: str) -> Celery:
-    """Build the app when Celery looks for `app`, and not at the import."""
-    if name == "app":
-        return deployed()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = built_on_demand(__name__, deployed)

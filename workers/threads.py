@@ -7,7 +7,6 @@ import heapq
 import itertools
 import logging
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -28,10 +27,6 @@ def run_critical(run: Callable[[], object], what: str) -> None:
 
     A worker that sends heartbeats and does nothing is worse than none. When the process ends, its
     supervisor starts another, and the jobs that it held return to their queues.
-
-    Args:
-        run: the body of the thread.
-        what: the name of the thread, for the log.
     """
     try:
         run()
@@ -43,14 +38,11 @@ def run_critical(run: Callable[[], object], what: str) -> None:
 class BackgroundThreads(Generic[TaskT, ResultT]):
     """Threads that do blocking work, and the mailbox through which a selector loop talks to them.
 
+    `work` does one task, in a thread. It passes results to `deliver`, and returns the seconds after
+    which to try the task again, or None if it is done.
+
     The loop submits tasks and takes results. The pipe behind `fileno` is readable while there are
     results. Threads start when they are first needed.
-
-    Args:
-        work: does one task, in a thread. It passes results to `deliver`, and returns the seconds
-            after which to try the task again, or None if it is done.
-        name: of the threads, to which their number is added.
-        max_threads: how many tasks may run at once.
     """
 
     def __init__(
@@ -59,13 +51,18 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
         self._work = work
         self._name = name
         self._max_threads = max_threads
-        self._tasks: queue.SimpleQueue[TaskT | None] = queue.SimpleQueue()
+        # In Python 3.11 a SimpleQueue that several threads read can outwait its timeout for ever.
+        self._changed = threading.Condition()
+        self._tasks: deque[TaskT] = deque()
+        self._later: list[tuple[float, int, TaskT]] = []
+        self._order = itertools.count()
+        self._idle = 0
+        self._closing = False
         self._results: deque[ResultT] = deque()
         self._out, self._in = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
 
     def fileno(self) -> int:
         """Return the descriptor for a selector: readable while there are results."""
@@ -73,12 +70,15 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
 
     def submit(self, task: TaskT) -> None:
         """Queue a task, and start a thread for it if none is idle."""
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_threads:
+        with self._changed:
+            self._tasks.append(task)
+            idle = self._idle >= len(self._tasks)
+            self._changed.notify()
+        if not idle and len(self._threads) < self._max_threads:
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._tasks.put(task)
 
     def deliver(self, result: ResultT) -> None:
         """Add a result and wake the loop; called by the threads."""
@@ -100,11 +100,14 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
     def close(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for the queued tasks, and end the threads.
 
+        Tasks that wait for another try are dropped.
+
         Returns:
             Whether all threads have ended. One that is blocked ends with the process.
         """
-        for _ in self._threads:
-            self._tasks.put(None)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -115,20 +118,29 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
         return True
 
     def _run(self) -> None:
-        later: list[tuple[float, int, TaskT]] = []
-        order = itertools.count()
-        while (task := self._next(later)) is not None:
+        while (task := self._next()) is not None:
             again_s = self._work(task)
-            if again_s is None:
-                self._idle.release()
-            else:
-                heapq.heappush(later, (time.monotonic() + again_s, next(order), task))
+            if again_s is not None:
+                with self._changed:
+                    due = (time.monotonic() + again_s, next(self._order), task)
+                    heapq.heappush(self._later, due)
+                    # A waiting thread may have to wake earlier.
+                    self._changed.notify()
 
-    def _next(self, later: list[tuple[float, int, TaskT]]) -> TaskT | None:
+    def _next(self) -> TaskT | None:
         """Return a task that is due again, or else a new one; None if the thread must end."""
-        while True:
-            now = time.monotonic()
-            if later and later[0][0] <= now:
-                return heapq.heappop(later)[2]
-            with contextlib.suppress(queue.Empty):
-                return self._tasks.get(timeout=later[0][0] - now if later else None)
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._later and self._later[0][0] <= now and not self._closing:
+                    if self._tasks:
+                        # The thread that was woken for it may be this one.
+                        self._changed.notify()
+                    return heapq.heappop(self._later)[2]
+                if self._tasks:
+                    return self._tasks.popleft()
+                if self._closing:
+                    return None
+                self._idle += 1
+                self._changed.wait(self._later[0][0] - now if self._later else None)
+                self._idle -= 1

@@ -66,16 +66,7 @@ class _CachedKey:
 
 
 class Authenticator:
-    """Authenticates the requests of one API process.
-
-    Args:
-        settings: which operations are open.
-        queue: reads keys and rates from Redis.
-        client: the subscription connection is taken from its pool.
-
-    Attributes:
-        rates: limits the requests of keys.
-    """
+    """Authenticates the requests of one API process."""
 
     def __init__(self, settings: Settings, queue: JobQueue, client: redis.asyncio.Redis) -> None:
         self._open = {Open.ALWAYS}
@@ -92,7 +83,7 @@ class Authenticator:
             "API key",
             [keys.API_KEY_CHANGES],
             self._forget,
-            on_reconnect=self._clear,
+            on_reconnect=self._missed_changes,
             on_lost=self._expire_all,
         )
 
@@ -222,8 +213,9 @@ class Authenticator:
         # A read that is under way may be older than the notification.
         self._reading.pop(key_id, None)
 
-    def _clear(self) -> None:
-        self._cache.clear()
+    def _missed_changes(self) -> None:
+        """Let every key be read again, also those that are being read."""
+        self._expire_all()
         self._reading.clear()
 
     def _expire_all(self) -> None:

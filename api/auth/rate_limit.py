@@ -29,11 +29,7 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Limits the requests of API keys.
-
-    Args:
-        queue: takes tokens from the buckets in Redis.
-    """
+    """Limits the requests of API keys."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue

@@ -18,11 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExpiryTask:
-    """Expires jobs while the process serves.
-
-    Args:
-        queue: expires them.
-    """
+    """Expires jobs while the process serves."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue

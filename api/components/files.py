@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from headrace.batches.files.store import FileStore
+from headrace.batches.files import FileStore
 from headrace.batches.store import BatchStore
 from headrace.config.settings import Settings
 from headrace.payloads.stores import THREADS, PayloadStores, build_stores
@@ -18,13 +18,7 @@ T = TypeVar("T")
 
 
 class FileService:
-    """The files and batches, for one event loop.
-
-    Args:
-        stores: the payload stores with their parts; closed with this.
-        store: the files over them.
-        batches: the batches over these.
-    """
+    """The files and batches, for one event loop; it closes the payload stores."""
 
     def __init__(self, stores: PayloadStores, store: FileStore, batches: BatchStore) -> None:
         self.store = store

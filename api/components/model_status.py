@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
-from typing import Final
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.labels import why_no_worker
+from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError
-from headrace.observability.worker_report import ModelState, WorkerReport
+from headrace.jobs.ids import VERSION
+from headrace.observability.worker_report import BEST_FIRST, ModelState, WorkerReport
 from headrace.queue.job_queue import JobQueue
+from headrace.redis.keys import VERSION_SEPARATOR
 
-#: Seconds for which `has_ready` uses a cached state.
+#: Seconds for which a cached state is used.
 FRESH_S: Final = 1.0
-#: A model's state is the best of its workers' states; `stopped` counts as no worker.
-BEST_FIRST: Final = (
-    "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
-)  # fmt: skip
 NO_WORKER: Final = "no-worker"
+ModelStateName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*BEST_FIRST, NO_WORKER]})]
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
+
+
+#: Seconds for which a version counts as served after its last worker was seen: one may restart.
+VERSION_KEPT_S: Final = 300.0
+_VERSION: Final = re.compile(VERSION)
 
 
 class ServingWorker(msgspec.Struct, frozen=True):
@@ -29,6 +38,7 @@ class ServingWorker(msgspec.Struct, frozen=True):
     worker: str
     pid: int
     state: ModelState
+    labels: list[str] = []
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -36,8 +46,6 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         state: ready, draining, warming, loading, restarting, failed, stopped or no-worker.
-        ready: the number of loaded replicas.
-        workers: the workers that serve it.
     """
 
     state: str
@@ -51,17 +59,22 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatuses:
-    """Reads the state of all models from Redis.
-
-    Args:
-        queue: reads the workers' reports.
-        catalog: the registered models.
-    """
+    """Reads the state of all models from Redis."""
 
     def __init__(self, queue: JobQueue, catalog: Catalog) -> None:
         self._queue = queue
         self._catalog = catalog
-        self._ready: frozenset[str] = frozenset()
+        # The models, and the pairs of model and version, with a loaded replica.
+        self._ready: frozenset[str | tuple[str, str]] = frozenset()
+        # When a worker was last seen with this version of a model (model, version, worker); and the
+        # models for jobs that ask for one.
+        self._seen: dict[tuple[str, str, str], float] = {}
+        self._reported: dict[str, list[str]] = {}
+        self._asked: dict[tuple[str, str], ModelConfig] = {}
+        # The labels of each worker, by its node name.
+        self._labels: dict[str, list[str]] = {}
+        # The models of workers that do not report their version, as of an older Headrace.
+        self._unversioned: frozenset[str] = frozenset()
         self._read_at = -FRESH_S
         self._reading: asyncio.Task[None] | None = None
 
@@ -75,6 +88,7 @@ class ModelStatuses:
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
         """Return the state of every registered model by the workers' reports, and cache it."""
+        self._labels = {one.node: one.labels for one in reports.values() if one.node}
         serving = _serving(reports)
         statuses = {
             model.name: _status(serving.get(model.name, [])) for model in self._catalog.served
@@ -82,12 +96,81 @@ class ModelStatuses:
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
             statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
-        self._ready = frozenset(name for name, status in statuses.items() if status.ready)
-        self._read_at = asyncio.get_running_loop().time()
+        self._read_at = now = asyncio.get_running_loop().time()
+        ready = {name for name, status in statuses.items() if status.ready}
+        of_versions, unversioned = set(), set()
+        for name, status in statuses.items():
+            for served in status.workers:
+                state = served.state
+                if _VERSION.fullmatch(state.version):
+                    self._seen[name, state.version, served.worker] = now
+                elif state.state in BEST_FIRST[:-1]:
+                    unversioned.add(name)
+                if state.ready:
+                    of_versions.add((name, state.version))
+        self._ready = frozenset(ready | of_versions)
+        self._unversioned = frozenset(unversioned)
+        # A worker that is gone may come back. One that has ended a version has not it any more.
+        self._seen = {
+            key: at
+            for key, at in self._seen.items()
+            if now - at <= (0 if key[2] in reports else VERSION_KEPT_S)
+        }
+        known = {key[:2] for key in self._seen}
+        self._reported = {
+            name: [version for _, version in group]
+            for name, group in groupby(sorted(known), key=itemgetter(0))
+        }
+        self._asked = {key: model for key, model in self._asked.items() if key in known}
         return statuses
 
-    async def has_ready(self, model: str) -> bool:
-        """Return whether any worker has a loaded replica, as of FRESH_S seconds ago at most.
+    def why_unserved(self, model: str, version: str, options: Mapping[str, Any]) -> str | None:
+        """Return in words why no worker takes a registered version; None if one can.
+
+        Args:
+            model: its name.
+            version: the version.
+            options: its options in the registry; those of its source are not among them.
+        """
+        config = self._catalog.versions.get(model, {}).get(version)
+        labels = options.get("labels", config.labels if config is not None else [])
+        if not isinstance(labels, list):
+            return None
+        return why_no_worker([str(one) for one in labels], self._labels) or None
+
+    def versions(self, model: ModelConfig) -> list[str]:
+        """Return the versions that jobs may ask for: the declared one, then those of workers."""
+        if model.name in self._catalog.pipelines:
+            return [model.version]
+        seen = self._reported.get(model.name, ())
+        registered = self._catalog.versions.get(model.name, ())
+        return list(dict.fromkeys([model.version, *registered, *seen]))
+
+    def for_version(self, model: ModelConfig, version: str) -> ModelConfig:
+        """Return the model for jobs that ask for one of `versions`, with the queue of the version.
+
+        A pipeline has one queue. Workers of an older Headrace know no queues of versions; while any
+        runs, jobs that ask for the declared version join the model's own queue, as they did.
+        """
+        name = model.name
+        shared = name in self._catalog.pipelines or name in self._unversioned
+        if shared and version == model.version:
+            return model
+        registered = self._catalog.versions.get(name, {}).get(version)
+        if registered is not None:
+            return registered.of_version(version)
+        found = self._asked.get((name, version))
+        if found is None:
+            found = self._asked[name, version] = model.of_version(version)
+        return found
+
+    async def has_ready(self, model: str, version: str = "") -> bool:
+        """Return whether any worker has a loaded replica, of this version unless it is ""."""
+        await self.refresh()
+        return ((model, version) if version else model) in self._ready
+
+    async def refresh(self) -> None:
+        """Read the state of the models, unless it was read less than FRESH_S seconds ago.
 
         While Redis does not answer, the last known state is used.
         """
@@ -95,7 +178,6 @@ class ModelStatuses:
             if self._reading is None:
                 self._reading = asyncio.create_task(self._read())
             await asyncio.shield(self._reading)
-        return model in self._ready
 
     async def _read(self) -> None:
         try:
@@ -119,7 +201,10 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
     serving: defaultdict[str, list[ServingWorker]] = defaultdict(list)
     for owner, report in sorted(reports.items()):
         for name, state in report.models.items():
-            serving[name].append(ServingWorker(owner, report.pid, state))
+            # Of several versions in one worker, those that are not the default one have both names.
+            serving[name.partition(VERSION_SEPARATOR)[0]].append(
+                ServingWorker(owner, report.pid, state, report.labels)
+            )
     return serving
 
 

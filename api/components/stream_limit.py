@@ -8,12 +8,7 @@ from headrace.errors import TooManyStreams
 
 
 class StreamLimit:
-    """Counts the open event streams of one API process.
-
-    Args:
-        most: the limit for all streams.
-        most_per_key: the limit for each API key.
-    """
+    """Limits the open event streams of one API process, all of them and those of each API key."""
 
     def __init__(self, most: int, most_per_key: int) -> None:
         self._most = most

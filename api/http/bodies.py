@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from api.http.messages import ClientGone, Request
-from api.http.multipart import Part, read_parts
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_json
@@ -22,8 +21,6 @@ from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_jso
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"
 CONTENT_TYPE_MAX_CHARS: Final = 255
-#: The names of the part that is the input, in a form with several parts.
-PART_NAMES: Final = ("data", "body")
 
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
@@ -100,7 +97,7 @@ def require_type(request: Request, known: Callable[[str], bool], hint: str) -> N
     kind = media_type(request.header(b"content-type").decode("latin-1"))
     if not known(kind):
         raise UnsupportedMedia(f"content type {kind} is not supported here", hint=hint)
-    _refuse_encoding(request.header(b"content-encoding"))
+    refuse_encoding(request.header(b"content-encoding"))
 
 
 class Payload(NamedTuple):
@@ -122,24 +119,18 @@ def input_of(
 ) -> bytes | Payload:
     """Return the wire form of a body that is the input; above the limit, the body itself.
 
+    A form has its own (api/http/forms.py).
+
     Raises:
         UnsupportedMedia: its type or encoding is not supported.
-        InvalidRequest: its type is JSON or multipart, but the body is not.
+        InvalidRequest: its type is JSON, but the body is not.
     """
     if content_type == b"application/json" and not content_encoding:
         return inline_or_payload(json_input(body), inline_limit_bytes)
-    _refuse_encoding(content_encoding)
+    refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()
     kind = media_type(given)
-    if kind == MULTIPART_TYPE:
-        part = _pick(read_parts(body, given))
-        given, kind = part.content_type, media_type(part.content_type)
-        return _typed(part.body, given, kind, inline_limit_bytes)
-    if kind.startswith("multipart/"):
-        raise UnsupportedMedia(
-            f"{kind} is not supported here", hint="Send multipart/form-data, or the input alone."
-        )
-    return _typed(body, given, kind, inline_limit_bytes)
+    return typed_input(body, given, kind, inline_limit_bytes)
 
 
 def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:
@@ -187,7 +178,12 @@ def media_type(content_type: str) -> str:
     return kind
 
 
-def _refuse_encoding(content_encoding: bytes) -> None:
+def refuse_encoding(content_encoding: bytes) -> None:
+    """Refuse a compressed body.
+
+    Raises:
+        UnsupportedMedia: it is compressed.
+    """
     if content_encoding.strip().lower() not in (b"", b"identity"):
         shown = content_encoding.decode("latin-1")[:64]
         raise UnsupportedMedia(
@@ -195,35 +191,34 @@ def _refuse_encoding(content_encoding: bytes) -> None:
         )
 
 
-def _pick(parts: list[Part]) -> Part:
-    for name in PART_NAMES:
-        named = [part for part in parts if part.name == name]
-        if named:
-            return named[0]
-    if len(parts) == 1:
-        return parts[0]
-    names = ", ".join(repr(part.name[:32]) for part in parts[:10]) or "none"
-    raise InvalidRequest(
-        f"the form has {len(parts)} parts and none is named data or body (named: {names})",
-        hint="Send the input as the part `data`, or as the only part.",
-    )
+def typed_input(
+    body: bytes, content_type: str, kind: str, inline_limit_bytes: int
+) -> bytes | Payload:
+    """Return the wire form of bytes, as `input_of`; `kind` is the media type of `content_type`.
 
-
-def _typed(body: bytes, content_type: str, kind: str, inline_limit_bytes: int) -> bytes | Payload:
+    Raises:
+        UnsupportedMedia: it is text that is not in UTF-8.
+        InvalidRequest: its type is JSON, but it is not.
+    """
     if kind in ("", FORM_TYPE):
         # curl --data-binary sends FORM_TYPE whatever the bytes are.
         kind = content_type = sniff(body)
     if is_json(kind):
-        _refuse_charset(content_type)
+        check_charset(content_type)
         return inline_or_payload(json_input(body), inline_limit_bytes)
     if kind.startswith("text/"):
-        _refuse_charset(content_type)
+        check_charset(content_type)
     if len(body) > inline_limit_bytes:
         return Payload(body, content_type)
     return binary_input(body, content_type)
 
 
-def _refuse_charset(content_type: str) -> None:
+def check_charset(content_type: str) -> None:
+    """Refuse text in another character set than UTF-8.
+
+    Raises:
+        UnsupportedMedia: it has another one.
+    """
     charset = _CHARSET.search(content_type)
     if charset and charset.group(1).lower() not in _UTF8:
         raise UnsupportedMedia(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from api.http.fast_response import write_whole
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
@@ -25,10 +23,6 @@ NO_CONTENT: Final = 204
 NO_STORE: Final = (b"cache-control", b"no-store")
 #: The key of the `RequestTrace` in the scope of a request that is logged or has a span.
 REQUEST_TRACE: Final = "headrace.request_trace"
-#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
-#: answer instead of a reset connection.
-DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
-DRAIN_MAX_S: Final = 2.0
 
 
 class ClientGone(Exception):
@@ -45,18 +39,6 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     content_type: bytes = JSON
-    headers: tuple[Header, ...] = ()
-
-
-class ChunkedReply(NamedTuple):
-    """A long answer, in parts: joining them would take longer than sending them.
-
-    The kernel maps memory of half a megabyte again each time.
-    """
-
-    status: int
-    parts: Sequence[bytes]
-    content_type: bytes
     headers: tuple[Header, ...] = ()
 
 
@@ -85,7 +67,7 @@ class Delegated(NamedTuple):
     """The answer is left to the FastAPI application, which has the mounted files."""
 
 
-Answer = Reply | ChunkedReply | StreamingReply | Delegated
+Answer = Reply | StreamingReply | Delegated
 
 
 class Request:
@@ -121,7 +103,9 @@ class Request:
         """Return whether a header is present, even if it is empty."""
         return name in self._headers
 
-    def query(self, known: frozenset[str], *, ignore_unknown: bool = False) -> dict[str, str]:
+    def query(
+        self, known: frozenset[str] = frozenset(), *, ignore_unknown: bool = False
+    ) -> dict[str, str]:
         """Return the query's parameters.
 
         Raises:
@@ -164,72 +148,7 @@ def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
     return InvalidRequest(f"unknown {what} {shown!r}{did_you_mean(shown, known)}", hint=takes)
 
 
-async def send_reply(send: Send, reply: Reply, request: Request) -> None:
-    """Send an answer; after a refused body drain the rest and close the connection."""
-    body = reply.body
-    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
-        headers = [*reply.headers]
-    else:
-        headers = [
-            (b"content-type", reply.content_type),
-            (b"content-length", b"%d" % len(body)),
-            *reply.headers,
-        ]
-    if request.drain:
-        headers.append((b"connection", b"close"))
-    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
-        return
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if not request.drain:
-        await send({"type": "http.response.body", "body": body})
-        return
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await _drain(request.receive)
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_parts(send: Send, reply: ChunkedReply) -> None:
-    """Send an answer whose body is in parts."""
-    first, *rest = reply.parts
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"content-length", b"%d" % sum(map(len, reply.parts))),
-        *reply.headers,
-    ]
-    if write_whole(send, reply.status, headers, first, rest):
-        return
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    for part in reply.parts:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_stream(send: Send, stream: StreamingReply) -> None:
-    """Send an answer whose body is produced while it is sent."""
-    headers = [(b"content-type", stream.content_type), *stream.headers]
-    await send({"type": "http.response.start", "status": stream.status, "headers": headers})
-
-    async def write(data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-
-    await stream.run(write)
-    await send({"type": "http.response.body", "body": b""})
-
-
 async def hung_up(receive: Receive) -> None:
     """Wait until the client hangs up; the rest of its request is ignored."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _drain(receive: Receive) -> None:
-    left = DRAIN_MAX_BYTES
-    try:
-        async with asyncio.timeout(DRAIN_MAX_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
-                left -= len(message.get("body", b""))
-    except TimeoutError:
-        return

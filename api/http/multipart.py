@@ -15,6 +15,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from headrace.errors import InvalidRequest, PayloadTooLarge
 
 MAX_PARTS: Final = 100
+#: The most bytes before the first part and after the last one, which are ignored.
+OUTSIDE_MAX_BYTES: Final = 64 * 1024
 #: The part of an upload that is the file.
 FILE_FIELD: Final = "file"
 FIELDS_MAX: Final = 20
@@ -25,7 +27,6 @@ class PartHead(NamedTuple):
     """The headers of one part.
 
     Attributes:
-        name: the form field.
         filename: "" for none.
         content_type: as the client sent it; "" for none.
     """
@@ -37,12 +38,6 @@ class PartHead(NamedTuple):
 
 class MultipartReader:
     """Parses a form and passes on its parts.
-
-    Args:
-        content_type: the request's, with the boundary.
-        on_head: is called with the headers of each part.
-        on_data: is called with each piece of a part.
-        on_end: is called at the end of each part.
 
     Raises:
         InvalidRequest: the content type has no boundary.
@@ -63,7 +58,8 @@ class MultipartReader:
                 hint="Let your HTTP client write this header, as curl -F does.",
             )
         self._on_head = on_head
-        self._complete = False
+        self._begun = self._complete = False
+        self._outside_bytes = 0
         self._headers: dict[bytes, bytes] = {}
         self._name = self._value = b""
         self._parser = MultipartParser(
@@ -86,10 +82,19 @@ class MultipartReader:
         Raises:
             InvalidRequest: the body is not a form.
         """
-        try:
-            self._parser.write(piece)
-        except FormParserError as error:
-            raise InvalidRequest(f"the multipart body cannot be read: {error}") from None
+        if not self._complete:
+            try:
+                self._parser.write(piece)
+            except FormParserError as error:
+                raise InvalidRequest(f"the multipart body cannot be read: {error}") from None
+            if self._begun:
+                return
+        self._outside_bytes += len(piece)
+        if self._outside_bytes > OUTSIDE_MAX_BYTES:
+            raise InvalidRequest(
+                f"the multipart body has more than {OUTSIDE_MAX_BYTES} bytes outside its parts",
+                hint="Begin it with the first boundary, and end it with the last one.",
+            )
 
     def check_complete(self) -> None:
         """Raise InvalidRequest if the last boundary is missing."""
@@ -99,6 +104,7 @@ class MultipartReader:
             )
 
     def _begin(self) -> None:
+        self._begun = True
         self._headers = {}
         self._name = self._value = b""
 
@@ -132,6 +138,7 @@ class Part(NamedTuple):
     name: str
     content_type: str
     body: bytes
+    filename: str = ""
 
 
 def read_parts(body: bytes, content_type: str) -> list[Part]:
@@ -145,7 +152,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
 
     def begin(head: PartHead) -> None:
         if len(heads) >= MAX_PARTS:
-            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send one.")
+            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send fewer.")
         heads.append(head)
         bodies.append([])
 
@@ -153,7 +160,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
     reader.feed(body)
     reader.check_complete()
     return [
-        Part(head.name, head.content_type, b"".join(pieces))
+        Part(head.name, head.content_type, b"".join(pieces), head.filename)
         for head, pieces in zip(heads, bodies, strict=True)
     ]
 
@@ -161,13 +168,8 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
 class Upload:
     """One file and the small fields of its form, as they arrive.
 
-    Args:
-        content_type: the request's, with the boundary.
-        limit_bytes: the largest file.
-
     Attributes:
         filename: the name of the file; None until it begins.
-        fields: the other fields.
 
     Raises:
         InvalidRequest: the content type has no boundary.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
+from msgspec import Meta
 
 from api.http.messages import Reply
 from api.http.problems import error_headers
@@ -10,33 +13,39 @@ from headrace.errors import HeadraceError, InvalidRequest
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter, or a member of the body, is not valid.
-
-    Args:
-        message: the error.
-        param: the name of the parameter.
-        hint: what the client can do.
-    """
+    """A parameter, or a member of the body, is not valid."""
 
     def __init__(self, message: str, param: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.param = param
 
 
+class ErrorDetail(msgspec.Struct):
+    """What is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: Annotated[str | None, Meta(description="The invalid parameter.")]
+    code: Annotated[str, Meta(description="The code of a problem, as elsewhere.")]
+
+
+class OpenAIError(msgspec.Struct):
+    """An error of an operation below `/v1/`."""
+
+    error: ErrorDetail
+
+
 def envelope(error: HeadraceError) -> Reply:
     """Return an error as the answer to a request."""
-    document = {
-        "error": {
-            "message": f"{error.message}. {error.hint}" if error.hint else error.message,
-            "type": _type_of(error.status),
-            "param": getattr(error, "param", None),
-            "code": error.code,
-        }
-    }
-    return Reply(error.status, msgspec.json.encode(document), headers=error_headers(error))
-
-
-def _type_of(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
+    detail = ErrorDetail(
+        message=f"{error.message}. {error.hint}" if error.hint else error.message,
+        type="rate_limit_error"
+        if error.status == 429
+        else "server_error"
+        if error.status >= 500
+        else "invalid_request_error",
+        param=getattr(error, "param", None),
+        code=error.code,
+    )
+    body = msgspec.json.encode(OpenAIError(detail))
+    return Reply(error.status, body, headers=error_headers(error))

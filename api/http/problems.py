@@ -21,6 +21,7 @@ from headrace.errors import (
     ClientError,
     HeadraceError,
     InternalError,
+    InvalidInput,
     PathNotFound,
     StoreError,
     StoreFull,
@@ -49,16 +50,20 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     """Return an error as the answer to a request for `path`; `members` extend the problem."""
+    if isinstance(error, InvalidInput):
+        members["errors"] = error.errors
     return _reply(
         error.status, error.code, error.title, error.message, path,
         error_headers(error), error.hint, members,
     )  # fmt: skip
 
 
-def job_problem(job: Job, failure: JobFailure, path: str) -> Reply:
+def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool = True) -> Reply:
     """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
-    members = {"retryable": failure.retryable, "job": job.id}
+    members: dict[str, Any] = {"retryable": failure.retryable, "job": job.id}
+    if with_traceback and (found := job.traceback):
+        members["traceback"] = found
     return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
 
 
@@ -83,7 +88,17 @@ def error_headers(error: HeadraceError) -> tuple[Header, ...]:
     return (CHALLENGE,) if isinstance(error, Unauthorized) else ()
 
 
-def explain(code: str) -> dict[str, Any]:
+class ProblemType(msgspec.Struct):
+    """The meaning of a problem type."""
+
+    type: str
+    title: str
+    status: int
+    retryable: bool
+    cause: str
+
+
+def explain(code: str) -> ProblemType:
     """Return the meaning of a problem type.
 
     Raises:
@@ -92,13 +107,8 @@ def explain(code: str) -> dict[str, Any]:
     cls = PROBLEMS.get(code)
     if cls is None:
         raise PathNotFound(f"unknown problem type {code[:64]!r}", hint="See docs/api.md.")
-    return {
-        "type": TYPE_PREFIX + code,
-        "title": cls.title,
-        "status": cls.status,
-        "retryable": cls.retryable,
-        "cause": " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()),
-    }
+    cause = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    return ProblemType(TYPE_PREFIX + code, cls.title, cls.status, cls.retryable, cause)
 
 
 def retry_after_s(error: HeadraceError) -> int:

@@ -1,4 +1,4 @@
-"""Buffer answers for a client that reads them too slowly."""
+"""Buffer answers for a client that reads them too slowly, within the room of the process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,51 @@ from typing import Final, Self
 
 logger = logging.getLogger(__name__)
 
-#: The most bytes in memory, and in a file behind that; beyond both, `put` waits.
+#: The most bytes of one buffer in memory, and in a file behind that; beyond both, `put` waits.
 MEMORY_MAX_BYTES: Final = 8 * 1024 * 1024
 FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
+#: The most bytes of all buffers of a process.
+ALL_MEMORY_MAX_BYTES: Final = 64 * 1024 * 1024
+ALL_FILES_MAX_BYTES: Final = 2 * FILE_MAX_BYTES
 #: The most bytes of one `take`.
 TAKE_BYTES: Final = 256 * 1024
+
+
+class Room:
+    """What all buffers of a process may hold together, in memory or in files.
+
+    A buffer may hold as much as is free: so one alone has half of the room, and there is room for
+    another one, however many there are.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.used_bytes = 0
+        self._max_bytes = max_bytes
+
+    def fits(self, held_bytes: int, new_bytes: int) -> bool:
+        """Return whether a buffer that holds `held_bytes` may hold these too."""
+        return held_bytes + new_bytes <= self._max_bytes - self.used_bytes - new_bytes
 
 
 class SendBuffer:
     """A queue of bytes between the task that answers and the task that sends.
 
     Args:
-        memory_max_bytes: the most bytes in memory.
         file_max_bytes: the most bytes in an unnamed temporary file.
+        memory: the room in memory that it shares with other buffers; None for its own.
+        files: the same in files.
     """
 
     def __init__(
-        self, memory_max_bytes: int = MEMORY_MAX_BYTES, file_max_bytes: int = FILE_MAX_BYTES
+        self,
+        memory_max_bytes: int = MEMORY_MAX_BYTES,
+        file_max_bytes: int = FILE_MAX_BYTES,
+        *,
+        memory: Room | None = None,
+        files: Room | None = None,
     ) -> None:
+        self._memory_room = memory or Room(ALL_MEMORY_MAX_BYTES)
+        self._file_room = files or Room(ALL_FILES_MAX_BYTES)
         self._memory_max_bytes = memory_max_bytes
         self._file_max_bytes = file_max_bytes
         self._memory: deque[bytes] = deque()
@@ -45,6 +72,9 @@ class SendBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._memory_room.used_bytes -= self._memory_bytes
+        self._file_room.used_bytes -= self.spooled_bytes
+        self._memory_bytes = self._read_at = self._written_at = 0
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -54,11 +84,16 @@ class SendBuffer:
         """The bytes in the file."""
         return self._written_at - self._read_at
 
-    async def put(self, data: bytes) -> None:
-        """Add bytes; wait until there is room for them."""
+    async def put(self, data: bytes, stalled_s: float | None = None) -> None:
+        """Add bytes; wait until there is room for them.
+
+        Raises:
+            TimeoutError: there is no room, and nothing was taken for `stalled_s` seconds.
+        """
         while not self._keep(data):
             self._drained.clear()
-            await self._drained.wait()
+            async with asyncio.timeout(stalled_s):
+                await self._drained.wait()
         self._filled.set()
 
     def end(self) -> None:
@@ -76,12 +111,17 @@ class SendBuffer:
         return data
 
     def _keep(self, data: bytes) -> bool:
-        spooled = self.spooled_bytes
-        if not spooled and (not self._memory or self._memory_bytes < self._memory_max_bytes):
+        spooled, new = self.spooled_bytes, len(data)
+        has_room = self._memory_bytes < self._memory_max_bytes and self._memory_room.fits(
+            self._memory_bytes, new
+        )
+        if not spooled and (not self._memory or has_room):
             self._memory.append(data)
-            self._memory_bytes += len(data)
+            self._memory_bytes += new
+            self._memory_room.used_bytes += new
             return True
-        return spooled + len(data) <= self._file_max_bytes and self._spool(data)
+        fits = spooled + new <= self._file_max_bytes and self._file_room.fits(spooled, new)
+        return fits and self._spool(data)
 
     def _spool(self, data: bytes) -> bool:
         """Write to the file; return False if the disk is full."""
@@ -98,6 +138,7 @@ class SendBuffer:
             self._warned = True
             return False
         self._written_at += len(data)
+        self._file_room.used_bytes += len(data)
         return True
 
     def _from_memory(self) -> bytes:
@@ -107,6 +148,7 @@ class SendBuffer:
             size += len(self._memory[0])
             taken.append(self._memory.popleft())
         self._memory_bytes -= size
+        self._memory_room.used_bytes -= size
         return b"".join(taken)
 
     def _from_file(self) -> bytes:
@@ -114,7 +156,20 @@ class SendBuffer:
             return b""
         data = os.pread(self._file, min(TAKE_BYTES, self.spooled_bytes), self._read_at)
         self._read_at += len(data)
+        self._file_room.used_bytes -= len(data)
         if not self.spooled_bytes:
             os.ftruncate(self._file, 0)
             self._read_at = self._written_at = 0
         return data
+
+
+class SendBuffers:
+    """The buffers of one process."""
+
+    def __init__(self) -> None:
+        self._memory = Room(ALL_MEMORY_MAX_BYTES)
+        self._files = Room(ALL_FILES_MAX_BYTES)
+
+    def new(self) -> SendBuffer:
+        """Return a buffer; it has room while it is entered."""
+        return SendBuffer(memory=self._memory, files=self._files)

@@ -1,8 +1,8 @@
 """The request id, and the access log: one line for each request after its answer.
 
-A line is formatted without `logging`, whose formatters would take ten times as long. The lines of
-one turn of the event loop are written together. A line holds the request id, but nothing else of
-the query, the headers or the bodies.
+A line is formatted without `logging`, which saves 44 % of the API's CPU for a submit with this log
+(`python -m benchmarks.answers`). The lines of one turn of the event loop are written together. A
+line holds the request id, but nothing else of the query, the headers or the bodies.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
 from headrace.observability.log_format import plain, shown
+from headrace.observability.log_output import LogOutput
 from headrace.observability.redaction import Redaction
 
 REQUEST_ID: Final = b"x-request-id"
@@ -96,19 +97,11 @@ class RequestTrace:
 
 
 class AccessLog:
-    """Writes a line for each request.
-
-    Args:
-        out: receives the lines.
-        as_json: whether a line is a JSON object; else it is text for people.
-        fields: fields of every line.
-        redaction: removes secrets.
-        quiet: paths whose requests have no line.
-    """
+    """Writes a line for each request whose path is not quiet."""
 
     def __init__(
         self,
-        out: BinaryIO,
+        out: LogOutput | BinaryIO,
         *,
         as_json: bool,
         fields: Mapping[str, Any],
@@ -191,19 +184,14 @@ class AccessLog:
 
     def _flush(self) -> None:
         data, self._lines = b"".join(self._lines), []
-        try:
-            self._out.write(data)
-            self._out.flush()
-        except (OSError, ValueError):
-            # The log's reader is gone; requests are still answered.
-            self._out = open(os.devnull, "wb")  # noqa: SIM115
+        self._out.write(data)
 
 
 def access_log(settings: Settings, environ: Mapping[str, str]) -> AccessLog:
     """Return the access log of this process, on standard error."""
     stream = sys.__stderr__ or sys.stderr
     return AccessLog(
-        stream.buffer,
+        logs.standard_error(),
         as_json=logs.format_of(settings.log_format, stream) == logs.JSON,
         fields={"part": "api", "pid": os.getpid()},
         redaction=Redaction.of(environ, settings.redis_url),
@@ -222,15 +210,7 @@ def incoming_request_id(scope: Scope) -> bytes:
 async def observe_request(
     app: App, trace: RequestTrace, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
 ) -> None:
-    """Answer a request with a line in the access log, a span, or both.
-
-    Args:
-        app: answers the request.
-        trace: the request.
-        receive: ASGI's.
-        log: the access log; None writes no line.
-        spans: the spans; None makes none.
-    """
+    """Answer a request with a line in the access log, a span, or both."""
     if log is not None and not trace.id:
         trace.id = log.new_id()
     scope = trace.scope

@@ -7,7 +7,7 @@ each value, as long as the metric has the same series. A scrape then only fills 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import (
@@ -22,8 +22,6 @@ from typing_extensions import override
 
 from api.observability.metric_families import Family
 
-#: About the length of one part of the text.
-PART_BYTES: Final = 32 * 1024
 #: The values of a series' labels.
 Labels = tuple[str, ...]
 
@@ -52,13 +50,9 @@ class Exposition:
         # The series, the placeholder and the text with placeholders of each metric.
         self._templates: dict[str, tuple[list[Labels], bytes, bytes]] = {}
 
-    def text(self, metrics: Iterable[MetricSamples]) -> list[bytes]:
-        """Return the answer to a scrape, in parts of about PART_BYTES.
-
-        The whole may be half a megabyte: joining it would cost more than filling it in, as the
-        kernel maps memory of that size again each time.
-        """
-        parts, texts, length = [], [], 0
+    def text(self, metrics: Iterable[MetricSamples]) -> bytes:
+        """Return the answer to a scrape."""
+        texts = []
         for samples in metrics:
             name, series = samples.family.name, list(samples.series)
             placeholder = _placeholder(samples)
@@ -67,12 +61,7 @@ class Exposition:
                 cached = (series, placeholder, _template(samples, placeholder))
                 self._templates[name] = cached
             texts.append(cached[2] % tuple(samples.values))
-            length += len(texts[-1])
-            if length >= PART_BYTES:
-                parts.append(b"".join(texts))
-                texts, length = [], 0
-        parts.append(b"".join(texts))
-        return parts
+        return b"".join(texts)
 
 
 class _OneMetric(Collector):

@@ -6,8 +6,10 @@ the models file, from the error codes and operations of the API, or from the hos
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final, Literal, NamedTuple
 
+from headrace.errors import QueueFull
 from headrace.observability import worker_report
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
@@ -18,8 +20,6 @@ class Family(NamedTuple):
 
     Attributes:
         name: without the `_total` of a counter, as prometheus-client has it.
-        kind: its type.
-        text: the help text.
         labels: their names, in the order in which values are given.
     """
 
@@ -63,7 +63,7 @@ BACKGROUND_TASKS: Final = _gauge(
     "errands_waiting", "Background tasks (webhooks) that no background worker has claimed."
 )
 WEBHOOKS_PENDING: Final = _gauge(
-    "webhooks_pending", "Webhook deliveries that wait for another attempt."
+    "webhooks_pending", "Webhook deliveries being sent, or waiting for another attempt."
 )
 WEBHOOKS: Final = _counter(
     "webhook_tries", "Attempts to deliver a webhook, by outcome.", ("outcome",)
@@ -80,50 +80,89 @@ IN_FLIGHT: Final = _gauge("jobs_in_flight", "Jobs that workers hold.", _MODEL)
 SCHEDULED: Final = _gauge("jobs_scheduled", "Jobs that wait for a countdown or a retry.", _MODEL)
 DEAD_LETTERS: Final = _gauge("dead_letters", "Dead letters that exist now.", _MODEL)
 
-ADMITTED: Final = _counter("jobs_admitted", "Jobs that were submitted over HTTP.")
-REJECTED: Final = _counter(
-    "jobs_rejected", "Submits that were refused, by the code of the problem.", ("model", "reason")
-)
-ENDED: Final = _counter("jobs_ended", "Jobs that have ended.", ("model", "status"))
-RETRIED: Final = _counter("jobs_retried", "Times that a job was scheduled for another attempt.")
-DEAD: Final = _counter("jobs_dead", "Messages and jobs that became dead letters.")
-
-QUEUE_S: Final = _histogram(
-    "queue_seconds", "Time from the submit of a job to its claim by a worker."
-)
-HOLD_S: Final = _histogram(
-    "hold_seconds", "Time from the claim of a job to the dispatch of its batch."
-)
-PREPROCESS_S: Final = _histogram("preprocess_seconds", "Time of `preprocess` for a batch.")
-INFERENCE_S: Final = _histogram("inference_seconds", "Time of `inference` for a batch.")
-POSTPROCESS_S: Final = _histogram("postprocess_seconds", "Time of `postprocess` for a batch.")
-JOB_S: Final = _histogram(
-    "job_seconds",
-    "Time from the submit of a job to its outcome in a model process, for each attempt.",
-)
-BATCH_SIZE: Final = _histogram("batch_size", "Jobs per batch.")
-HISTOGRAMS: Final = {
-    worker_report.QUEUE_S: QUEUE_S,
-    worker_report.HOLD_S: HOLD_S,
-    worker_report.STAGES_S[0]: PREPROCESS_S,
-    worker_report.STAGES_S[1]: INFERENCE_S,
-    worker_report.STAGES_S[2]: POSTPROCESS_S,
-    worker_report.JOB_S: JOB_S,
-    worker_report.BATCH_SIZE: BATCH_SIZE,
+#: By the name under which workers and API processes count them.
+COUNTED: Final = {
+    worker_report.ADMITTED: _counter("jobs_admitted", "Jobs that were submitted over HTTP."),
+    worker_report.DEAD: _counter("jobs_dead", "Messages and jobs that became dead letters."),
+    worker_report.PADDING: _counter(
+        "batch_padding", "Inputs that were added to batches to reach an allowed size."
+    ),
+    worker_report.STARVED: _counter(
+        "device_starved_seconds", "Time for which the device waited for a batch in preprocess."
+    ),
+    worker_report.LOAD_FAILURES: _counter("model_load_failures", "Failed loads of a model."),
+    worker_report.RENEWED: _counter("lease_renewals", "Leases that were renewed."),
+    worker_report.LEASES_LOST: _counter(
+        "lease_losses", "Leases that expired, so that their jobs returned to the queue."
+    ),
+    worker_report.UNTOLD: _counter(
+        "events_left_out", "Jobs that ended without an event for Celery's monitors, such as Flower."
+    ),
 }
-
-BATCHES: Final = _counter(
-    "batches",
-    "Batches that ran or were lost, by the reason for their dispatch.",
-    ("model", "reason"),
+#: Likewise, each with the values of its label that are shown from the first scrape on, so that a
+#: rate begins at zero.
+LABELLED: Final = {
+    worker_report.REJECTED: (
+        _counter(
+            "jobs_rejected",
+            "Submits that were refused, by the code of the problem.",
+            ("model", "reason"),
+        ),
+        (QueueFull.code,),
+    ),
+    worker_report.ENDED: (
+        _counter("jobs_ended", "Jobs that have ended.", ("model", "status")),
+        ("succeeded", "failed", "expired", "cancelled"),
+    ),
+    worker_report.LEFT: (
+        _counter(
+            "batches",
+            "Batches that ran or were lost, by the reason for their dispatch.",
+            ("model", "reason"),
+        ),
+        ("full", "cost", "deadline", "idle", "alone", "drain"),
+    ),
+    worker_report.RESTARTS: (
+        _counter(
+            "model_restarts",
+            "Model processes that were replaced: killed or dead (lost), or as planned (recycled).",
+            ("model", "reason"),
+        ),
+        ("lost", "recycled"),
+    ),
+}
+VERSION_ADMITTED: Final = _counter(
+    "version_jobs_admitted",
+    "Jobs that were submitted over HTTP for one version: it was named, or the traffic of the "
+    "model has chosen it.",
+    ("model", "version"),
 )
-PADDING: Final = _counter(
-    "batch_padding", "Inputs that were added to batches to reach an allowed size."
+RETRIED: Final = _counter("jobs_retried", "Times that a job was scheduled for another attempt.")
+SHADOW: Final = _counter(
+    "shadow_jobs",
+    "Copies of jobs for a shadow version that have ended, by how they compare.",
+    ("model", "version", "result"),
 )
-STARVED: Final = _counter(
-    "device_starved_seconds",
-    "Time for which the device waited for a batch in preprocess.",
-)
+HISTOGRAMS: Final = {
+    worker_report.QUEUE_S: _histogram(
+        "queue_seconds", "Time from the submit of a job to its claim by a worker."
+    ),
+    worker_report.HOLD_S: _histogram(
+        "hold_seconds", "Time after its claim for which a job was held back for a larger batch."
+    ),
+    worker_report.DEVICE_WAIT_S: _histogram(
+        "device_wait_seconds", "Time after its claim for which a job waited for a busy device."
+    ),
+    **{
+        stage: _histogram(stage, f"Time of `{stage.removesuffix('_seconds')}` for a batch.")
+        for stage in worker_report.STAGES_S
+    },
+    worker_report.JOB_S: _histogram(
+        "job_seconds",
+        "Time from the submit of a job to its outcome in a model process, for each attempt.",
+    ),
+    worker_report.BATCH_SIZE: _histogram("batch_size", "Jobs per batch."),
+}
 
 REDIS_MEMORY: Final = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
 REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "The maxmemory of Redis; 0 if it has none.")
@@ -134,25 +173,8 @@ MODEL_MEMORY: Final = _gauge(
     "Resident memory of a model's processes in one worker.",
     ("model", "worker"),
 )
-RESTARTS: Final = _counter(
-    "model_restarts",
-    "Model processes that were replaced: killed or dead (lost), or as planned (recycled).",
-    ("model", "reason"),
-)
-LOAD_FAILURES: Final = _counter("model_load_failures", "Failed loads of a model.")
 LOAD_S: Final = Family(
-    "headrace_model_load_seconds",
-    "summary",
-    "Time to load and warm up a model process.",
-    _MODEL,
-)
-RENEWED: Final = _counter("lease_renewals", "Leases that were renewed.")
-EVENTS_LEFT_OUT: Final = _counter(
-    "events_left_out",
-    "Jobs that ended without an event for Celery's monitors, such as Flower.",
-)
-LEASES_LOST: Final = _counter(
-    "lease_losses", "Leases that expired, so that their jobs returned to the queue."
+    "headrace_model_load_seconds", "summary", "Time to load and warm up a model process.", _MODEL
 )
 
 REQUESTS: Final = _counter(
@@ -165,32 +187,41 @@ ERRORS: Final = _counter(
     "redis_errors", "Connections to Redis that broke, and commands that it refused.", ("part",)
 )
 
-HOST_CPUS: Final = _gauge("host_cpus", "Logical processors of a worker's host.", _HOST)
-HOST_CPU: Final = _gauge("host_cpu_ratio", "Busy share of the processors, 0 to 1.", _HOST)
-HOST_MEMORY: Final = _gauge("host_memory_bytes", "Memory of a worker's host.", _HOST)
-HOST_MEMORY_FREE: Final = _gauge(
-    "host_memory_available_bytes", "Memory that is available without swapping.", _HOST
-)
-HOST_DISK: Final = _gauge(
-    "host_disk_bytes", "Size of the file system with the worker's state_dir.", _HOST
-)
-HOST_DISK_FREE: Final = _gauge(
-    "host_disk_available_bytes", "Free space of that file system.", _HOST
-)
-
+#: By the field of a host's figures, ...
+HOST: Final = {
+    "cpus": _gauge("host_cpus", "Logical processors of a worker's host.", _HOST),
+    "cpu_ratio": _gauge("host_cpu_ratio", "Busy share of the processors, 0 to 1.", _HOST),
+    "memory_bytes": _gauge("host_memory_bytes", "Memory of a worker's host.", _HOST),
+    "memory_available_bytes": _gauge(
+        "host_memory_available_bytes", "Memory that is available without swapping.", _HOST
+    ),
+    "disk_bytes": _gauge(
+        "host_disk_bytes", "Size of the file system with the worker's state_dir.", _HOST
+    ),
+    "disk_available_bytes": _gauge(
+        "host_disk_available_bytes", "Free space of that file system.", _HOST
+    ),
+}
+#: ... and of a device's.
+DEVICES: Final = {
+    "busy_ratio": _gauge(
+        "device_utilization_ratio", "Share of the time in which a kernel ran on the GPU.", _DEVICE
+    ),
+    "memory_bytes": _gauge("device_memory_bytes", "Memory of the GPU.", _DEVICE),
+    "memory_used_bytes": _gauge("device_memory_used_bytes", "Used memory of the GPU.", _DEVICE),
+    "temperature_celsius": _gauge(
+        "device_temperature_celsius", "The temperature of the GPU.", _DEVICE
+    ),
+    "power_watts": _gauge("device_power_watts", "The power draw of the GPU.", _DEVICE),
+}
 DEVICE: Final = _gauge(
     "device_info",
     "1, with the name and UUID of a worker's GPU.",
     ("host", "device", "name", "uuid"),
 )
-DEVICE_BUSY: Final = _gauge(
-    "device_utilization_ratio", "Share of the time in which a kernel ran on the GPU.", _DEVICE
-)
-DEVICE_MEMORY: Final = _gauge("device_memory_bytes", "Memory of the GPU.", _DEVICE)
-DEVICE_MEMORY_USED: Final = _gauge("device_memory_used_bytes", "Used memory of the GPU.", _DEVICE)
-DEVICE_TEMPERATURE: Final = _gauge(
-    "device_temperature_celsius", "The temperature of the GPU.", _DEVICE
-)
-DEVICE_POWER: Final = _gauge("device_power_watts", "The power draw of the GPU.", _DEVICE)
 
-FAMILIES: Final = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+FAMILIES: Final = (
+    *(value for value in list(globals().values()) if isinstance(value, Family)),
+    *chain.from_iterable(table.values() for table in (COUNTED, HISTOGRAMS, HOST, DEVICES)),
+    *(family for family, _ in LABELLED.values()),
+)

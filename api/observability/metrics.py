@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final
@@ -14,9 +14,8 @@ from api.observability.exposition import Labels, MetricSamples
 from api.observability.metric_families import Family
 from api.services import Services
 from headrace import __version__
-from headrace.errors import BrokerError, QueueFull
+from headrace.errors import BrokerError
 from headrace.observability import worker_report
-from headrace.observability.host_figures import DeviceFigures, HostFigures
 from headrace.observability.totals import (
     BOUNDS,
     ZERO,
@@ -26,7 +25,12 @@ from headrace.observability.totals import (
     histogram,
     read_labelled,
 )
-from headrace.observability.worker_report import WorkerReport
+from headrace.observability.worker_report import (
+    DeviceFigures,
+    HostFigures,
+    ShadowResult,
+    WorkerReport,
+)
 from headrace.queue.depth import Depths
 from headrace.queue.scrape import ScrapeResult
 from headrace.queue.webhook_deliveries import COUNTER as WEBHOOKS
@@ -39,45 +43,9 @@ Models = tuple[tuple[str, str], ...]
 #: The label `model` of each model.
 Names = tuple[tuple[str], ...]
 
-#: Label values that are shown from the first scrape on, so that a rate begins at zero.
-_STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
-_REASONS: Final = ("full", "cost", "deadline", "idle", "alone", "drain")
-_RESTARTED: Final = ("lost", "recycled")
 _PARTS: Final = ("api", "worker")
-
-_COUNTED: Final = {
-    worker_report.ADMITTED: f.ADMITTED,
-    worker_report.DEAD: f.DEAD,
-    worker_report.PADDING: f.PADDING,
-    worker_report.STARVED: f.STARVED,
-    worker_report.LOAD_FAILURES: f.LOAD_FAILURES,
-    worker_report.RENEWED: f.RENEWED,
-    worker_report.LEASES_LOST: f.LEASES_LOST,
-    worker_report.UNTOLD: f.EVENTS_LEFT_OUT,
-}
-_LABELLED: Final = {
-    worker_report.REJECTED: (f.REJECTED, (QueueFull.code,)),
-    worker_report.ENDED: (f.ENDED, _STATUSES),
-    worker_report.LEFT: (f.BATCHES, _REASONS),
-    worker_report.RESTARTS: (f.RESTARTS, _RESTARTED),
-}
 #: Counted with the ends, but a metric of its own.
 _RETRIED: Final = f"{worker_report.ENDED}:{worker_report.RETRIED}"
-_HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
-    (f.HOST_CPUS, lambda host: host.cpus),
-    (f.HOST_CPU, lambda host: host.cpu_ratio),
-    (f.HOST_MEMORY, lambda host: host.memory_bytes),
-    (f.HOST_MEMORY_FREE, lambda host: host.memory_available_bytes),
-    (f.HOST_DISK, lambda host: host.disk_bytes),
-    (f.HOST_DISK_FREE, lambda host: host.disk_available_bytes),
-)
-_DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...]] = (
-    (f.DEVICE_BUSY, lambda device: device.busy_ratio),
-    (f.DEVICE_MEMORY, lambda device: device.memory_bytes),
-    (f.DEVICE_MEMORY_USED, lambda device: device.memory_used_bytes),
-    (f.DEVICE_TEMPERATURE, lambda device: device.temperature_celsius),
-    (f.DEVICE_POWER, lambda device: device.power_watts),
-)
 
 
 async def metrics_of(services: Services) -> Iterable[MetricSamples]:
@@ -89,7 +57,12 @@ async def metrics_of(services: Services) -> Iterable[MetricSamples]:
     statuses = services.model_statuses.learn(scraped.workers)
     models = tuple((model.name, model.version) for model in services.catalog.served)
     waiting = services.counter_reporter.waiting(scraped.waiting)
-    return _all(scraped, statuses, models, waiting)
+    shadows = tuple(
+        (model.name, model.traffic.shadow)
+        for model in services.catalog.served
+        if model.traffic is not None and model.traffic.shadow is not None
+    )
+    return _all(scraped, statuses, models, waiting, shadows)
 
 
 def _all(
@@ -97,6 +70,7 @@ def _all(
     statuses: Mapping[str, ModelStatus],
     models: Models,
     waiting: int,
+    shadows: Models,
 ) -> Iterator[MetricSamples]:
     names = _names(models)
     yield _one(f.BROKER_UP, 1)
@@ -112,6 +86,8 @@ def _all(
     yield from _queues(scraped.depths, names, _queue_labels(models))
     yield MetricSamples(f.PAUSED, names, list(map(int, scraped.paused)))
     yield from _counted(scraped.counted, names)
+    yield from _versions(scraped.counted, models)
+    yield _shadows(scraped.counted, names, shadows)
     yield from _models(statuses, scraped.counted, names)
     yield from _shared(scraped.shared)
     yield from _measured(list(scraped.workers.values()))
@@ -142,10 +118,10 @@ def _queues(depths: Depths, names: Names, labels: Sequence[Labels]) -> Iterator[
 
 
 def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
-    for name, family in _COUNTED.items():
+    for name, family in f.COUNTED.items():
         yield MetricSamples(family, names, counted(totals.column(name)))
     yield MetricSamples(f.RETRIED, names, counted(totals.column(_RETRIED)))
-    for name, (family, always) in _LABELLED.items():
+    for name, (family, always) in f.LABELLED.items():
         columns = totals.labelled(name)
         if name == worker_report.ENDED:
             columns.pop(worker_report.RETRIED, None)
@@ -161,6 +137,29 @@ def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
         yield MetricSamples(family, series, values)
     for name, family in f.HISTOGRAMS.items():
         yield MetricSamples(family, names, histogram(totals, name), BOUNDS[name])
+
+
+def _versions(totals: Totals, models: Models) -> Iterator[MetricSamples]:
+    """Yield the jobs by version, those of default versions from the first scrape on."""
+    counts: dict[Labels, bytes] = dict.fromkeys(models, ZERO)
+    for version, column in totals.labelled(worker_report.ADMITTED_VERSION).items():
+        for (model, _), raw in zip(models, column, strict=True):
+            if raw is not None:
+                counts[model, version] = raw
+    yield MetricSamples(f.VERSION_ADMITTED, list(counts), counted(tuple(counts.values())))
+
+
+def _shadows(totals: Totals, names: Names, shadows: Models) -> MetricSamples:
+    """Return how copies of jobs compare, those of present shadow versions from zero on."""
+    counts: dict[Labels, bytes] = {
+        (model, version, str(result)): ZERO for model, version in shadows for result in ShadowResult
+    }
+    for label, column in totals.labelled(worker_report.SHADOW).items():
+        result, _, version = label.partition(" ")
+        for (model,), raw in zip(names, column, strict=True):
+            if raw is not None:
+                counts[model, version, result] = raw
+    return MetricSamples(f.SHADOW, list(counts), counted(tuple(counts.values())))
 
 
 def _models(
@@ -212,12 +211,12 @@ def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
         if host is not None:
             hosts[(host.name,)] = host
             devices |= {(host.name, device.id): device for device in worker.figures.devices}
-    for family, of_host in _HOST:
-        yield MetricSamples(family, list(hosts), [of_host(host) for host in hosts.values()])
+    for field, family in f.HOST.items():
+        yield MetricSamples(family, list(hosts), [getattr(host, field) for host in hosts.values()])
     named = [(*labels, device.name, device.uuid) for labels, device in devices.items()]
     yield MetricSamples(f.DEVICE, named, [1] * len(named))
-    for family, of_device in _DEVICE:
-        measured = {labels: of_device(device) for labels, device in devices.items()}
+    for field, family in f.DEVICES.items():
+        measured = {labels: getattr(device, field) for labels, device in devices.items()}
         known = {labels: value for labels, value in measured.items() if value is not None}
         yield MetricSamples(family, list(known), list(known.values()))
 

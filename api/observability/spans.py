@@ -24,11 +24,7 @@ def api_spans(environ: Mapping[str, str]) -> ApiSpans | None:
 
 
 class ApiSpans:
-    """Begins the spans of one API process.
-
-    Args:
-        tracing: sends them.
-    """
+    """Begins the spans of one API process."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -69,12 +65,7 @@ class ApiSpans:
 
     @contextmanager
     def submit(self, queue: str, job_id: str = "") -> Iterator[Trace | None]:
-        """Wrap a submit in a span, below that of its request.
-
-        Args:
-            queue: the model's queue; "" if there may be several.
-            job_id: the job; "" if there may be several.
-        """
+        """Wrap a submit in a span, below that of its request."""
         from opentelemetry.trace import SpanKind
 
         attributes: dict[str, Any] = {

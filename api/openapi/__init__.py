@@ -1,4 +1,6 @@
-"""The description of the API (OpenAPI 3.1): the table of operations with texts and schemas.
+"""The description of the API (OpenAPI 3.1), from the table of operations and the types in it.
+
+A server's own description also has the models that declare their inputs (models.py).
 
 A test compares it with the table; another lets a tool (schemathesis) call the server by it.
 """
@@ -7,41 +9,82 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Final
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
 
 from api.auth.authenticator import Needs, Open
-from api.openapi.batches import BATCH_OPERATIONS, BATCH_SCHEMAS
-from api.openapi.bulk import BULK_OPERATIONS, MANY_SCHEMAS
-from api.openapi.dead_letters import LETTER_OPERATIONS, LETTER_SCHEMAS
-from api.openapi.files import FILE_OPERATIONS, FILE_SCHEMAS
-from api.openapi.job_schemas import JOB_SCHEMAS
-from api.openapi.jobs import JOB_OPERATIONS
-from api.openapi.openai import openai_errors
-from api.openapi.operations import Descriptions, path_parameters, ref
-from api.openapi.problems import (
-    ACCESS_PROBLEMS,
-    problem_examples,
-    problem_responses,
-    problem_schemas,
+from api.http.openai_errors import OpenAIError
+from api.openapi.models import PATH, add_models
+from api.openapi.problems import openai_errors, problem_examples, problem_responses, problem_schemas
+from api.openapi.schemas import (
+    answer_schemas,
+    first_paragraph,
+    parameter_schemas,
+    ref,
+    request_schemas,
 )
-from api.openapi.runs import RUN_OPERATIONS, RUN_SCHEMAS
-from api.openapi.views import VIEW_OPERATIONS, VIEW_SCHEMAS
-from api.openapi.webhooks import WEBHOOK_OPERATIONS, WEBHOOK_SCHEMAS, webhooks
+from api.router import OPENAI_PREFIX
+from api.routes.examples import QUEUED_JOB
+from api.routes.media import STRING, Body, Header, Schema, Success
 from api.routes.table import TABLE, Operation
 from headrace.access.api_key import Scope
+from headrace.config.model_catalog import MODEL_NAME_PATTERN, ModelConfig
+from headrace.jobs.ids import ID, VERSION
+from headrace.jobs.job import Time
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.serialization import JobObject
+from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 
+
+class WebhookEvent(msgspec.Struct):
+    """The body of a webhook."""
+
+    type: WebhookType
+    timestamp: Annotated[Time, Meta(description="The time of the event.")]
+    data: Annotated[
+        dict[str, Any],
+        Meta(
+            description="The job as `GET /api/v1/jobs/{job_id}` shows it. After its record has "
+            "expired: `id`, `model`, `status`, `finished_at` and `record_expired`."
+        ),
+    ]
+
+
+def _body_of(operation: Operation) -> Body | None:
+    body = operation.body
+    return Body(body) if isinstance(body, type) else body
+
+
+def _answers_of(operation: Operation) -> dict[int, Success]:
+    answers = operation.answers
+    by_status = answers if isinstance(answers, Mapping) else {200: answers}
+    return {
+        status: Success(first_paragraph(one.__doc__ or ""), one) if isinstance(one, type) else one
+        for status, one in by_status.items()
+    }
+
+
+def _types(contents: Iterable[type | Schema | None]) -> list[type]:
+    return [content for content in contents if isinstance(content, type)]
+
+
 #: Every schema but those of problems, by the name of its component.
 SCHEMAS: Final = {
-    **JOB_SCHEMAS,
-    **MANY_SCHEMAS,
-    **VIEW_SCHEMAS,
-    **LETTER_SCHEMAS,
-    **RUN_SCHEMAS,
-    **WEBHOOK_SCHEMAS,
-    **FILE_SCHEMAS,
-    **BATCH_SCHEMAS,
+    **request_schemas(_types(body.content for body in map(_body_of, TABLE) if body is not None)),
+    **answer_schemas(
+        [
+            *_types(one.content for row in TABLE for one in _answers_of(row).values()),
+            OpenAIError,
+            WebhookEvent,
+        ]
+    ),
 }
 
 _ABOUT: Final = (
@@ -59,8 +102,6 @@ _TAGS: Final = {
     "batches": "By OpenAI's conventions: files of requests, run in the background.",
     "health": "Probes, metrics and the meaning of problem types.",
 }
-
-
 _KEY: Final = (
     "An API key, if this server requires one (the setting `auth`); docs/security.md explains its "
     "scopes."
@@ -69,23 +110,31 @@ _SCHEMES: Final[dict[str, Any]] = {
     "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "hr_…", "description": _KEY},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": _KEY},
 }
-
-
-_OPERATIONS: Final[Descriptions] = {
-    **JOB_OPERATIONS,
-    **BULK_OPERATIONS,
-    **VIEW_OPERATIONS,
-    **LETTER_OPERATIONS,
-    **RUN_OPERATIONS,
-    **WEBHOOK_OPERATIONS,
-    **FILE_OPERATIONS,
-    **BATCH_OPERATIONS,
+#: The pattern of each parameter of a path, and an example that exists on every server.
+_PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
+    "model": (MODEL_NAME_PATTERN, "echo"),
+    "job_id": (ID, ""),
+    "version": (VERSION, "2.0"),
+    "run_id": (ID, ""),
+    "name": (r"^[^\s/]{1,255}$", ""),
+    "queue": (MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
+    "code": (r"^[a-z-]{1,64}$", "queue-full"),
+    "file_id": (r"^[^\s/]{1,64}$", ""),
+    "batch_id": (r"^[^\s/]{1,64}$", ""),
+}
+#: What can follow an answer with a job.
+_LINKS: Final = {
+    name: {"operationId": operation, "parameters": {"job_id": "$response.body#/id"}}
+    for name, operation in (("job", "get_job"), ("result", "get_result"), ("cancel", "cancel_job"))
 }
 
 
-def document(version: str) -> dict[str, Any]:
-    """Return the whole description."""
-    return {
+def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]:
+    """Return the whole description.
+
+    `models` are those whose declared inputs and outputs it has; the recorded one has none.
+    """
+    described = {
         "openapi": "3.1.0",
         "info": {
             "title": "Headrace",
@@ -102,6 +151,8 @@ def document(version: str) -> dict[str, Any]:
             "examples": problem_examples(),
         },
     }
+    (submit,) = (row for row in TABLE if (row.method, row.path) == ("POST", PATH))
+    return add_models(described, models, partial(_operation, submit))
 
 
 def _paths() -> dict[str, Any]:
@@ -112,34 +163,27 @@ def _paths() -> dict[str, Any]:
             continue
         path = operation.path.replace(":path", "")
         if path not in paths:
-            parameters = path_parameters(path)
+            parameters = [_path_parameter(name, path) for name in re.findall(r"\{(\w+)\}", path)]
             paths[path] = {"parameters": parameters} if parameters else {}
         paths[path][operation.method.lower()] = _operation(operation, path)
     return paths
 
 
 def _operation(operation: Operation, path: str) -> dict[str, Any]:
-    name, needs = operation.name, operation.needs
-    summary, answers, problems, parameters, body = _OPERATIONS[name]
-    found: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [_tag(path, needs)]}
+    needs = operation.needs
+    found: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": first_paragraph(operation.endpoint.__doc__ or "").removesuffix("."),
+        "tags": [_tag(path, needs)],
+    }
+    body = _body_of(operation)
     if body is not None:
-        found["requestBody"] = body
+        found["requestBody"] = _body(body)
+    parameters = [*_query(operation), *map(_header, operation.headers)]
     if parameters:
-        found["parameters"] = list(parameters)
-    if path.startswith("/v1/"):
-        errors = openai_errors(problems)
-    else:
-        common = ["not-found"] if "{" in path else []
-        if isinstance(needs, Scope):
-            common += ACCESS_PROBLEMS
-            # A bulk request has the problem of each line in its answer.
-            common += ["broker-unavailable"] if name != "submit_bulk" else []
-        errors = problem_responses([*problems, *common])
-    if name == "get_result":
-        # A handler may fail with a code of its own.
-        errors["500"]["content"]["application/problem+json"]["schema"]["anyOf"].append(
-            ref("Problem")
-        )
+        found["parameters"] = parameters
+    errors = (openai_errors if path.startswith(OPENAI_PREFIX) else problem_responses)(operation)
+    answers = {str(status): _answer(status, one) for status, one in _answers_of(operation).items()}
     found["responses"] = {**answers, **errors}
     if isinstance(needs, Scope):
         found["security"] = [{"bearer": [str(needs)]}, {"apiKey": [str(needs)]}, {}]
@@ -155,6 +199,97 @@ def _tag(path: str, needs: Needs) -> str:
     if "/dead-letters" in path:
         return "dead letters"
     return "jobs" if path.endswith("/jobs") else path.removeprefix("/api").split("/")[2]
+
+
+def _path_parameter(name: str, path: str) -> dict[str, Any]:
+    pattern, example = _PATH_PARAMETERS["queue" if path.startswith("/api/v1/queues") else name]
+    schema = {"type": "string", "pattern": pattern}
+    found = {"name": name, "in": "path", "required": True, "schema": schema}
+    return {**found, "example": example} if example else found
+
+
+def _query(operation: Operation) -> Iterator[dict[str, Any]]:
+    for query in operation.query:
+        for name, schema in parameter_schemas(query).items():
+            found: dict[str, Any] = {"name": name, "in": "query"}
+            if "description" in schema:
+                found["description"] = schema.pop("description")
+            if schema.get("default") == "":
+                del schema["default"]
+            if "examples" in schema:
+                found["example"] = schema.pop("examples")[0]
+            if schema.get("type") == "object":
+                # An object in a query is JSON text.
+                media = {JSON_TYPE: {"schema": schema, "example": {"batch": 7}}}
+                yield {**found, "content": media}
+            elif schema.get("type") == "array":
+                # Separated by commas.
+                yield {**found, "schema": schema, "style": "form", "explode": False}
+            else:
+                yield {**found, "schema": schema}
+
+
+def _header(header: Header) -> dict[str, Any]:
+    found = {"name": header.name, "in": "header", "schema": header.schema}
+    return {**found, "description": header.description}
+
+
+def _body(body: Body) -> dict[str, Any]:
+    found = {"required": body.required, "content": _content(body.content)}
+    return {**found, "description": body.description} if body.description else found
+
+
+def _content(content: type | Schema) -> Schema:
+    if isinstance(content, type):
+        return {JSON_TYPE: {"schema": ref(content.__name__)}}
+    return content
+
+
+def _answer(status: int, answer: Success) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": answer.description}
+    if answer.content is not None:
+        found["content"] = _content(answer.content)
+    if answer.headers:
+        found["headers"] = {header.name: _answer_header(header) for header in answer.headers}
+    if answer.content is JobObject:
+        found["links"] = _LINKS
+        if status == 202:
+            found["content"][JSON_TYPE]["example"] = QUEUED_JOB
+    return found
+
+
+def _answer_header(header: Header) -> dict[str, Any]:
+    found = {"schema": header.schema}
+    return {**found, "description": header.description} if header.description else found
+
+
+def webhooks() -> dict[str, Any]:
+    """Return the message as a receiver has to accept it."""
+    header = {"in": "header", "required": True, "schema": STRING}
+    return {
+        "job": {
+            "post": {
+                "operationId": "receive_webhook",
+                "summary": "A job has begun or ended",
+                "description": "Sent to the `webhook` of a submit, signed by the Standard Webhooks "
+                "scheme. Any 2xx is success; it may arrive more than once, with the same id.",
+                "parameters": [
+                    {**header, "name": "webhook-id", "description": "The same for each attempt."},
+                    {**header, "name": "webhook-timestamp", "description": "Seconds since 1970."},
+                    {**header, "name": "webhook-signature", "description": "`v1,` and base64."},
+                ],
+                "requestBody": {
+                    "required": True,
+                    "content": {JSON_TYPE: {"schema": ref("WebhookEvent")}},
+                },
+                "responses": {
+                    "2XX": {"description": "It was received."},
+                    "410": {"description": "The receiver wants no more: it is not sent again."},
+                    "default": {"description": "It is retried for a day."},
+                },
+            }
+        }
+    }
 
 
 def written(description: dict[str, Any]) -> str:

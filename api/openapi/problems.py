@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import Any, Final
 
-from api.http.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX
-from api.openapi.operations import Schema, ref
-from headrace.errors import HeadraceError, JobError
+from api.http.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX, explain
+from api.openapi.schemas import ref
+from api.routes.media import Schema
+from api.routes.table import Operation
+from headrace.access.api_key import Scope
+from headrace.errors import JobError
+from headrace.jobs.media_types import JSON_TYPE
 
 #: The problems of failed jobs, and so of the operation that returns an output.
 JOB_PROBLEMS: Final = tuple(code for code, cls in PROBLEMS.items() if issubclass(cls, JobError))
@@ -41,6 +44,21 @@ _PROBLEM: Final[Schema] = {
     },
 }
 _EXTENSIONS: Final[dict[str, dict[str, Schema]]] = {
+    "invalid-input": {
+        "errors": {
+            "type": "array",
+            "description": "Where the input does not fit, at most ten places.",
+            "items": {
+                "type": "object",
+                "required": ["path", "message", "expected"],
+                "properties": {
+                    "path": {"type": "string", "description": "A JSON pointer into the input."},
+                    "message": {"type": "string"},
+                    "expected": {"type": "string", "description": "What the schema asks for."},
+                },
+            },
+        }
+    },
     "broker-unavailable": {
         "job": {
             "type": "string",
@@ -50,7 +68,12 @@ _EXTENSIONS: Final[dict[str, dict[str, Schema]]] = {
     "models-not-ready": {"models": {"type": "object"}},
     INTERNAL: {"id": {"type": "string", "description": "Search the API's log for it."}},
     **{
-        code: {"job": {"type": "string"}, "retryable": {"type": "boolean"}} for code in JOB_PROBLEMS
+        code: {
+            "job": {"type": "string"},
+            "retryable": {"type": "boolean"},
+            "traceback": {"type": "string"},
+        }
+        for code in JOB_PROBLEMS
     },
 }
 
@@ -59,17 +82,13 @@ def _name(code: str) -> str:
     return f"{PROBLEMS[code].__name__}Problem"
 
 
-def _cause(cls: type[HeadraceError]) -> str:
-    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
-
-
 def problem_schemas() -> dict[str, Schema]:
     """Return the schema of each problem by its component's name, and the common one."""
     found = {"Problem": _PROBLEM}
     for code, cls in PROBLEMS.items():
         found[_name(code)] = {
             "title": cls.title,
-            "description": _cause(cls),
+            "description": explain(code).cause,
             "allOf": [
                 ref("Problem"),
                 {
@@ -93,7 +112,7 @@ def problem_examples() -> dict[str, dict[str, Any]]:
                 "type": TYPE_PREFIX + code,
                 "title": cls.title,
                 "status": cls.status,
-                "detail": _cause(cls),
+                "detail": explain(code).cause,
                 "instance": "/api/v1/jobs",
             },
         }
@@ -101,12 +120,48 @@ def problem_examples() -> dict[str, dict[str, Any]]:
     }
 
 
-def problem_responses(codes: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the answers of an operation with these problems, by status."""
-    by_status: dict[int, list[str]] = {}
-    for code in sorted({*codes, INTERNAL, *UNREAD}, key=list(PROBLEMS).index):
-        by_status.setdefault(PROBLEMS[code].status, []).append(code)
-    return {str(status): _response(found) for status, found in sorted(by_status.items())}
+def problem_responses(operation: Operation) -> dict[str, dict[str, Any]]:
+    """Return the error answers of an operation, by status."""
+    common: tuple[str, ...] = (INTERNAL, *UNREAD)
+    if "{" in operation.path:
+        common += ("not-found",)
+    if isinstance(operation.needs, Scope):
+        common += ACCESS_PROBLEMS
+        # A bulk request has the problem of each line in its answer.
+        common += () if operation.name == "submit_bulk" else ("broker-unavailable",)
+    answers = {status: _response(codes) for status, codes in _by_status(operation, common).items()}
+    if JobError in operation.problems:
+        # A handler may fail with a code of its own.
+        answers["500"]["content"][PROBLEM_TYPE.decode()]["schema"]["anyOf"].append(ref("Problem"))
+    return answers
+
+
+def openai_errors(operation: Operation) -> dict[str, dict[str, Any]]:
+    """Return the error answers of an operation below `/v1/`, by status."""
+    common = (
+        "invalid-request", *ACCESS_PROBLEMS, "broker-unavailable", "store-unavailable", INTERNAL,
+    )  # fmt: skip
+    return {
+        status: {
+            "description": _titles(codes),
+            "content": {JSON_TYPE: {"schema": ref("OpenAIError")}},
+        }
+        for status, codes in _by_status(operation, common).items()
+    }
+
+
+def _by_status(operation: Operation, common: Iterable[str]) -> dict[str, list[str]]:
+    """Return the codes of an operation's problems, in the order of the table of problems."""
+    own = tuple(operation.problems)
+    found: dict[int, list[str]] = {}
+    for code, cls in PROBLEMS.items():
+        if code in common or issubclass(cls, own):
+            found.setdefault(cls.status, []).append(code)
+    return {str(status): found[status] for status in sorted(found)}
+
+
+def _titles(codes: Iterable[str]) -> str:
+    return "; ".join(PROBLEMS[code].title for code in codes) + "."
 
 
 def _response(codes: list[str]) -> dict[str, Any]:
@@ -115,10 +170,7 @@ def _response(codes: list[str]) -> dict[str, Any]:
         "schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas},
         "examples": {code: {"$ref": f"#/components/examples/{code}"} for code in codes},
     }
-    response: dict[str, Any] = {
-        "description": "; ".join(PROBLEMS[code].title for code in codes) + ".",
-        "content": {PROBLEM_TYPE.decode(): media},
-    }
+    response = {"description": _titles(codes), "content": {PROBLEM_TYPE.decode(): media}}
     if any(PROBLEMS[code].retryable and not issubclass(PROBLEMS[code], JobError) for code in codes):
         response["headers"] = _RETRY_AFTER
     return response

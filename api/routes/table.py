@@ -1,23 +1,42 @@
-"""The table of all operations: method, path, endpoint, required scope and OpenAPI name.
+"""The table of all operations: what the router serves, and what `api.openapi` describes.
 
-`api.router` serves it, `api.openapi` describes it, and docs/security.md lists its scopes. `GET`
-includes `HEAD`. A job of another API key does not exist (404) on any of them, unless the caller's
-key has the scope `manage`.
+docs/security.md lists the scopes. `GET` includes `HEAD`. A job of another API key does not exist
+(404) on any of them, unless the caller's key has the scope `manage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from api.auth.authenticator import Needs, Open
 from api.http.messages import Answer
-from api.routes.admin import dead_letters, models, queues, runs
+from api.http.problems import ProblemType
+from api.routes import media
+from api.routes.admin import (
+    dead_letters,
+    models,
+    queues,
+    registry,
+    registry_events,
+    registry_log,
+    runs,
+)
 from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, submit, webhooks
+from api.routes.media import Body, Header, Success
 from api.routes.openai import batches, files
-from api.routes.service import documentation, health, metrics
+from api.routes.service import documentation, health
+from api.submission.job_request import JobRequest, NamedJobRequest
+from api.submission.waiting import WaitQuery
+from headrace import errors
 from headrace.access.api_key import Scope
+from headrace.config.traffic import Traffic
+from headrace.jobs.options import JobOptions
+from headrace.runs.records import Run, RunStatus
 
+Answers = type | Success | Mapping[int, type | Success]
 #: Takes the services, the request, and the parts of the path that the template names.
 Endpoint = Callable[..., Awaitable[Answer]]
 
@@ -26,9 +45,12 @@ class Operation(NamedTuple):
     """One operation of the API.
 
     Attributes:
+        endpoint: serves it; the first line of its docstring is the summary of the operation.
         path: a template; `{name}` is one part of a path, `{name:path}` is the rest of it.
         needs: the scope that an API key must have, or how far the operation is open.
         name: the OpenAPI operationId; "" for what the description leaves out.
+        answers: its successful answers by status, or the only one; a type explains itself.
+        problems: its errors, besides those that every such operation has.
     """
 
     method: str
@@ -36,78 +58,280 @@ class Operation(NamedTuple):
     endpoint: Endpoint
     needs: Needs
     name: str = ""
+    answers: Answers = Success("")
+    problems: Sequence[type[errors.HeadraceError]] = ()
+    query: Sequence[type[msgspec.Struct]] = ()
+    headers: Sequence[Header] = ()
+    body: type | Body | None = None
 
 
 _SUBMIT, _READ, _MANAGE = Scope.SUBMIT, Scope.READ, Scope.MANAGE
+_MODELS: Final = "/api/v1/models"
 _MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
+_VERSION_JOBS: Final = registry.VERSION + "/jobs"
 _JOBS: Final = "/api/v1/jobs"
 _JOB: Final = "/api/v1/jobs/{job_id}"
-_WEBHOOKS: Final = webhooks.PATH
 _LETTERS: Final = dead_letters.PATH
 _LETTER: Final = dead_letters.PATH + "/{name:path}"
-_QUEUE: Final = "/api/v1/queues/{name}"
-_RUN: Final = "/api/v1/runs/{run_id}"
-_FILE: Final = "/v1/files/{file_id}"
-_BATCH: Final = "/v1/batches/{batch_id}"
+_QUEUES: Final = "/api/v1/queues"
+_RUNS: Final = "/api/v1/runs"
+_FILES: Final = "/v1/files"
+_BATCHES: Final = "/v1/batches"
 
-TABLE: Final[tuple[Operation, ...]] = tuple(Operation(*row) for row in (
+_REFUSED: Final = (
+    errors.InvalidRequest, errors.InvalidInput, errors.InvalidId, errors.ModelNotFound,
+    errors.Conflict, errors.PayloadTooLarge, errors.UnsupportedMedia, errors.QueueFull,
+    errors.TooManyInFlight, errors.BrokerFull, errors.StoreUnavailable, errors.StoreFull,
+    errors.PathNotFound,
+)  # fmt: skip
+_UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
+_UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
+_UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
+_REGISTRY: Final = (
+    errors.InvalidRequest, errors.ModelNotFound, errors.Conflict, errors.PayloadTooLarge,
+)  # fmt: skip
+_WAIT: Final = (WaitQuery,)
+_SUBMIT_HEADERS: Final = (media.PREFER, media.IDEMPOTENCY_KEY)
+
+TABLE: Final[tuple[Operation, ...]] = (
     # Jobs
-    ("POST", _MODEL_JOBS, submit.submit_input, _SUBMIT, "submit_input_post"),
-    ("PUT", _MODEL_JOBS, submit.submit_input, _SUBMIT, "submit_input_put"),
-    ("GET", _JOBS, listing.list_jobs, _READ, "list_jobs"),
-    ("POST", _JOBS, submit.submit_job, _SUBMIT, "submit_job"),
-    ("GET", _JOB, job.get_job, _READ, "get_job"),
-    ("PUT", _JOB, submit.put_job, _SUBMIT, "put_job"),
+    *(Operation(
+        method, _MODEL_JOBS, submit.submit_input, _SUBMIT, f"submit_input_{method.lower()}",
+        media.SUBMITTED, _REFUSED, (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
+    ) for method in ("POST", "PUT")),
+    *(Operation(
+        method, _VERSION_JOBS, submit.submit_version_input, _SUBMIT,
+        f"submit_version_input_{method.lower()}", media.SUBMITTED, _REFUSED,
+        (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
+    ) for method in ("POST", "PUT")),
+    Operation(
+        "GET", _JOBS, listing.list_jobs, _READ, "list_jobs", listing.JobList,
+        (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff), (listing.ListQuery,),
+    ),
+    Operation(
+        "POST", _JOBS, submit.submit_job, _SUBMIT, "submit_job", media.SUBMITTED,
+        (*_REFUSED, errors.InputForbidden), _WAIT, _SUBMIT_HEADERS, JobRequest,
+    ),
+    Operation(
+        "GET", _JOB, job.get_job, _READ, "get_job", media.JOB, _UNREAD_JOB,
+        (job.JobQuery,), (media.PREFER,),
+    ),
+    Operation(
+        "PUT", _JOB, submit.put_job, _SUBMIT, "put_job", media.SUBMITTED,
+        (*_REFUSED, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
+    ),
     # Who may submit a job may also cancel it.
-    ("DELETE", _JOB, job.cancel_job, _SUBMIT, "cancel_job"),
-    ("GET", _JOB + "/result", job.get_result, _READ, "get_result"),
-    ("GET", _JOB + "/events", events.get_events, _READ, "get_events"),
+    Operation(
+        "DELETE", _JOB, job.cancel_job, _SUBMIT, "cancel_job",
+        {200: Success("It will not run, or it had ended before.", job.Cancellation),
+         202: Success("It runs; its result will be discarded.", job.Cancellation)}, _UNREAD_JOB,
+    ),
+    Operation(
+        "GET", _JOB + "/result", job.get_result, _READ, "get_result", media.RESULT,
+        (*_UNREAD_JOB, errors.ResultFreed, errors.RangeNotSatisfiable, errors.StoreUnavailable,
+         errors.JobError),
+        (job.JobQuery,), (media.PREFER, media.RANGE, media.IF_RANGE),
+    ),
+    Operation(
+        "GET", _JOB + "/events", events.get_events, _READ, "get_events", media.EVENTS,
+        (*_UNREAD_JOB, errors.TooManyStreams), (events.EventsQuery,), (media.LAST_EVENT_ID,),
+    ),
     # The next paths are also those of jobs with such an id: no id is reserved.
-    ("POST", _JOBS + "/bulk", bulk_submit.submit_bulk, _SUBMIT, "submit_bulk"),
-    ("POST", _JOBS + "/status", bulk_status.read_many, _READ, "read_many"),
-    ("POST", _JOBS + "/cancel", bulk_status.cancel_many, _SUBMIT, "cancel_many"),
-    ("POST", _JOBS + "/outcomes", bulk_status.read_outcomes, _READ, "read_outcomes"),
-    ("POST", _JOBS + "/forget", bulk_status.forget_many, _SUBMIT, "forget_many"),
+    Operation(
+        "POST", _JOBS + "/bulk", bulk_submit.submit_bulk, _SUBMIT, "submit_bulk",
+        media.LINE_ANSWERS, (errors.InvalidRequest, errors.InvalidId, errors.UnsupportedMedia),
+        (bulk_submit.BulkQuery,), (media.IDEMPOTENCY_KEY,), media.LINES,
+    ),
+    Operation(
+        "POST", _JOBS + "/status", bulk_status.read_many, _READ, "read_many", bulk_status.Jobs,
+        _UNREAD_BODY, (bulk_status.StatusQuery,), body=bulk_status.Ids,
+    ),
+    Operation(
+        "POST", _JOBS + "/cancel", bulk_status.cancel_many, _SUBMIT, "cancel_many",
+        bulk_status.Cancellations, _UNREAD_BODY, body=bulk_status.Ids,
+    ),
+    Operation(
+        "POST", _JOBS + "/outcomes", bulk_status.read_outcomes, _READ, "read_outcomes",
+        bulk_status.Outcomes, _UNREAD_BODY, body=bulk_status.Ids,
+    ),
+    Operation(
+        "POST", _JOBS + "/forget", bulk_status.forget_many, _SUBMIT, "forget_many",
+        bulk_status.Forgotten, _UNREAD_BODY, body=bulk_status.Ids,
+    ),
     # Models and queues
-    ("GET", "/api/v1/models", models.list_models, _READ, "list_models"),
-    ("GET", "/api/v1/models/{model}", models.get_model, _READ, "get_model"),
+    Operation("GET", _MODELS, models.list_models, _READ, "list_models", models.Models),
+    Operation(
+        "GET", _MODELS + "/{model}", models.get_model, _READ, "get_model", models.ModelDetail,
+        (errors.ModelNotFound,),
+    ),
     # Queues and dead letters have the jobs of all keys.
-    ("GET", "/api/v1/queues", queues.list_queues, _MANAGE, "list_queues"),
-    ("POST", _QUEUE + "/pause", queues.pause_queue, _MANAGE, "pause_queue"),
-    ("POST", _QUEUE + "/resume", queues.resume_queue, _MANAGE, "resume_queue"),
-    ("POST", _QUEUE + "/purge", queues.purge_queue, _MANAGE, "purge_queue"),
+    Operation(
+        "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
+        "get_model_versions", registry.Registration, (errors.ModelNotFound,),
+    ),
+    Operation(
+        "PUT", registry.VERSION, registry.register_version, _MANAGE, "register_model_version",
+        {200: registry.Registration, 201: registry.Registration},
+        _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), registry.NewVersion,
+    ),
+    Operation(
+        "PATCH", registry.MODEL, registry.change_model, _MANAGE, "change_model",
+        registry.Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
+        registry.ModelChange,
+    ),
+    Operation(
+        "POST", registry.MODEL + "/reload", registry.reload_model, _MANAGE, "reload_model",
+        registry.Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
+    ),
+    Operation(
+        "GET", registry.MODEL + "/traffic", registry.get_traffic, _READ, "get_model_traffic",
+        registry.ModelTraffic, (errors.ModelNotFound,),
+    ),
+    Operation(
+        "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
+        registry.ModelTraffic, _REGISTRY, headers=(media.IF_MATCH,), body=Traffic,
+    ),
+    Operation(
+        "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
+        "delete_model_traffic", registry.ModelTraffic, _REGISTRY, headers=(media.IF_MATCH,),
+    ),
+    Operation(
+        "DELETE", registry.MODEL, registry.remove_model, _MANAGE, "remove_model",
+        {204: Success("The model is removed.")}, _REGISTRY, headers=(media.IF_MATCH,),
+    ),
+    Operation(
+        "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
+        {200: registry.Registration, 204: Success("It was the last version.")},
+        _REGISTRY, headers=(media.IF_MATCH,),
+    ),
+    Operation(
+        "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",
+        registry_log.ModelChanges, (errors.InvalidRequest,), (registry_log.ChangesQuery,),
+    ),
+    Operation(
+        "GET", registry_events.EVENTS, registry_events.get_registry_events, _READ,
+        "get_registry_events", media.CHANGE_EVENTS,
+        (errors.InvalidRequest, errors.ModelNotFound, errors.TooManyStreams),
+        (events.EventsQuery,), (media.LAST_EVENT_ID,),
+    ),
+    Operation(
+        "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
+        "list_model_differences", registry_log.ModelDifferences,
+    ),
+    Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", queues.Queues),
+    Operation(
+        "POST", _QUEUES + "/{name}/pause", queues.pause_queue, _MANAGE, "pause_queue",
+        queues.QueuePause, (errors.QueueNotFound,),
+    ),
+    Operation(
+        "POST", _QUEUES + "/{name}/resume", queues.resume_queue, _MANAGE, "resume_queue",
+        queues.QueuePause, (errors.QueueNotFound,),
+    ),
+    Operation(
+        "POST", _QUEUES + "/{name}/purge", queues.purge_queue, _MANAGE, "purge_queue",
+        queues.QueuePurge, (errors.QueueNotFound,),
+    ),
     # The service itself; probes have no keys.
-    ("GET", "/live", health.live, Open.ALWAYS, "live"),
-    ("GET", "/ready", health.ready, Open.ALWAYS, "ready"),
-    ("GET", "/metrics", metrics.get_metrics, Open.METRICS, "metrics"),
-    ("GET", "/problems/{code}", health.problem_type, Open.DOCS, "problem_type"),
+    Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
+    Operation(
+        "GET", "/ready", health.ready, Open.ALWAYS, "ready", health.Ready,
+        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable),
+        (health.ReadyQuery,),
+    ),
+    Operation("GET", "/metrics", health.get_metrics, Open.METRICS, "metrics", media.METRICS),
+    Operation(
+        "GET", "/problems/{code}", health.problem_type, Open.DOCS, "problem_type", ProblemType,
+    ),
     # Dead letters
-    ("GET", _LETTERS, dead_letters.list_dead_letters, _MANAGE, "list_dead_letters"),
-    ("POST", _LETTERS + "/requeue", dead_letters.requeue, _MANAGE, "requeue_dead_letters"),
-    ("POST", _LETTERS + "/purge", dead_letters.purge, _MANAGE, "purge_dead_letters"),
-    ("GET", _LETTER, dead_letters.get_dead_letter, _MANAGE, "get_dead_letter"),
-    ("DELETE", _LETTER, dead_letters.purge_one, _MANAGE, "purge_dead_letter"),
+    Operation(
+        "GET", _LETTERS, dead_letters.list_dead_letters, _MANAGE, "list_dead_letters",
+        dead_letters.DeadLetters, (errors.InvalidRequest, errors.ModelNotFound),
+        (dead_letters.LettersQuery,),
+    ),
+    Operation(
+        "POST", _LETTERS + "/requeue", dead_letters.requeue, _MANAGE, "requeue_dead_letters",
+        dead_letters.Requeued, _UNREAD_SELECTION, body=dead_letters.Selection,
+    ),
+    Operation(
+        "POST", _LETTERS + "/purge", dead_letters.purge, _MANAGE, "purge_dead_letters",
+        dead_letters.Purged, _UNREAD_SELECTION, body=dead_letters.Selection,
+    ),
+    Operation(
+        "GET", _LETTER, dead_letters.get_dead_letter, _MANAGE, "get_dead_letter",
+        dead_letters.DeadLetterDetail, (errors.LetterNotFound, errors.ModelNotFound),
+    ),
+    Operation(
+        "DELETE", _LETTER, dead_letters.purge_one, _MANAGE, "purge_dead_letter",
+        dead_letters.Purged, (errors.LetterNotFound, errors.ModelNotFound),
+    ),
     # Offline runs
-    ("GET", "/api/v1/runs", runs.list_runs, _READ, "list_runs"),
-    ("GET", _RUN, runs.get_run, _READ, "get_run"),
-    ("PUT", _RUN, runs.put_run, _SUBMIT, "tell_run"),
-    ("POST", _RUN + "/cancel", runs.cancel_run, _SUBMIT, "cancel_run"),
+    Operation("GET", _RUNS, runs.list_runs, _READ, "list_runs", runs.Runs),
+    Operation(
+        "GET", _RUNS + "/{run_id}", runs.get_run, _READ, "get_run", Run, (errors.RunNotFound,),
+    ),
+    Operation(
+        "PUT", _RUNS + "/{run_id}", runs.put_run, _SUBMIT, "tell_run", runs.RunReceipt,
+        (errors.InvalidRequest, errors.InvalidId, errors.RunNotFound, errors.PayloadTooLarge),
+        (runs.RunQuery,), body=RunStatus,
+    ),
+    Operation(
+        "POST", _RUNS + "/{run_id}/cancel", runs.cancel_run, _SUBMIT, "cancel_run", Run,
+        (errors.RunNotFound,),
+    ),
     # Webhooks
-    ("GET", _WEBHOOKS, webhooks.list_deliveries, _READ, "list_webhooks"),
-    ("POST", _WEBHOOKS + "/redeliver", webhooks.redeliver, _SUBMIT, "redeliver_webhook"),
+    Operation(
+        "GET", webhooks.PATH, webhooks.list_deliveries, _READ, "list_webhooks",
+        webhooks.WebhookDeliveries, (errors.JobNotFound,),
+    ),
+    Operation(
+        "POST", webhooks.PATH + "/redeliver", webhooks.redeliver, _SUBMIT, "redeliver_webhook",
+        {202: webhooks.WebhookDelivery},
+        (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge, errors.WebhookNotFound,
+         errors.BrokerFull, errors.JobNotFound),
+        body=Body(webhooks.WebhookRedelivery, required=False),
+    ),
     # OpenAI's conventions, for its SDK
-    ("GET", "/v1/files", files.list_files, _READ, "list_files"),
-    ("POST", "/v1/files", files.create_file, _SUBMIT, "create_file"),
-    ("GET", _FILE, files.get_file, _READ, "get_file"),
-    ("DELETE", _FILE, files.delete_file, _SUBMIT, "delete_file"),
-    ("GET", _FILE + "/content", files.get_content, _READ, "get_file_content"),
-    ("GET", "/v1/batches", batches.list_batches, _READ, "list_batches"),
-    ("POST", "/v1/batches", batches.create_batch, _SUBMIT, "create_batch"),
-    ("GET", _BATCH, batches.get_batch, _READ, "get_batch"),
-    ("POST", _BATCH + "/cancel", batches.cancel_batch, _SUBMIT, "cancel_batch"),
-    # The documentation is the same for every deployment.
-    ("GET", "/", documentation.root, Open.DOCS),
-    ("GET", "/docs", documentation.page, Open.DOCS),
-    ("GET", documentation.STATIC_PATH + "/{file:path}", documentation.static, Open.DOCS),
-    ("GET", "/openapi.json", documentation.openapi, Open.DOCS),
-))  # fmt: skip
+    Operation(
+        "GET", _FILES, files.list_files, _READ, "list_files", files.Files,
+        query=(files.FilesQuery,),
+    ),
+    Operation(
+        "POST", _FILES, files.create_file, _SUBMIT, "create_file", files.File,
+        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.StoreFull, errors.BrokerFull),
+        body=media.UPLOAD,
+    ),
+    Operation(
+        "GET", _FILES + "/{file_id}", files.get_file, _READ, "get_file", files.File,
+        (errors.FileMissing,),
+    ),
+    Operation(
+        "DELETE", _FILES + "/{file_id}", files.delete_file, _SUBMIT, "delete_file",
+        files.FileDeleted, (errors.FileMissing,),
+    ),
+    Operation(
+        "GET", _FILES + "/{file_id}/content", files.get_content, _READ, "get_file_content",
+        media.CONTENT, (errors.FileMissing,),
+    ),
+    Operation(
+        "GET", _BATCHES, batches.list_batches, _READ, "list_batches", batches.Batches,
+        query=(batches.BatchesQuery,),
+    ),
+    Operation(
+        "POST", _BATCHES, batches.create_batch, _SUBMIT, "create_batch", batches.Batch,
+        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.BrokerFull),
+        body=batches.BatchRequest,
+    ),
+    Operation(
+        "GET", _BATCHES + "/{batch_id}", batches.get_batch, _READ, "get_batch", batches.Batch,
+        (errors.BatchNotFound,),
+    ),
+    Operation(
+        "POST", _BATCHES + "/{batch_id}/cancel", batches.cancel_batch, _SUBMIT, "cancel_batch",
+        batches.Batch, (errors.BatchNotFound,),
+    ),
+    # Callers that may not list models get the description without them.
+    Operation("GET", "/", documentation.root, Open.DOCS),
+    Operation("GET", "/docs", documentation.page, Open.DOCS),
+    Operation("GET", documentation.STATIC_PATH + "/{file:path}", documentation.static, Open.DOCS),
+    Operation("GET", "/openapi.json", documentation.openapi, Open.DOCS),
+)  # fmt: skip

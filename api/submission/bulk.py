@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,19 +17,21 @@ from api.services import Services
 from api.submission.input_store import StoredInput
 from api.submission.job_request import (
     LINE,
+    HeaderOf,
     JobIdentity,
     ValidatedRequest,
-    decode_job_request,
     identity_from_key,
     identity_of,
+    no_header,
     request_from_json,
     requested_model,
+    route,
     with_trace,
 )
 from api.submission.submit import fresh_job, fresh_state, submission_of
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
-from headrace.jobs.ids import new_ids
+from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
@@ -47,8 +48,8 @@ PROBE: Final = 16
 KEEP_MAX_S: Final = 10.0
 
 
-class BulkLine(msgspec.Struct, gc=False):
-    """One line and its outcome.
+class BulkLine(msgspec.Struct):
+    """One line and its outcome; tracked by the garbage collector, as an error may refer to it.
 
     Attributes:
         number: 1 for the first line of the body.
@@ -69,14 +70,12 @@ class BulkSubmitter:
     """Validates lines, submits them together, and writes the answer of each.
 
     Args:
-        services: the services of this process.
         path: the path of the request, for problems.
-        key: its idempotency key; "" for none.
         hold_s: seconds for which lines without room in their queue are held back.
-        caller: the API key that makes the request.
         trace: the trace of the request, for lines that name none.
         brief: answer with the number of accepted lines, and in full only for the others.
         quiet: publish no completion events and do not list the jobs.
+        header: returns a header of the request.
     """
 
     def __init__(
@@ -90,8 +89,10 @@ class BulkSubmitter:
         trace: Trace | None = None,
         brief: bool = False,
         quiet: bool = False,
+        header: HeaderOf = no_header,
     ) -> None:
         self.trace = trace
+        self._header = header
         self._services = services
         self._caller = caller
         self._path = path
@@ -100,15 +101,21 @@ class BulkSubmitter:
         self._brief = brief
         self._quiet = quiet
 
+    async def prepare(self) -> None:
+        """Learn which versions of the models there are, as lines may ask for any of them."""
+        await self._services.model_statuses.refresh()
+
     def read(self, lines: Sequence[Line]) -> list[BulkLine]:
         """Validate lines; an invalid line affects no other."""
         now_s = self._services.queue.clock.now_s()
-        fresh = repeat("") if self._key else new_ids(len(lines))
-        return [self._read(line, job_id, now_s) for line, job_id in zip(lines, fresh, strict=False)]
+        fresh_ids = ids_on_demand()
+        return [self._read(line, fresh_ids, now_s) for line in lines]
 
     async def submit(self, rows: Sequence[BulkLine]) -> None:
         """Submit the valid lines; hold back and retry lines without room or without a reply."""
-        todo = await self._within_rate([row for row in rows if row.outcome is None])
+        # Lines that are not valid count too: checking them is work.
+        allowed = await self._within_rate(rows)
+        todo = [row for row in allowed if row.outcome is None]
         if todo:
             held = await self._try(todo)
             if held:
@@ -122,8 +129,12 @@ class BulkSubmitter:
         """Return the answers, a line each; a brief answer counts accepted lines together."""
         if self._brief:
             return self._brief_answers(rows)
-        names = {row.request.model.name for row in rows if row.request is not None}
-        ready = {name: await self._services.model_statuses.has_ready(name) for name in names}
+        asked = {
+            (row.request.model.name, row.request.model.asked_version)
+            for row in rows
+            if row.request is not None
+        }
+        ready = {one: await self._services.model_statuses.has_ready(*one) for one in asked}
         return b"\n".join([*(self._answer(row, ready) for row in rows), b""])
 
     def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
@@ -159,10 +170,10 @@ class BulkSubmitter:
                 break
             await asyncio.sleep(wait_s)
         for row in rows[taken:]:
-            row.outcome = refused
+            row.outcome = row.outcome or refused.kept()
         return rows[:taken]
 
-    def _read(self, line: Line, fresh_id: str, now_s: float) -> BulkLine:
+    def _read(self, line: Line, fresh_ids: Iterator[str], now_s: float) -> BulkLine:
         services, row = self._services, BulkLine(line.number)
         try:
             if line.number > services.settings.bulk_limit_lines:
@@ -176,28 +187,41 @@ class BulkSubmitter:
                     f"the line has more than {limit} bytes",
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
-            fields = decode_job_request(line.text, LINE)
+            fields = LINE.decode(line.text)
             services.webhook_policy.check(fields.options)
-            model = requested_model(services.catalog, fields)
-            identity = self._identity(fields.id, line.number, fresh_id)
+            model = requested_model(services.catalog, services.model_statuses, fields)
+            identity = self._identity(fields.id, line.number, fresh_ids)
+            shadow = None
+            if model.traffic is not None and fields.version is None:
+                given = fields.options.metadata
+                model, shadow = route(
+                    model, services.model_statuses, identity.job_id, given, self._header
+                )
             limit_bytes = services.settings.inline_limit_bytes
-            request = request_from_json(fields, model, identity, limit_bytes, self._caller)
+            request = request_from_json(
+                fields, model, identity, limit_bytes, self._caller, self._header
+            )
+            services.input_checks.check(request)
             trace = self.trace
             if fields.traceparent is not None:
                 # An invalid one is ignored, as in a header.
                 trace = read_trace(fields.traceparent) or trace
+            if shadow is not None:
+                request = msgspec.structs.replace(request, shadow=shadow)
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
                 row.job = submission_of(services, row.request, now_s, quiet=self._quiet)
         except HeadraceError as error:
-            row.outcome = error
+            row.outcome = error.kept()
         return row
 
-    def _identity(self, given_id: str | None, number: int, fresh_id: str) -> JobIdentity:
-        if given_id is None and self._key:
+    def _identity(self, given_id: str | None, number: int, fresh_ids: Iterator[str]) -> JobIdentity:
+        if given_id is not None:
+            return identity_of(given_id, "", self._caller.key_id)
+        if self._key:
             # The key was checked as it came; with the line's number it may exceed the limit.
             return identity_from_key(f"{self._key}/{number}", self._caller.key_id)
-        return identity_of(given_id, "", fresh_id)
+        return JobIdentity(next(fresh_ids), chosen=False)
 
     async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
         """Store the inputs of these lines, together where the payload store can."""
@@ -227,7 +251,7 @@ class BulkSubmitter:
             try:
                 stored = await self._services.input_store.keep(request)
             except HeadraceError as error:
-                row.outcome = error
+                row.outcome = error.kept()
                 return
         self._is_stored(row, request, stored)
 
@@ -240,7 +264,7 @@ class BulkSubmitter:
         )
         for (row, request, _), stored in zip(rows, results, strict=True):
             if isinstance(stored, HeadraceError):
-                row.outcome = stored
+                row.outcome = stored.kept()
             else:
                 self._is_stored(row, request, stored)
 
@@ -276,7 +300,7 @@ class BulkSubmitter:
         answers = await self._services.queue.submit_many(jobs)
         known = []
         for row, answer in zip(rows, answers, strict=True):
-            row.outcome = answer
+            row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
             # Without an id of the client, only a resend after a lost reply can repeat a job.
             if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
                 known.append(row)
@@ -290,7 +314,7 @@ class BulkSubmitter:
         try:
             found = await self._services.queue.view(ids)
         except HeadraceError as error:
-            found = [error for _ in ids]
+            found = [error.kept()] * len(ids)
         for row, job in zip(rows, found, strict=True):
             if isinstance(job, Job) and not self._caller.may_see(job.key):
                 row.outcome = id_unavailable(job.id)
@@ -304,7 +328,7 @@ class BulkSubmitter:
             found = await self._services.queue.view(ids)
         except HeadraceError as error:
             for row, _ in refused:
-                row.outcome = error
+                row.outcome = error.kept()
             return
         for (row, request), job in zip(refused, found, strict=True):
             if job is not None:
@@ -330,24 +354,27 @@ class BulkSubmitter:
             probe = max(PROBE, 2 * moved)
 
     def _count(self, rows: Sequence[BulkLine]) -> None:
-        admitted: Counter[str] = Counter()
+        admitted: Counter[tuple[str, str]] = Counter()
         for row in rows:
             if row.request is None:
                 continue
             if isinstance(row.outcome, Receipt):
-                admitted[row.request.model.name] += 1
+                if row.request.shadow is not None and not row.outcome.repeated:
+                    self._services.shadow_copies.offer(row.request)
+                admitted[row.request.model.name, row.request.model.asked_version] += 1
             elif isinstance(row.outcome, HeadraceError):
                 self._services.counters.refused(row.request.model.name, row.outcome.code)
-        for name, count in admitted.items():
-            self._services.counters.admitted(name, count)
+        for (name, version), count in admitted.items():
+            self._services.counters.admitted(name, version, count)
 
-    def _answer(self, row: BulkLine, ready: dict[str, bool]) -> bytes:
+    def _answer(self, row: BulkLine, ready: dict[tuple[str, str], bool]) -> bytes:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.request is not None:
-            has_replica = ready[row.request.model.name]
+            model = row.request.model
+            has_replica = ready[model.name, model.asked_version]
             return _fresh(row.request, outcome.created_us, has_replica)
         if isinstance(outcome, Job):
-            has_replica = ready.get(outcome.model, True)
+            has_replica = ready.get((outcome.model, outcome.asked_version), True)
             return job_object(outcome, has_replica=has_replica)
         members = {"line": row.number} | ({"job": row.job.id} if row.job is not None else {})
         if isinstance(outcome, HeadraceError):
@@ -362,8 +389,9 @@ def _fresh(request: ValidatedRequest, created_us: int, has_replica: bool) -> byt
         return job_object(fresh_job(request, created_us), has_replica=has_replica)
     model, state = request.model, fresh_state(request.options)
     return fresh_line(
-        request.identity.job_id, model.name, model.version, state, created_us, has_replica
-    )
+        request.identity.job_id, model.name, model.version, state, created_us, has_replica,
+        model.asked_version,
+    )  # fmt: skip
 
 
 def _chosen(row: BulkLine) -> bool:

@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http.bodies import Payload
 from api.http.messages import ClientGone, Receive, ResponseCutShort, Write, hung_up
 from api.submission.job_request import ValidatedRequest
 from headrace.config.settings import Settings
-from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
+from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound, StoreUnavailable
 from headrace.jobs.job import StoredResult
 from headrace.jobs.message import InputSource
 from headrace.payloads.index import GRACE_S
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 #: Seconds after which a stored input is not submitted: the sweep may be about to delete it.
 STORED_MAX_S: Final = GRACE_S / 2
+#: How long a request waits for its store, in seconds, and how many bytes give it one second more.
+ANSWER_MAX_S: Final = 10.0
+SLOW_BYTES_PER_S: Final = 1024 * 1024
 
 
 class StoredInput(NamedTuple):
@@ -47,12 +51,7 @@ class StoredInput(NamedTuple):
 
 
 class InputStore:
-    """The payload stores, for one event loop.
-
-    Args:
-        stores: the payload stores; closed with this.
-        input_refs: the operator's files that requests may name.
-    """
+    """The payload stores, which it closes, and the files that requests may name."""
 
     def __init__(self, stores: PayloadStores, input_refs: InputRefs) -> None:
         self._stores = stores
@@ -64,8 +63,12 @@ class InputStore:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._stores.close()
 
-    async def keep(self, request: ValidatedRequest) -> StoredInput:
+    async def keep(self, request: ValidatedRequest, *, spare: bool = False) -> StoredInput:
         """Write the input of a job to its store, or check the file that it names.
+
+        Args:
+            request: the job.
+            spare: whether half of max_payload_memory_bytes stays free for other inputs.
 
         Raises:
             StoreFull, StoreUnavailable, BrokerError: it cannot be stored.
@@ -83,7 +86,8 @@ class InputStore:
                 InputSource(origin=source.origin, type=source.type, size=size), None, at
             )
         entry = self._entry_of(request)
-        await self._run(self._stores.put, entry, payload.body)
+        put = partial(self._stores.put, spare=spare)
+        await self._run(put, entry, payload.body, moves=len(payload.body))
         return _stored(entry, payload, at)
 
     @property
@@ -99,7 +103,11 @@ class InputStore:
         entries = [self._entry_of(request) for request, _ in several]
         payloads = [payload for _, payload in several]
         bodies = [payload.body for payload in payloads]
-        errors = await self._run(self._stores.put_all, list(zip(entries, bodies, strict=True)))
+        pairs = list(zip(entries, bodies, strict=True))
+        try:
+            errors = await self._run(self._stores.put_all, pairs, moves=sum(map(len, bodies)))
+        except StoreUnavailable as error:
+            return [error for _ in several]
         return [
             error or _stored(entry, payload, at)
             for entry, payload, error in zip(entries, payloads, errors, strict=True)
@@ -136,7 +144,8 @@ class InputStore:
         """
         store = self._stores.of(stored.ref)
         try:
-            return await self._run(store.read, stored.ref, start, min(length, store.chunk_bytes))
+            most = min(length, store.chunk_bytes)
+            return await self._run(store.read, stored.ref, start, most, moves=most)
         except PayloadMissing:
             raise JobNotFound(
                 "the result is no longer in the payload store",
@@ -146,15 +155,7 @@ class InputStore:
     async def send(
         self, write: Write, receive: Receive, stored: StoredResult, first: bytes, end: int, at: int
     ) -> None:
-        """Send a result from `at` to before `end`, chunk by chunk.
-
-        Args:
-            write: sends a part of the body.
-            receive: ASGI's, to notice when the client hangs up.
-            stored: the result.
-            first: the first chunk, which was read already.
-            end: the position after the last byte.
-            at: the position of the first byte.
+        """Send a result from `at` to before `end`, chunk by chunk; `first` was read already.
 
         Raises:
             ClientGone: the client hung up.
@@ -180,9 +181,26 @@ class InputStore:
         finally:
             gone.cancel()
 
-    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
+        """Call a store on a thread.
+
+        Args:
+            call: blocks.
+            arguments: of the call.
+            moves: how many bytes it reads or writes.
+
+        Raises:
+            StoreUnavailable: it took too long. If it has begun, it goes on; the sweep deletes what
+                it may write.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, call, *arguments)
+        try:
+            async with asyncio.timeout(ANSWER_MAX_S + moves / SLOW_BYTES_PER_S):
+                return await loop.run_in_executor(self._threads, call, *arguments)
+        except TimeoutError:
+            raise StoreUnavailable(
+                "the payload store does not answer", hint="Try again in a moment."
+            ) from None
 
 
 def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:

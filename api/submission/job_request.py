@@ -3,45 +3,89 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
-from api.http.bodies import Payload, media_type, not_json
+from api.components.model_status import ModelStatuses
+from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
-from api.submission.options import check_options, validation_error
+from api.submission.decoding import JsonDecoder, check_options
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model_catalog import Catalog, ModelConfig, ModelName
+from headrace.config.parameters import check_parameters
+from headrace.config.suggestions import listing
 from headrace.errors import InvalidRequest, ModelNotFound
-from headrace.jobs.ids import check_id, check_key, id_of_key, new_id
+from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
+from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
-from headrace.payloads.input_ref import type_of
+from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of
 from headrace.queue.submission import hash_request
 
-T = TypeVar("T")
+#: The parts of a path or key are not empty, and neither `.` nor `..`. InputRefs checks more.
+_INPUT_REF: Final = (
+    r"^(file:(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+"
+    r"|s3://[A-Za-z0-9][A-Za-z0-9._-]{1,62}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+)$"
+)
+_CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(;[\x20-\x7e]*)?$"
+#: Patterns are for the API's description; the checks by code have better messages.
+_OwnId = Annotated[str, Meta(extra_json_schema={"pattern": ID, "not": {"enum": [".", ".."]}})]
+_Reference = Annotated[
+    str, Meta(extra_json_schema={"pattern": _INPUT_REF, "maxLength": REFERENCE_MAX_CHARS})
+]
+_ContentType = Annotated[
+    str, Meta(extra_json_schema={"pattern": _CONTENT_TYPE, "maxLength": CONTENT_TYPE_MAX_CHARS})
+]
 
-#: msgspec gives each request its own Raw; this one marks an absent input.
-_NO_INPUT: Final = msgspec.Raw(b"")
 
+class NamedJobRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of a submit under the id in the path."""
 
-class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a submit: the body of `POST /api/v1/jobs`.
-
-    Attributes:
-        input: the input; empty if the request has an `input_ref` instead.
-        content_type: the content type of the file of `input_ref`; None derives it from the name.
-    """
-
-    model: str
-    input: msgspec.Raw = _NO_INPUT
-    input_ref: str | None = None
-    content_type: str | None = None
-    id: str | None = None
-    version: str | None = None
+    model: ModelName
+    input: Annotated[
+        msgspec.Raw, Meta(description="Any JSON, or {content_type, base64} for bytes.")
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    input_ref: Annotated[
+        _Reference | None,
+        Meta(
+            description="Instead of input: file:/folder/name or s3://bucket/key, a file or object "
+            "of the operator."
+        ),
+    ] = None
+    content_type: Annotated[
+        _ContentType | None,
+        Meta(
+            description="The content type of the file of input_ref; by default derived from its "
+            "name."
+        ),
+    ] = None
+    version: Annotated[
+        str | None,
+        Meta(
+            description="Run it on this version only; the request is refused if neither a worker "
+            "nor the models file has it."
+        ),
+    ] = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="Values for the parameters that the model declares, by name; "
+            "`GET /api/v1/models/{model}` lists them.",
+        ),
+    ] = None
     options: JobOptions = DEFAULT_OPTIONS
+
+
+class JobRequest(NamedJobRequest, forbid_unknown_fields=True):
+    """The JSON of a submit."""
+
+    id: Annotated[
+        _OwnId | None, Meta(description="The job's id; by default the server makes one.")
+    ] = None
 
 
 class BulkLineRequest(JobRequest, forbid_unknown_fields=True):
@@ -54,23 +98,19 @@ class BulkLineRequest(JobRequest, forbid_unknown_fields=True):
     traceparent: str | None = None
 
 
-class RequestDecoder(NamedTuple, Generic[T]):
-    """Decodes one kind of request.
-
-    Attributes:
-        members: the members that it may have.
-    """
-
-    decode: Callable[[bytes], T]
-    members: frozenset[str]
+#: Returns the value of a header by its name in lower case; b"" for none.
+HeaderOf = Callable[[bytes], bytes]
+#: The most bytes of a header that reaches a handler.
+HEADER_MAX_BYTES: Final = 1024
 
 
-SUBMIT: Final = RequestDecoder(
-    msgspec.json.Decoder(JobRequest).decode, frozenset(JobRequest.__struct_fields__)
-)
-LINE: Final = RequestDecoder(
-    msgspec.json.Decoder(BulkLineRequest).decode, frozenset(BulkLineRequest.__struct_fields__)
-)
+def no_header(_: bytes) -> bytes:
+    """Return that a request has no header."""
+    return b""
+
+
+SUBMIT: Final = JsonDecoder(JobRequest)
+LINE: Final = JsonDecoder(BulkLineRequest)
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):
@@ -84,6 +124,7 @@ class JobIdentity(msgspec.Struct, frozen=True, gc=False):
     chosen: bool
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
     """One submit request, validated.
 
@@ -91,8 +132,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
         version: the version that the client requires; None for any.
         payload: an input that is too long for the message; `input_json` is `null` then.
         source: the operator's file that the client names as input; `input_json` is `null` then.
-        caller: the API key that makes the request.
-        trace: the job's place in a trace.
+        details: what comes with the input, without the metadata, which is an option.
+        shadow: the shadow version that gets a copy of the job; None for none.
     """
 
     model: ModelConfig
@@ -104,6 +145,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
     source: InputSource | None = None
     caller: Caller = EVERYBODY
     trace: Trace | None = None
+    details: InputDetails | None = None
+    shadow: ModelConfig | None = None
 
     @property
     def stored_separately(self) -> bool:
@@ -121,7 +164,11 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
             hashed = b"p%s\0%s" % (self.payload.kind.encode(), self.payload.body)
         elif self.source is not None:
             hashed = b"r%s\0%s" % (self.source.type.encode(), self.source.origin.encode())
-        return hash_request(self.model.name, hashed, self.options, self.version)
+        details = self.details
+        if details is not None:
+            # A header may differ in each try of a client.
+            details = msgspec.structs.replace(details, headers=b"")
+        return hash_request(self.model.name, hashed, self.options, self.version, details)
 
 
 def request_trace(request: Request) -> Trace | None:
@@ -150,13 +197,12 @@ def idempotency_key(request: Request) -> str:
     return key
 
 
-def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> JobIdentity:
+def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
     """Return the identity of a job from an id, an idempotency key, or neither.
 
     Args:
         given_id: the client's id, or None.
         key: the idempotency key, or "".
-        fresh_id: the id to use if the client gave neither; "" makes a new one.
         owner: the API key, which has its own idempotency keys; "" for none.
 
     Raises:
@@ -166,13 +212,13 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str =
     if given_id is None:
         if key:
             return identity_from_key(check_key(key), owner)
-        return JobIdentity(fresh_id or new_id(), chosen=False)
+        return JobIdentity(new_id(), chosen=False)
     if key:
         raise InvalidRequest(
             "the request has both an id and an Idempotency-Key",
             hint="Give one of them: either makes a repeat harmless.",
         )
-    return JobIdentity(check_id(given_id), chosen=True)
+    return JobIdentity(check_free_id(given_id) if owner else check_id(given_id), chosen=True)
 
 
 def identity_from_key(key: str, owner: str = "") -> JobIdentity:
@@ -180,36 +226,59 @@ def identity_from_key(key: str, owner: str = "") -> JobIdentity:
     return JobIdentity(id_of_key(key, owner), chosen=True)
 
 
-def decode_job_request(body: bytes, decoder: RequestDecoder[T]) -> T:
-    """Decode the JSON of a submit, or a line of a bulk request.
+def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobRequest) -> ModelConfig:
+    """Return the model that a request names, with the queue of its version if it asks for one.
 
     Raises:
-        InvalidRequest: the body is not JSON in UTF-8, or a member is not valid.
-    """
-    try:
-        request = decoder.decode(body)
-        if not body.isascii():
-            body.decode()
-    except msgspec.ValidationError as error:
-        raise validation_error(error, "member", decoder.members) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error, body) from None
-    return request
-
-
-def requested_model(catalog: Catalog, request: JobRequest) -> ModelConfig:
-    """Return the model that a request names.
-
-    Raises:
-        ModelNotFound: the model is unknown, or has another version.
+        ModelNotFound: the model is unknown, or no worker and no models file has this version.
     """
     model = catalog.get(request.model)
-    if request.version is not None and request.version != model.version:
+    if request.version is None:
+        return model
+    return model_of_version(model, request.version, statuses)
+
+
+def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) -> ModelConfig:
+    """Return the model with the queue of a version.
+
+    Raises:
+        ModelNotFound: no worker and no models file has this version.
+    """
+    known = statuses.versions(model)
+    if version not in known:
+        plural = "version is" if len(known) == 1 else "versions are"
         raise ModelNotFound(
-            f"model {model.name} has no version {request.version[:64]!r}",
-            hint=f"Its version is {model.version}.",
+            f"model {model.name} has no version {version[:64]!r}",
+            hint=f"Its {plural} {listing(known)}.",
         )
-    return model
+    return statuses.for_version(model, version)
+
+
+def route(
+    model: ModelConfig,
+    statuses: ModelStatuses,
+    job_id: str,
+    metadata: Mapping[str, Any] | None,
+    header: HeaderOf,
+) -> tuple[ModelConfig, ModelConfig | None]:
+    """Return the version that the traffic of a model chooses, and the one that gets a copy.
+
+    Args:
+        model: the model, for a job that names no version.
+        statuses: the versions of the models.
+        job_id: the id of the job.
+        metadata: its metadata.
+        header: returns a header of the request.
+    """
+    traffic = model.traffic
+    if traffic is None:
+        return model, None
+    version = traffic.choose(model.name, traffic.key(job_id, metadata, header))
+    chosen = statuses.for_version(model, version) if version else model
+    shadow = traffic.shadow
+    if shadow is None or shadow == chosen.version or not traffic.copies(model.name, job_id):
+        return chosen, None
+    return chosen, statuses.for_version(model, shadow)
 
 
 def request_from_json(
@@ -218,11 +287,21 @@ def request_from_json(
     identity: JobIdentity,
     inline_limit_bytes: int = sys.maxsize,
     caller: Caller = EVERYBODY,
+    header: HeaderOf = no_header,
 ) -> ValidatedRequest:
     """Validate a request whose body is JSON.
 
+    Args:
+        request: the request.
+        model: the model that it names.
+        identity: the job's id.
+        inline_limit_bytes: a longer input becomes a payload.
+        caller: the API key that makes the request.
+        header: returns a header of the request.
+
     Raises:
-        InvalidRequest: an option is not valid, or the request does not have exactly one input.
+        InvalidRequest: an option or a parameter is not valid, or the request does not have exactly
+            one input.
     """
     options = request.options
     if options is not DEFAULT_OPTIONS:
@@ -232,9 +311,12 @@ def request_from_json(
         text, source = b"null", _named_input(request, text)
     elif len(text) > inline_limit_bytes:
         text, payload = b"null", Payload(text, "")
-    return ValidatedRequest(
+    validated = ValidatedRequest(
         model, text, options, identity, request.version, payload, source, caller
     )
+    if request.parameters or model.parameters or model.headers:
+        return with_details(validated, request.parameters, header)
+    return validated
 
 
 def request_from_input(
@@ -243,10 +325,62 @@ def request_from_input(
     options: JobOptions,
     identity: JobIdentity,
     caller: Caller = EVERYBODY,
+    version: str | None = None,
 ) -> ValidatedRequest:
-    """Return the request whose body is the input itself."""
+    """Return the request whose body is the input itself; `version` is the one in its path."""
     text, payload = (found, None) if isinstance(found, bytes) else (b"null", found)
-    return ValidatedRequest(model, text, options, identity, payload=payload, caller=caller)
+    return ValidatedRequest(model, text, options, identity, version, payload, caller=caller)
+
+
+def with_details(
+    request: ValidatedRequest,
+    given: Mapping[str, Any] | None,
+    header: HeaderOf,
+    *,
+    nested: bool = False,
+) -> ValidatedRequest:
+    """Return the request with its parameters and the headers that its model has chosen.
+
+    `nested` means that its input is a form of several parts.
+
+    Raises:
+        InvalidRequest: a parameter or a header is not valid.
+    """
+    model = request.model
+    # Those of a version that the models file does not have are checked by its worker.
+    parameters = dict(given or {})
+    if model.declared:
+        parameters = check_parameters(model.parameters, parameters, model.name)
+    headers = _chosen_headers(model.headers, header)
+    if not (parameters or headers or nested):
+        return request
+    details = InputDetails(
+        parameters=msgspec.json.encode(parameters, order="sorted") if parameters else b"",
+        headers=msgspec.json.encode(headers) if headers else b"",
+        nested=nested,
+    )
+    return msgspec.structs.replace(request, details=details)
+
+
+def _chosen_headers(names: Sequence[str], header: HeaderOf) -> dict[str, str]:
+    found = {}
+    for name in names:
+        value = header(name.encode())
+        if len(value) > HEADER_MAX_BYTES:
+            raise InvalidRequest(
+                f"the header {name} has {len(value)} bytes, more than {HEADER_MAX_BYTES}",
+                hint="Send it as a parameter, or in the input.",
+            )
+        if value:
+            found[name] = _header_text(value)
+    return found
+
+
+def _header_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _named_input(request: JobRequest, text: bytes) -> InputSource:

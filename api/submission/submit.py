@@ -18,8 +18,8 @@ from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
-from headrace.queue.ended_job import EndedJob
 from headrace.queue.submission import JobSubmission, answer_to_repeat, id_unavailable, submission
+from headrace.queue.waiters import EndedJob
 
 
 class AcceptedJob(NamedTuple):
@@ -35,11 +35,6 @@ class AcceptedJob(NamedTuple):
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:
     """Enqueue the job, or find the one that an earlier request enqueued.
-
-    Args:
-        services: the services of this process.
-        request: the request.
-        waiter: the id of the API process that waits for the job's end; "" for none.
 
     Raises:
         BrokerUnavailable: Redis does not answer; the job may be queued.
@@ -57,12 +52,6 @@ async def submit_and_wait(
 ) -> AcceptedJob:
     """Submit the job and wait for its end; a wait that fails leaves the job as it is.
 
-    Args:
-        services: the services of this process.
-        request: the request.
-        receive: ASGI's, to notice when the client hangs up.
-        wait_s: the longest wait in seconds.
-
     Raises:
         ClientGone: the client hung up.
         BrokerUnavailable, RequestError, StoreError: as in `submit`.
@@ -71,9 +60,13 @@ async def submit_and_wait(
     with waiters.own(request.identity.job_id) as wait:
         accepted = await submit(services, request, waiters.api_id)
         if not accepted.replayed:
+            created_us = accepted.job.created_us
+            wait.submitted(created_us)
             with services.pending_waits.begin(wait, wait_s, receive) as pending:
                 try:
-                    ended = await until_ended(wait, pending, waiters, services.queue.read)
+                    ended = await until_ended(
+                        wait, pending, waiters, services.queue.read, created_us
+                    )
                 except BrokerError:
                     return accepted
             job = await _ended_job(services, accepted.job, ended)
@@ -107,8 +100,8 @@ async def wait_for_end(services: Services, job: Job, receive: Receive, wait_s: f
                 await services.queue.listen(job.id)
         with services.pending_waits.begin(wait, wait_s, receive) as pending:
             # The job may have ended before the subscription was confirmed.
-            wait.wake()
-            ended = await until_ended(wait, pending, waiters, services.queue.read)
+            wait.watched(job.created_us)
+            ended = await until_ended(wait, pending, waiters, services.queue.read, job.created_us)
     return await _ended_job(services, job, ended)
 
 
@@ -123,13 +116,8 @@ def submission_of(
 ) -> JobSubmission:
     """Return the arguments of jobs/submit.lua for a request.
 
-    Args:
-        services: the services of this process.
-        request: the request.
-        now_s: the time by Redis' clock, in seconds.
-        waiter: the id of the API process that waits for the job's end; "" for none.
-        source: where the input is stored; None where the message carries it.
-        quiet: publish no completion event and do not list the job.
+    `now_s` is the time by Redis' clock; `waiter` the id of the API process that waits for the end;
+    `source` the place of an input that the message does not carry.
     """
     return submission(
         request.identity.job_id,
@@ -144,6 +132,7 @@ def submission_of(
         caller=request.caller,
         quiet=quiet,
         trace=request.trace,
+        details=request.details,
     )
 
 
@@ -157,6 +146,7 @@ def fresh_job(request: ValidatedRequest, created_us: int) -> Job:
         state=fresh_state(request.options),
         created_us=created_us,
         metadata_json="" if metadata is None else msgspec.json.encode(metadata).decode(),
+        asked_version=request.model.asked_version,
     )
 
 
@@ -216,7 +206,9 @@ async def _enqueue(
         receipt = await services.queue.submit(job)
         # Without an id of the client, only a resend after a lost reply can repeat a job.
         if not (receipt.repeated and request.identity.chosen):
-            services.counters.admitted(request.model.name)
+            services.counters.admitted(request.model.name, request.model.asked_version)
+            if request.shadow is not None and not receipt.repeated:
+                services.shadow_copies.offer(request)
             return AcceptedJob(fresh_job(request, receipt.created_us), replayed=False)
         found = await services.queue.read(job.id)
         if found is not None:
@@ -232,9 +224,11 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
     if job.model in services.catalog.pipelines:
         # Only the record has the stages of a pipeline's job.
         with contextlib.suppress(BrokerError):
-            return await services.queue.read(job.id) or _from_notice(job, ended)
+            found = await services.queue.read(job.id)
+            if found is not None and found.created_us == job.created_us:
+                return found
     return _from_notice(job, ended)
 
 
 def _from_notice(job: Job, ended: EndedJob) -> Job:
-    return ended.job(job.model, job.version, job.created_us, job.metadata_json)
+    return ended.job(job.model, job.version, job.created_us, job.metadata_json, job.asked_version)

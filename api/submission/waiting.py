@@ -8,13 +8,15 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import cached_property, lru_cache
 from itertools import takewhile
-from typing import Final, Self
+from typing import Annotated, Final, Self
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import ClientGone, Receive, hung_up
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
-from headrace.jobs.job import Job
-from headrace.queue.ended_job import EndedJob
-from headrace.queue.waiters import JobWaiter, Waiters
+from headrace.jobs.job import Amount, Job
+from headrace.queue.waiters import EndedJob, JobWaiter, Waiters
 
 #: Seconds after which a wait gets a task that notices when the client hangs up.
 WATCH_AFTER_S: Final = 0.25
@@ -24,6 +26,17 @@ LOOK_AGAIN_S: Final = 1.0
 _PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
 
 
+class WaitQuery(msgspec.Struct):
+    """The query of an operation that can wait; `query_wait_s` reads it."""
+
+    wait: Annotated[
+        Amount | UnsetType,
+        Meta(
+            description="Seconds to wait for the job's end, capped at `max_wait_s`.", examples=[10]
+        ),
+    ] = UNSET
+
+
 @lru_cache(maxsize=256)
 def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     """Return the wait of a Prefer header (RFC 7240), capped; None where it has no valid one."""
@@ -31,8 +44,8 @@ def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     return min(float(found.group(1)), max_wait_s) if found else None
 
 
-def query_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> float | None:
-    """Return the seconds of `?wait=`, or of another parameter, capped; None where it is absent.
+def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
+    """Return the seconds of `?wait=`, capped; None where it is absent.
 
     Raises:
         InvalidRequest: the value is not a number of seconds.
@@ -45,7 +58,7 @@ def query_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> flo
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidRequest(
-            f"query parameter {name}: {text[:32]!r} is not a number of seconds",
+            f"query parameter wait: {text[:32]!r} is not a number of seconds",
             hint=f"Give 0 to {max_wait_s:g}.",
         )
     return min(seconds, max_wait_s)
@@ -157,12 +170,14 @@ async def until_ended(
     pending: PendingWait,
     waiters: Waiters,
     read: Callable[[str], Awaitable[Job | None]],
+    created_us: int,
 ) -> EndedJob | Job:
     """Wait for a job's end, or return its record once the time is up.
 
     Raises:
         ClientGone: the client hung up.
-        JobNotFound: the record is gone: its TTL has passed, or Redis lost its data.
+        JobNotFound: the record is gone: its TTL has passed, or Redis lost its data. A later job may
+            have the id.
         BrokerError: Redis does not answer, and the time is up.
     """
     while True:
@@ -179,7 +194,7 @@ async def until_ended(
                 raise
             asyncio.get_running_loop().call_later(LOOK_AGAIN_S, wait.wake)
             continue
-        if job is None:
+        if job is None or job.created_us != created_us:
             raise JobNotFound(
                 f"the record of job {wait.job_id} is gone",
                 hint="Its result_ttl has passed, or Redis lost its data; submit it again.",

@@ -55,6 +55,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 "Admitted over HTTP, and ended, each second.",
                 [
                     (rate("jobs_admitted", "model"), "{{model}} in"),
+                    (rate("version_jobs_admitted", "model, version"), "{{model}}@{{version}} in"),
                     (rate("jobs_ended", "model"), "{{model}} out"),
                 ],
             ),
@@ -70,10 +71,11 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
             (
                 "Where a job waits, p95",
                 "s",
-                "In the queue until it is claimed, and in its worker until its batch leaves.",
+                "In the queue until it is claimed; in its worker, for its batch and for the device.",
                 [
                     (quantile(0.95, "queue_seconds"), "{{model}} queue"),
                     (quantile(0.95, "hold_seconds"), "{{model}} hold"),
+                    (quantile(0.95, "device_wait_seconds"), "{{model}} device"),
                 ],
             ),
             (

@@ -36,6 +36,7 @@ class Scope(StrEnum):
     MANAGE = "manage"
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class ApiKey(msgspec.Struct, frozen=True, gc=False):
     """A key as Redis has it.
 
@@ -77,6 +78,7 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
         return 0 < self.expires_s <= now_s
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """The API key that makes a request.
 

@@ -53,11 +53,7 @@ class ListedKey:
 
 
 class ApiKeyStore:
-    """The keys in one Redis.
-
-    Args:
-        client: the connection.
-    """
+    """The keys in one Redis."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client: Any = client
@@ -220,10 +216,6 @@ def internal_key(url: str, part: str) -> str:
     """Create a key with which a component acts for the owners of jobs; it is valid for a day.
 
     A component with access to Redis may do everything anyway, so that it makes its own key.
-
-    Args:
-        url: the deployment's Redis.
-        part: the name of the component, for lists.
     """
     with api_keys_at(url) as found:
         scopes = [Scope.SUBMIT, Scope.READ]

@@ -9,21 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from headrace.batches import record
-from headrace.batches.files.store import FileStore
-from headrace.batches.input_lines import Requests, read_lines
-from headrace.batches.output_lines import CANCELLED, EXPIRED, REFUSED
-from headrace.batches.record import LineError
-from headrace.batches.sink import BatchLeaseLost, BatchSink
-from headrace.batches.source import BatchSource, failed_ids
-from headrace.batches.store import BatchStore, Lease
-from headrace.batches.validation import ValidationResult, validate
+from headrace.batches import store
+from headrace.batches.files import FileStore
+from headrace.batches.input import (
+    BatchSource,
+    Requests,
+    ValidationResult,
+    failed_ids,
+    read_lines,
+    validate,
+)
+from headrace.batches.output import CANCELLED, EXPIRED, REFUSED, BatchLeaseLost, BatchSink
+from headrace.batches.store import BatchStore, Lease, LineError, endpoint_model
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.sansio import Plan
@@ -31,8 +34,8 @@ from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
 from headrace.redis.fields import BatchField
-from headrace.runs.checkpoint import Checkpoint, decode
 from headrace.runs.engine import api_calls
+from headrace.runs.engine.checkpoint import Checkpoint, decode
 from headrace.runs.engine.engine import Engine, row_of
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, Row
@@ -53,12 +56,7 @@ SAVE_ROWS: Final = 10_000
 class BatchExecution:
     """The execution of one batch.
 
-    Args:
-        lease: the batch.
-        files: the files.
-        batches: the records.
-        client: the API; used by this thread alone.
-        settings: the limits.
+    No other thread uses its client.
 
     Attributes:
         done: the batch has ended or was released.
@@ -85,11 +83,11 @@ class BatchExecution:
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._expires_at = time.monotonic() + self.batch.expires_at - lease.now_s
-        if self.batch.status == record.CANCELLING:
-            self._why = record.CANCELLED
+        if self.batch.status == store.CANCELLING:
+            self._why = store.CANCELLED
         elif self.batch.expires_at <= lease.now_s:
             # The window ended while no runner was available: nothing more is started.
-            self._why = record.EXPIRED
+            self._why = store.EXPIRED
 
     @property
     def _log_fields(self) -> dict[str, str]:
@@ -105,10 +103,10 @@ class BatchExecution:
             return
         if saved is None:
             self.stop("lost")
-        elif saved[1] == record.CANCELLING:
-            self.stop(record.CANCELLED)
+        elif saved[1] == store.CANCELLING:
+            self.stop(store.CANCELLED)
         elif time.monotonic() >= self._expires_at:
-            self.stop(record.EXPIRED)
+            self.stop(store.EXPIRED)
 
     def stop(self, why: str = "stopped") -> None:
         """Stop the execution.
@@ -160,9 +158,11 @@ class BatchExecution:
         batch, spec = self.batch, self.batch.spec
         keep_s = self._settings.file_ttl_s if spec.output_ttl_s is None else spec.output_ttl_s
         sink = BatchSink(self._files, self._batches, self._lease, keep_s, self._job_id)
-        models: dict[str, str] = {}
+        models: dict[str, list[str]] = {}
         try:
-            models = {model.name: model.version for model in self._client.models()}
+            models = {
+                model.name: model.versions or [model.version] for model in self._client.models()
+            }
         except (Unauthorized, Forbidden) as error:
             # The runner's own key is valid, so this concerns the owner's.
             message = error.message
@@ -172,7 +172,7 @@ class BatchExecution:
             if not batch.total:
                 self._fail(sink, self._refused)
                 return
-        requests = Requests(spec.endpoint, models)
+        requests = Requests(spec.endpoint, models, self._parameters(models))
         limit_bytes = self._settings.body_limit_bytes
         try:
             only = None
@@ -187,6 +187,13 @@ class BatchExecution:
             param = "rerun_of" if of_rerun else "input_file_id"
             self._fail(sink, LineError("file_not_found", error.message, None, param))
 
+    def _parameters(self, models: Collection[str]) -> Collection[str]:
+        """Return the names of the parameters of the endpoint's model."""
+        name = endpoint_model(self.batch.spec.endpoint)
+        if name is None or name not in models:
+            return ()
+        return self._client.model(name).parameters or ()
+
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End the batch with an error; rows that exist are kept."""
         logger.warning("batch failed: %s", error.message, extra=self._log_fields)
@@ -199,7 +206,7 @@ class BatchExecution:
             sink.recover(checkpoint.mark)
         if checkpoint is not None:
             self._cancel_rest(checkpoint)
-        sink.end(record.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
+        sink.end(store.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
 
     def _cancel_rest(self, checkpoint: Checkpoint) -> None:
         """Cancel the jobs that have no row; it can no longer be written."""
@@ -224,11 +231,11 @@ class BatchExecution:
             )  # fmt: skip
         if found.errors:
             logger.info("batch has %d invalid lines", found.bad, extra=self._log_fields)
-            sink.end(record.FAILED, {BatchField.ERRORS: msgspec.json.encode(found.errors)})
+            sink.end(store.FAILED, {BatchField.ERRORS: msgspec.json.encode(found.errors)})
             return False
         self.batch.total = found.total
         fields = {BatchField.TOTAL: found.total}
-        if self._batches.save(self._lease, record.IN_PROGRESS, fields) is None:
+        if self._batches.save(self._lease, store.IN_PROGRESS, fields) is None:
             raise BatchLeaseLost
         return True
 
@@ -256,9 +263,9 @@ class BatchExecution:
         if self._refused is not None and not engine.checkpoint.ended:
             self._fail(sink, self._refused)
             return
-        if self._batches.save(self._lease, record.FINALIZING) is None:
+        if self._batches.save(self._lease, store.FINALIZING) is None:
             raise BatchLeaseLost
-        status = record.COMPLETED if engine.checkpoint.ended else self._why
+        status = store.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
         logger.info(
             "%s: %d completed, %d failed", status, sink.completed, sink.failed,
@@ -267,7 +274,7 @@ class BatchExecution:
 
     def _write_rest(self, checkpoint: Checkpoint, source: BatchSource, sink: BatchSink) -> None:
         """Write a row for each line that has none: its job's outcome, or why it did not run."""
-        why = EXPIRED if self._why == record.EXPIRED else CANCELLED
+        why = EXPIRED if self._why == store.EXPIRED else CANCELLED
         if self._refused is not None:
             why = REFUSED
         done, unsaved = checkpoint.done_set, 0

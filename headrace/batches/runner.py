@@ -17,7 +17,7 @@ from typing_extensions import override
 from headrace.access.api_key import NO_OWNER
 from headrace.access.key_store import INTERNAL_TTL_S, internal_key
 from headrace.batches.execution import BatchExecution
-from headrace.batches.files.store import FileStore
+from headrace.batches.files import FileStore
 from headrace.batches.store import BatchStore
 from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
@@ -61,11 +61,7 @@ class ApiClient(Client):
 class BatchRunner:
     """One runner.
 
-    Args:
-        settings: the deployment's.
-        redis_url: its Redis.
-        api_url: its API, to which the lines of batches are submitted.
-        owner: the runner's name; "" for a new one.
+    Without an `owner` it has a new name.
     """
 
     def __init__(self, settings: Settings, redis_url: str, api_url: str, owner: str = "") -> None:
@@ -124,7 +120,9 @@ class BatchRunner:
 
     def _report(self) -> None:
         """Report that this runner is alive, and remove runners that no longer report."""
-        now_s = int(time.time())
+        # By Redis' clock: a runner whose own clock is ahead would remove the others.
+        seconds, _ = self._client.execute("TIME")
+        now_s = int(seconds)
         self._client.execute("ZADD", keys.RUNNERS, now_s, self._name)
         self._client.execute("ZREMRANGEBYSCORE", keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S)
         self._client.execute("EXPIRE", keys.RUNNERS, keys.WORKER_TTL_S)

@@ -1,5 +1,5 @@
 """The `headrace` command.
 
-Start with main.py; client_commands.py declares the client commands. May import everything in
-headrace; a command imports its own modules only when it runs.
+Start with main.py, which lists the commands. May import everything in headrace; a command imports
+what it needs when it runs.
 """

@@ -1,9 +1,15 @@
-"""The entry point of the `headrace` command, and the commands that run servers."""
+"""The entry point of the `headrace` command: all commands, and those that run servers.
+
+A command imports what it needs when it runs, so that `headrace version` does not wait for the HTTP
+client to load.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,10 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headrace._version import __version__
-from headrace.cli.client_commands import register
-from headrace.cli.shared import output
+from headrace.cli.admin.dead_letters import dead_group
+from headrace.cli.admin.keys import keys_group
+from headrace.cli.admin.models import models_group
+from headrace.cli.admin.queues import queues_group
+from headrace.cli.admin.webhooks import webhooks_group
+from headrace.cli.jobs.jobs import cancel, jobs, watch
+from headrace.cli.jobs.results import result
+from headrace.cli.jobs.submit import submit
+from headrace.cli.runs.run import run
+from headrace.cli.runs.runs import runs_group
+from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
-from headrace.cli.shared.options import JsonOption
+from headrace.cli.shared.options import argument, flag, option
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -30,23 +45,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+MODELS_DEFAULT: Final = "default: models.yaml, else configs/models.yaml"
 ModelsOption = Annotated[
-    Path | None,
-    typer.Option("--models", metavar="FILE", help="Models file (default: configs/models.yaml)."),
+    Path | None, option("--models FILE", f"Models file ({MODELS_DEFAULT}).", ...)
 ]
 PortOption = Annotated[
-    int | None, typer.Option("--port", min=1, max=65535, help="Port of the API (default: 8080).")
+    int | None, option("--port PORT", "Port of the API (default: 8080).", ..., min=1, max=65535)
 ]
 HostOption = Annotated[
-    str | None, typer.Option("--host", help="Listen address of the API (default: 127.0.0.1).")
+    str | None, option("--host ADDRESS", "Listen address of the API (default: 127.0.0.1).", ...)
 ]
-_API_PROCESSES_HELP: Final = "Number of API processes on the port (default: 1)."
 WorkersOption = Annotated[
     int | None,
-    typer.Option(
-        "--workers", min=0, max=1024, help="Number of workers (default: one per GPU, else 1)."
+    option(
+        "--workers N", "Number of workers (default: one per GPU, else 1).", ..., min=0, max=1024
     ),
 ]
+_API_PROCESSES: Final = "Number of API processes on the port (default: 1)."
+_TOP_INTERVAL_S: Final = 2.0
 
 
 def _show_version(requested: bool) -> None:
@@ -57,10 +73,7 @@ def _show_version(requested: bool) -> None:
 
 @app.callback()
 def every(
-    _: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
-    ] = False,
+    _: bool = flag("--version", "Print the version.", is_eager=True, callback=_show_version),
 ) -> None:
     """Asynchronous inference for PyTorch models on a message queue."""
     # __main__.py ignored Ctrl-C during start-up; from here each command handles it.
@@ -70,27 +83,19 @@ def every(
 
 @app.command()
 def up(
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir", metavar="DIR", help="Folder for the queue's data (default: .headrace)."
-        ),
-    ] = None,
+    state_dir: Path | None = option(
+        "--state-dir DIR", "Folder for the queue's data (default: .headrace)."
+    ),
     host: HostOption = None,
     port: PortOption = None,
     models: ModelsOption = None,
-    no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
-    no_background: Annotated[
-        bool, typer.Option("--no-background", help="Do not run the background worker.")
-    ] = False,
-    no_errands: Annotated[bool, typer.Option("--no-errands", hidden=True)] = False,
-    no_runner: Annotated[
-        bool, typer.Option("--no-runner", help="Do not run the batch runner.")
-    ] = False,
+    no_flower: bool = flag("--no-flower", "Do not run Flower."),
+    no_background: bool = flag("--no-background", "Do not run the background worker."),
+    no_errands: bool = flag("--no-errands", "", hidden=True),
+    no_runner: bool = flag("--no-runner", "Do not run the batch runner."),
     workers: WorkersOption = None,
-    api_processes: Annotated[
-        int | None, typer.Option("--api-processes", min=1, max=256, help=_API_PROCESSES_HELP)
-    ] = None,
+    api_processes: int | None = option("--api-processes N", _API_PROCESSES, min=1, max=256),
+    reload: bool = flag("--reload", "Reload a model when its handler or the models file changes."),
 ) -> None:
     """Run everything on this machine: Redis (unless HEADRACE_REDIS_URL is set), API and workers."""
     # Imported here to keep `headrace version` fast.
@@ -104,6 +109,7 @@ def up(
         flower=not no_flower,
         background=not (no_background or no_errands),
         runner=not no_runner,
+        reload=reload,
     )
     Up(settings, options, os.environ).run()
 
@@ -113,9 +119,7 @@ def api(
     host: HostOption = None,
     port: PortOption = None,
     models: ModelsOption = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", min=1, max=256, help=_API_PROCESSES_HELP)
-    ] = None,
+    processes: int | None = option("--processes N", _API_PROCESSES, min=1, max=256),
 ) -> None:
     """Run only the API, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_api
@@ -125,11 +129,18 @@ def api(
 
 
 @app.command()
-def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
+def worker(
+    models: ModelsOption = None,
+    workers: WorkersOption = None,
+    labels: str | None = option(
+        "--labels LABELS", "Labels of the workers, such as gpu=a100,zone=b."
+    ),
+) -> None:
     """Run one worker per GPU, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_workers
 
-    run_workers(_settings(models_file=models), workers, os.environ)
+    settings = _settings(models_file=models, worker_labels=labels)
+    run_workers(settings, workers, os.environ)
 
 
 # The command's old name, kept for one release.
@@ -152,15 +163,11 @@ def runner(host: HostOption = None, port: PortOption = None) -> None:
 
 @app.command()
 def flower(
-    published_at: Annotated[
-        str | None,
-        typer.Option(
-            "--published-at",
-            metavar="ADDRESS",
-            help="Host address of the published container port; any address but loopback requires "
-            "FLOWER_BASIC_AUTH (default: the listen address).",
-        ),
-    ] = None,
+    published_at: str | None = option(
+        "--published-at ADDRESS",
+        "Host address of the published container port; any address but loopback requires "
+        "FLOWER_BASIC_AUTH (default: the listen address).",
+    ),
     models: ModelsOption = None,
 ) -> None:
     """Run only Flower, with the Redis at HEADRACE_REDIS_URL."""
@@ -171,12 +178,7 @@ def flower(
 
 @app.command()
 def health(
-    part: Annotated[
-        str,
-        typer.Argument(
-            metavar="PART", help="One of api, worker, background, runner, flower, redis."
-        ),
-    ],
+    part: str = argument("PART", "One of api, worker, background, runner, flower, redis.", ...),
     workers: WorkersOption = None,
 ) -> None:
     """Health probe: exit 0 if the component in this container serves, else 1 with the reason."""
@@ -187,23 +189,14 @@ def health(
 
 @app.command()
 def doctor(
-    redis_url: Annotated[
-        str | None,
-        typer.Option(
-            "--redis-url",
-            metavar="URL",
-            help="URL of Redis (default: HEADRACE_REDIS_URL, else the Redis of headrace up here).",
-        ),
-    ] = None,
+    redis_url: str | None = option(
+        "--redis-url URL",
+        "URL of Redis (default: HEADRACE_REDIS_URL, else the Redis of headrace up here).",
+    ),
     models: ModelsOption = None,
-    api_url: Annotated[
-        str | None,
-        typer.Option(
-            "--api", metavar="URL", help="URL of the API (default: the API on this host)."
-        ),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
-    as_json: JsonOption = False,
+    api_url: str | None = option("--api URL", "URL of the API (default: the API on this host)."),
+    strict: bool = flag("--strict", "Treat warnings as failures."),
+    as_json: options.Json = False,
 ) -> None:
     """Check Redis, workers, models, devices and this host; print a result and a hint per check."""
     from headrace.cli.doctor.command import examine
@@ -213,19 +206,117 @@ def doctor(
 
 @app.command("check-config")
 def check_config(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Models file (default: configs/models.yaml)."),
-    ] = None,
+    file: Path | None = argument("[FILE]", f"Models file ({MODELS_DEFAULT})."),
 ) -> None:
-    """Check the settings, a models file, and the files that it refers to."""
+    """Check the settings, a models file, and the files and sources that it refers to."""
     from headrace.config.model_catalog import check_config as problems_of
+    from headrace.models.catalog import load_models
 
     path = file or _settings().models_file
     problems = problems_of(path)
     if problems:
         raise ConfigError("\n".join(problems))
+    for model in load_models(_settings(models_file=path)).served:
+        for section in (model.inputs, model.outputs):
+            # Reading the file leaves schemas alone where the package for them is missing.
+            if section is not None:
+                section.value_check()
     typer.echo(f"{path}: no problems found")
+
+
+@app.command("apply")
+def apply_models(
+    file: Path | None = argument("[FILE]", f"Models file ({MODELS_DEFAULT})."),
+    dry_run: bool = flag("--dry-run", "Print what would change, and change nothing."),
+    prune: bool = flag("--prune", "Remove models and versions that the file no longer has."),
+    state_dir: Path | None = option(
+        "--state-dir DIR", "State directory of headrace up (default: .headrace)."
+    ),
+) -> None:
+    """Apply a models file to the running deployment, through its Redis."""
+    from headrace.cli.admin.apply import apply_file
+
+    settings = _settings(models_file=file, state_dir=state_dir)
+    apply_file(settings, dry_run=dry_run, prune=prune)
+
+
+@app.command()
+def init(
+    folder: Path = argument("[FOLDER]", "Folder to write to (default: this one).", Path()),
+) -> None:
+    """Write a handler, a models file and a test to begin with."""
+    from headrace.cli.develop.new_project import write_project
+
+    for path in write_project(folder):
+        typer.echo(path)
+    go_there = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    output.message(f"next: {go_there}headrace up")
+
+
+@app.command()
+def archive(
+    path: Path = argument("PATH", "Folder of a model; with --check also an archive.", ...),
+    output: Path | None = option(
+        "--output -o FILE", "Archive to write: .tar.gz, .tgz, .zip or .mar."
+    ),
+    force: bool = flag("--force", "Replace the archive if it exists."),
+    check: bool = flag("--check", "Explain an archive or a folder, and what is wrong with it."),
+    as_json: options.Json = False,
+) -> None:
+    """Pack the folder of a model into an archive, or check an archive."""
+    from headrace.cli.develop import archive
+
+    if check:
+        if output is not None or force:
+            raise ConfigError("--check writes no archive; remove --output and --force")
+        raise typer.Exit(archive.check(path, _settings(), as_json=as_json))
+    if output is None:
+        raise ConfigError("the archive has no name", hint="add -o model.tar.gz, or --check")
+    archive.pack_folder(path, output, force=force)
+
+
+@app.command("try")
+def try_handler(
+    target: str = argument(
+        "HANDLER", "handler.py, handler.py:Class, or a model of the models file.", ...
+    ),
+    inputs: list[str] | None = option("--input -i FILE", "File as an input; repeatable."),
+    texts: list[str] | None = option("--text TEXT", "Text as an input; repeatable."),
+    json_inputs: list[str] | None = option(
+        "--json-input JSON", "JSON value as an input; repeatable."
+    ),
+    models: ModelsOption = None,
+    device: str | None = option(
+        "--device DEVICE", "torch device (default: the model's, else cpu)."
+    ),
+    options: str | None = option("--options JSON", "Object added to the model's options."),
+    param: list[str] | None = option(
+        "--param NAME=VALUE", "Value of a parameter of the model; repeatable."
+    ),
+) -> None:
+    """Run a handler once, without a server: each method in turn, in this terminal."""
+    from headrace.cli.develop.trial import run_trial
+    from headrace.cli.shared.inputs import Sources
+    from headrace.cli.shared.options import parameters as parameters_of
+
+    given = inputs or json_inputs or texts
+    sources = Sources(inputs or (), json_inputs or (), texts or ()) if given else None
+    parameters = parameters_of(param)
+    run_trial(
+        target, sources, _settings(models_file=models), device, options, parameters, os.environ
+    )
+
+
+@app.command()
+def url(
+    state_dir: Path | None = option(
+        "--state-dir DIR", "State directory of headrace up (default: .headrace)."
+    ),
+) -> None:
+    """Print the URL of Redis for a Celery client, with its password."""
+    from headrace.server.embedded_redis import redis_url_here
+
+    typer.echo(redis_url_here(_settings(state_dir=state_dir)))
 
 
 @app.command()
@@ -234,7 +325,50 @@ def version() -> None:
     typer.echo(__version__)
 
 
-register(app)
+for _command in (submit, run, result, jobs, watch, cancel):
+    app.command()(_command)
+
+
+@app.command()
+def top(
+    interval: float = option(
+        "--interval SECONDS",
+        f"Time between two updates (default: {_TOP_INTERVAL_S:g}).",
+        _TOP_INTERVAL_S,
+        min=0.5,
+        max=3600,
+    ),
+    once: bool = flag("--once", "Print one view and exit; for pipes and scripts."),
+    url: options.Url = None,
+) -> None:
+    """Show a live view of queues, models, hosts and devices."""
+    from headrace.cli.top.screen import top as show
+
+    raise typer.Exit(show(url, interval_s=interval, once=once))
+
+
+app.add_typer(runs_group, name="runs")
+app.add_typer(models_group, name="models")
+app.add_typer(queues_group, name="queues")
+app.add_typer(dead_group, name="dead")
+app.add_typer(keys_group, name="keys")
+app.add_typer(webhooks_group, name="webhooks")
+
+
+def _set_short_help(app: typer.Typer) -> None:
+    """Set each command's `short_help`, so that the list of commands is not cut off."""
+    for command in app.registered_commands:
+        command.short_help = command.help or inspect.getdoc(command.callback)
+    for group in app.registered_groups:
+        inner = group.typer_instance
+        if inner is None:
+            continue
+        callback = inner.registered_callback
+        group.short_help = inspect.getdoc(callback.callback) if callback else str(inner.info.help)
+        _set_short_help(inner)
+
+
+_set_short_help(app)
 
 
 def only(arguments: Sequence[str]) -> typer.Typer:

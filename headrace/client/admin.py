@@ -12,9 +12,17 @@ from msgspec.structs import replace
 
 from headrace.client.calls import Page, list_pages
 from headrace.client.errors import decoded
-from headrace.client.models import DeadLetter, Job, Queue, Requeued, Run, WebhookDelivery
+from headrace.client.models import (
+    DeadLetter,
+    Job,
+    Queue,
+    Requeued,
+    Run,
+    VersionQueue,
+    WebhookDelivery,
+)
 from headrace.client.requests import JSON_HEADERS, job_request
-from headrace.client.retries import Session, exchange
+from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
@@ -53,14 +61,14 @@ class _RunRecord(msgspec.Struct):
     cancel_requested: bool = False
 
 
-def pause_queue(session: Session, queue: str | Queue) -> Plan[None]:
+def pause_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[None]:
     """Stop workers from claiming jobs of a model's queue until it is resumed, also after restarts.
 
     Submits are still accepted, and running jobs continue.
 
     Args:
-        session: the server.
-        queue: the model's name, or an item of `queues()`.
+        queue: the model's name or an item of `queues()`, for all jobs of the model; `model@version`
+            or one of its `versions`, for the jobs that ask for this version.
 
     Raises:
         QueueNotFound: the model does not exist.
@@ -68,7 +76,7 @@ def pause_queue(session: Session, queue: str | Queue) -> Plan[None]:
     yield from _change_queue(session, queue, "pause")
 
 
-def resume_queue(session: Session, queue: str | Queue) -> Plan[None]:
+def resume_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[None]:
     """Let workers claim jobs of a model's queue again; it takes effect within a second.
 
     Raises:
@@ -77,7 +85,7 @@ def resume_queue(session: Session, queue: str | Queue) -> Plan[None]:
     yield from _change_queue(session, queue, "resume")
 
 
-def purge_queue(session: Session, queue: str | Queue) -> Plan[int]:
+def purge_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[int]:
     """Cancel all waiting and scheduled jobs of a model's queue; running jobs continue.
 
     Returns:
@@ -87,14 +95,14 @@ def purge_queue(session: Session, queue: str | Queue) -> Plan[int]:
     Raises:
         QueueNotFound: the model does not exist.
     """
-    return decoded((yield from _change_queue(session, queue, "purge")), _Cancelled).cancelled
+    answer = yield from _change_queue(session, queue, "purge")
+    return decoded(answer, _Cancelled).cancelled
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:
     """List the dead letters of a model, newest first, page by page.
 
     Args:
-        session: the server.
         model: the model's name.
         limit: maximum number; None for all.
 
@@ -120,9 +128,7 @@ def dead_letter(session: Session, model: str, id: str) -> Plan[DeadLetter]:
         LetterNotFound: the model has no dead letter with this id.
     """
     path = f"{_dead_letters_path(model)}/{quote(id, safe='')}"
-    return replace(
-        decoded((yield from exchange(session, HttpRequest("GET", path))), DeadLetter), model=model
-    )
+    return replace((yield from fetch(session, HttpRequest("GET", path), DeadLetter)), model=model)
 
 
 def requeue_dead_letters(
@@ -133,7 +139,6 @@ def requeue_dead_letters(
     A job keeps its id, its input and its metadata; its attempts start at 0.
 
     Args:
-        session: the server.
         model: the model's name.
         letters: one or several dead letters, or their ids.
         all: all dead letters that exist now, instead of `letters`.
@@ -147,9 +152,8 @@ def requeue_dead_letters(
         InvalidRequest: neither `letters` nor `all` is given, or both are.
     """
     count, left = 0, {}
-    for body in _selections(letters, all=all):
-        path = f"{_dead_letters_path(model)}/requeue"
-        done = decoded((yield from _post(session, path, body)), Requeued)
+    for request in _selections(model, "requeue", letters, all=all):
+        done = yield from fetch(session, request, Requeued)
         count += done.requeued
         left.update(done.left)
     return Requeued(requeued=count, left=left)
@@ -161,7 +165,6 @@ def purge_dead_letters(
     """Delete dead letters permanently; their jobs stay failed.
 
     Args:
-        session: the server.
         model: the model's name.
         letters: one or several dead letters, or their ids.
         all: all dead letters that exist now, instead of `letters`.
@@ -174,41 +177,40 @@ def purge_dead_letters(
         InvalidRequest: neither `letters` nor `all` is given, or both are.
     """
     count = 0
-    for body in _selections(letters, all=all):
-        path = f"{_dead_letters_path(model)}/purge"
-        count += decoded((yield from _post(session, path, body)), _Purged).purged
+    for request in _selections(model, "purge", letters, all=all):
+        count += (yield from fetch(session, request, _Purged)).purged
     return count
 
 
-def _change_queue(session: Session, queue: str | Queue, verb: str) -> Plan[HttpResponse]:
-    name = queue.name if isinstance(queue, Queue) else keys.queue_name(queue)
+def _change_queue(
+    session: Session, queue: str | Queue | VersionQueue, verb: str
+) -> Plan[HttpResponse]:
+    name = keys.queue_name(queue) if isinstance(queue, str) else queue.name
     path = f"/api/v1/queues/{quote(name, safe='')}/{verb}"
     return (yield from exchange(session, HttpRequest("POST", path, wait_s=LONG_REQUEST_S)))
-
-
-def _post(session: Session, path: str, body: bytes) -> Plan[HttpResponse]:
-    request = HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=LONG_REQUEST_S)
-    return (yield from exchange(session, request))
 
 
 def _dead_letters_path(model: str) -> str:
     return f"/api/v1/models/{quote(model, safe='')}/dead-letters"
 
 
-def _selections(letters: DeadLetters, *, all: bool) -> Iterator[bytes]:
-    """Yield the bodies that select these dead letters, each id once."""
+def _selections(model: str, verb: str, letters: DeadLetters, *, all: bool) -> Iterator[HttpRequest]:
+    """Yield the requests that do this to these dead letters, each id once."""
     if all == (letters is not None):
         raise InvalidRequest(
             "letters and all are both given" if all else "no dead letters are given",
             hint="Give dead letters or their ids, or all=True for all of them.",
         )
-    if letters is None:
-        yield msgspec.json.encode({"all": True})
-        return
-    some: Iterable[Any] = [letters] if isinstance(letters, (str, DeadLetter)) else letters
-    ids = list(dict.fromkeys(one if isinstance(one, str) else one.id for one in some))
-    for at in range(0, len(ids), DEAD_LETTERS_AT_ONCE):
-        yield msgspec.json.encode({"ids": ids[at : at + DEAD_LETTERS_AT_ONCE]})
+    selections: list[dict[str, Any]] = [{"all": True}]
+    if letters is not None:
+        some: Iterable[Any] = [letters] if isinstance(letters, (str, DeadLetter)) else letters
+        ids = list(dict.fromkeys(one if isinstance(one, str) else one.id for one in some))
+        most = DEAD_LETTERS_AT_ONCE
+        selections = [{"ids": ids[at : at + most]} for at in range(0, len(ids), most)]
+    path = f"{_dead_letters_path(model)}/{verb}"
+    for selection in selections:
+        body = msgspec.json.encode(selection)
+        yield HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=LONG_REQUEST_S)
 
 
 def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
@@ -217,8 +219,8 @@ def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
     Raises:
         JobNotFound: no job has this id.
     """
-    answer = yield from exchange(session, job_request("GET", job, below="/webhooks"))
-    return decoded(answer, _Deliveries).deliveries
+    request = job_request("GET", job, below="/webhooks")
+    return (yield from fetch(session, request, _Deliveries)).deliveries
 
 
 def redeliver_webhook(
@@ -227,7 +229,6 @@ def redeliver_webhook(
     """Send a webhook again with the same id.
 
     Args:
-        session: the server.
         job: the job, or its id.
         delivery: the delivery, or its id; None for the newest.
 
@@ -239,12 +240,12 @@ def redeliver_webhook(
     body = msgspec.json.encode({} if delivery_id is None else {"id": delivery_id})
     request = job_request("POST", job, below="/webhooks/redeliver")
     request = dataclasses.replace(request, body=body, headers=JSON_HEADERS)
-    return decoded((yield from exchange(session, request)), WebhookDelivery)
+    return (yield from fetch(session, request, WebhookDelivery))
 
 
 def runs(session: Session) -> Plan[list[Run]]:
     """Return the offline runs that this server knows, latest report first."""
-    return decoded((yield from exchange(session, HttpRequest("GET", RUNS))), _Runs).runs
+    return (yield from fetch(session, HttpRequest("GET", RUNS), _Runs)).runs
 
 
 def run_record(session: Session, run_id: str) -> Plan[Run]:
@@ -253,7 +254,7 @@ def run_record(session: Session, run_id: str) -> Plan[Run]:
     Raises:
         RunNotFound: no run has this id.
     """
-    return decoded((yield from exchange(session, HttpRequest("GET", _run_path(run_id)))), Run)
+    return (yield from fetch(session, HttpRequest("GET", _run_path(run_id)), Run))
 
 
 def cancel_run(session: Session, run_id: str) -> Plan[Run]:
@@ -262,8 +263,7 @@ def cancel_run(session: Session, run_id: str) -> Plan[Run]:
     Raises:
         RunNotFound: no run has this id.
     """
-    request = HttpRequest("POST", f"{_run_path(run_id)}/cancel")
-    return decoded((yield from exchange(session, request)), Run)
+    return (yield from fetch(session, HttpRequest("POST", f"{_run_path(run_id)}/cancel"), Run))
 
 
 def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Plan[bool]:
@@ -271,7 +271,7 @@ def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Pl
     query = {"begun": "1"} if begun else {}
     body = msgspec.json.encode(record)
     request = HttpRequest("PUT", _run_path(run_id), query, body, JSON_HEADERS)
-    return decoded((yield from exchange(session, request)), _RunRecord).cancel_requested
+    return (yield from fetch(session, request, _RunRecord)).cancel_requested
 
 
 def _run_path(run_id: str) -> str:

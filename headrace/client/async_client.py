@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
-from typing_extensions import override
 
-from headrace.client import admin, bulk, calls, events
+from headrace.client import admin, bulk, calls, events, registry
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
-from headrace.client.sansio import (
-    Action,
-    CloseStream,
-    ConnectionFailed,
-    HttpRequest,
-    HttpResponse,
-    NextInput,
-    OpenStream,
-    Pause,
-    Plan,
-    ReadStream,
-    Stream,
-    StreamOpened,
-    TakenInput,
-    Yield,
-    take_inputs,
-)
-from headrace.client.transport import ClientBase, connection_failed, is_stream, response_of
+from headrace.client.sansio import Plan, Stream
+from headrace.client.transport import ClientBase, EventReader
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,29 +43,10 @@ def _iterating(
     return call
 
 
-class _EventReader:
-    """Reads the body of an answer as it arrives."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self._response = response
-        self._chunks = response.aiter_bytes()
-
-    async def read(self) -> bytes | ConnectionFailed:
-        try:
-            return await anext(self._chunks, b"")
-        except (httpx2.TransportError, httpx2.StreamError) as error:
-            return ConnectionFailed(str(error) or type(error).__name__, refused=False)
-
-    async def close(self) -> None:
-        await self._response.aclose()
-
-
 class AsyncClient(ClientBase):
     """`Client` for asyncio: methods are awaited, and iterators are asynchronous."""
 
-    @override
-    def _open(self, options: dict[str, Any]) -> None:
-        self._http = httpx2.AsyncClient(**options)
+    _http_class = httpx2.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,6 +81,17 @@ class AsyncClient(ClientBase):
     cancel_run = _awaiting(admin.cancel_run)
     webhooks = _awaiting(admin.webhooks)
     redeliver_webhook = _awaiting(admin.redeliver_webhook)
+    model_versions = _awaiting(registry.model_versions)
+    register_model = _awaiting(registry.register_model)
+    set_model_options = _awaiting(registry.set_model_options)
+    promote_model = _awaiting(registry.promote_model)
+    reload_model = _awaiting(registry.reload_model)
+    remove_model = _awaiting(registry.remove_model)
+    model_changes = _awaiting(registry.model_changes)
+    model_differences = _awaiting(registry.model_differences)
+    model_traffic = _awaiting(registry.model_traffic)
+    route_model = _awaiting(registry.route_model)
+    clear_traffic = _awaiting(registry.clear_traffic)
 
     @overload
     async def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
@@ -150,89 +123,15 @@ class AsyncClient(ClientBase):
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end and return its result."""
-        reply: object = None
-        while True:
-            try:
-                action = plan.send(reply)
-            except StopIteration as ended:
-                value: T = ended.value
-                return value
-            reply = await self._perform(action)
+        return await self._run(plan)
 
     async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
         """Run a stream and yield its items."""
-        reply: object = None
-        opened: list[_EventReader] = []
+        opened: list[EventReader] = []
         try:
-            while True:
-                try:
-                    action = stream.send(reply)
-                except StopIteration:
-                    return
-                if isinstance(action, Yield):
-                    for item in action.items:
-                        yield item
-                    reply = None
-                    continue
-                reply = await self._perform(action)
-                if isinstance(reply, StreamOpened) and reply.reader is not None:
-                    opened = [reply.reader]
+            while (items := await self._advance(stream, opened)) is not None:
+                for item in items:
+                    yield item
         finally:
-            # Also if the caller stops early.
             for reader in opened:
                 await reader.close()
-
-    async def _perform(
-        self, action: Action
-    ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
-        if isinstance(action, HttpRequest):
-            return await self._send(action)
-        if isinstance(action, Pause):
-            await asyncio.sleep(action.seconds)
-            return None
-        if isinstance(action, OpenStream):
-            return await self._open_stream(action.request)
-        if isinstance(action, ReadStream):
-            chunk: bytes | ConnectionFailed = await action.reader.read()
-            return chunk
-        if isinstance(action, CloseStream):
-            await action.reader.close()
-            return None
-        return await self._take_inputs(action)
-
-    async def _open_stream(self, request: HttpRequest) -> StreamOpened:
-        try:
-            built = self._http.build_request(**self._arguments(request))
-            response = await self._http.send(built, stream=True)
-            if is_stream(response):
-                return StreamOpened(
-                    HttpResponse(200, response.headers, b""), _EventReader(response)
-                )
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-        except httpx2.TransportError as error:
-            return StreamOpened(connection_failed(error))
-        return StreamOpened(response_of(response))
-
-    async def _take_inputs(self, action: NextInput) -> TakenInput:
-        if isinstance(action.source, Iterator):
-            return take_inputs(action.source, action)
-        inputs: list[Any] = []
-        deadline = time.monotonic() + action.within_s
-        try:
-            async for value in action.source:
-                inputs.append(value)
-                if len(inputs) == action.count or time.monotonic() > deadline:
-                    return TakenInput(inputs, ended=False)
-        except Exception as error:  # noqa: BLE001 - raised again after the results of earlier inputs
-            return TakenInput(inputs, ended=True, error=error)
-        return TakenInput(inputs, ended=True)
-
-    async def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
-        try:
-            answer = await self._http.request(**self._arguments(request))
-        except httpx2.TransportError as error:
-            return connection_failed(error)
-        return response_of(answer)

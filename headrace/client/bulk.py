@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
-from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange
+from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange, fetch
 from headrace.client.sansio import (
     HttpRequest,
     HttpResponse,
@@ -93,18 +93,19 @@ def submit_many(
     ids: Ids[Any] = None,
     content_type: str | None = None,
     version: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Stream[Outcome]:
     """Submit a job for each input, in order, many per request.
 
     Args:
-        session: the server.
         model: the model's name.
         inputs: any number of inputs; they are taken as they are sent.
         ids: the id of each job, in the order of the inputs, or a function that makes it from an
             input, so that the caller knows it before it is sent; default new ids.
         content_type: media type of every input, if its Python type does not imply it.
         version: required version of the model.
+        parameters: the parameters of every job, as for `submit`.
         options: options of every job, as for `submit`.
 
     Yields:
@@ -115,7 +116,9 @@ def submit_many(
     """
 
     def line(entry: BulkEntry) -> bytes:
-        return job_line(model, entry.input, content_type, version, options, entry.job_id)
+        return job_line(
+            model, entry.input, content_type, version, options, entry.job_id, parameters
+        )
 
     source, next_id = input_iterator(inputs), id_source(ids)
     while True:
@@ -178,7 +181,6 @@ def send(
     """Submit a chunk; entries that fail with a transient error are sent again with the same ids.
 
     Args:
-        session: the server.
         chunk: entries with their lines.
         hold_s: how long the server may hold the chunk while the queue is full; None for its limit.
         transient: errors that are retried until there is no progress for `retry_s`; every other
@@ -261,7 +263,7 @@ def _id_chunks(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
 def _post_ids(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
     body = msgspec.json.encode({"ids": ids})
     request = HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
-    found = decoded((yield from exchange(session, request)), shape)
+    found = yield from fetch(session, request, shape)
     if len(found.jobs) != len(ids):
         raise _unexpected_count()
     return found

@@ -22,7 +22,7 @@ from headrace.client.requests import (
     job_request,
     trace_headers,
 )
-from headrace.client.retries import Session, exchange
+from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
@@ -63,12 +63,12 @@ def submit(
     idempotency_key: str | None = None,
     content_type: str | None = None,
     version: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Plan[Job]:
     """Submit one job; repeat the request with the same id until the server answers.
 
     Args:
-        session: the server.
         model: the model's name.
         input: JSON, str, bytes, a pathlib.Path, a Pillow image, a numpy array, or an `InputRef`.
         input_ref: instead of `input`, a file or object that the server reads:
@@ -77,6 +77,7 @@ def submit(
         idempotency_key: instead of `id`: the same key returns the same job.
         content_type: media type of the input, if its Python type or its name does not imply it.
         version: required version of the model.
+        parameters: values for the parameters that the model declares, by name.
         options: priority, expires, countdown, timeout, result_ttl, max_retries,
             retry_backoff, retry_backoff_max, metadata.
 
@@ -97,9 +98,9 @@ def submit(
     if (input is msgspec.UNSET) == (input_ref is None):
         raise InvalidRequest("give either input or input_ref")
     value = input if input_ref is None else InputRef(input_ref)
-    body = job_line(model, value, content_type, version, options, id)
-    answer = yield from exchange(session, HttpRequest("POST", JOBS, body=body, headers=headers))
-    return decoded(answer, Job)
+    body = job_line(model, value, content_type, version, options, id, parameters)
+    request = HttpRequest("POST", JOBS, body=body, headers=headers)
+    return (yield from fetch(session, request, Job))
 
 
 def status(session: Session, job: str | Job) -> Plan[Job]:
@@ -108,15 +109,13 @@ def status(session: Session, job: str | Job) -> Plan[Job]:
     Raises:
         JobNotFound: no job has this id, or its result_ttl has passed.
     """
-    answer = yield from exchange(session, job_request("GET", job))
-    return decoded(answer, Job)
+    return (yield from fetch(session, job_request("GET", job), Job))
 
 
 def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Job]:
     """Wait until a job has succeeded or failed, also while the server restarts.
 
     Args:
-        session: the server.
         job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
@@ -150,7 +149,6 @@ def result(session: Session, job: str | Job, timeout_s: float | None = None) -> 
     """Wait for a job and return its result: a JSON value, str for text/*, else bytes.
 
     Args:
-        session: the server.
         job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
@@ -179,8 +177,7 @@ def cancel(session: Session, job: str | Job) -> Plan[Cancelled]:
     Raises:
         JobNotFound: no job has this id.
     """
-    answer = yield from exchange(session, job_request("DELETE", job))
-    return decoded(answer, Cancelled)
+    return (yield from fetch(session, job_request("DELETE", job), Cancelled))
 
 
 def jobs(
@@ -194,7 +191,6 @@ def jobs(
     """List jobs, newest first, page by page.
 
     Args:
-        session: the server.
         model: only jobs of this model.
         status: only jobs with this status, or with one of these.
         since: only jobs created at this time or later: a datetime, RFC 3339, or seconds since 1970.
@@ -219,7 +215,7 @@ def jobs(
 
 def models(session: Session) -> Plan[list[Model]]:
     """Return the registered models and their states."""
-    return decoded((yield from exchange(session, HttpRequest("GET", MODELS))), _Models).models
+    return (yield from fetch(session, HttpRequest("GET", MODELS), _Models)).models
 
 
 def model(session: Session, name: str) -> Plan[Model]:
@@ -229,20 +225,18 @@ def model(session: Session, name: str) -> Plan[Model]:
         ModelNotFound: no model has this name.
     """
     path = f"{MODELS}/{quote(name, safe='')}"
-    return decoded((yield from exchange(session, HttpRequest("GET", path))), Model)
+    return (yield from fetch(session, HttpRequest("GET", path), Model))
 
 
 def queues(session: Session) -> Plan[list[Queue]]:
     """Return every queue with its depth, its age and its jobs in flight."""
-    answer = yield from exchange(session, HttpRequest("GET", "/api/v1/queues"))
-    return decoded(answer, _Queues).queues
+    return (yield from fetch(session, HttpRequest("GET", "/api/v1/queues"), _Queues)).queues
 
 
 def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]:
     """Return the body of `/ready`, with the models' states, if the server accepts jobs.
 
     Args:
-        session: the server.
         all_models: require a loaded replica of every model.
 
     Raises:
@@ -250,9 +244,7 @@ def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]
         BrokerUnavailable: Redis does not answer.
     """
     query = {"models": "all"} if all_models else {}
-    return decoded(
-        (yield from exchange(session, HttpRequest("GET", "/ready", query))), dict[str, Any]
-    )
+    return (yield from fetch(session, HttpRequest("GET", "/ready", query), dict[str, Any]))
 
 
 def list_pages(
@@ -263,15 +255,7 @@ def list_pages(
     limit: int | None,
     query: Mapping[str, str] | None = None,
 ) -> Stream[T]:
-    """Yield all items of a list, in its order, page by page.
-
-    Args:
-        session: the server.
-        path: the path of the list.
-        read: decodes a page.
-        limit: maximum number of items; None for all.
-        query: query parameters that select the items.
-    """
+    """Yield all items of a list, in its order, page by page."""
     parameters = {"limit": str(PAGE if limit is None else min(PAGE, limit)), **(query or {})}
     left = limit
     while left is None or left > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -11,7 +11,9 @@ from headrace.client.sansio import HttpResponse
 from headrace.errors import (
     BY_CODE,
     ClientError,
+    FieldError,
     HeadraceError,
+    InvalidInput,
     JobError,
     RequestError,
     Throttled,
@@ -26,7 +28,6 @@ _WITHOUT_SUCCESS: Final = {
 }
 
 T = TypeVar("T")
-E = TypeVar("E", bound=HeadraceError)
 
 
 class Problem(msgspec.Struct):
@@ -39,6 +40,8 @@ class Problem(msgspec.Struct):
     remedy: str = ""
     retryable: bool | None = None
     job: str = ""
+    traceback: str = ""
+    errors: list[FieldError] = []
 
     @property
     def code(self) -> str:
@@ -76,6 +79,9 @@ def problem_error(problem: Problem) -> HeadraceError:
     error = _typed(problem.code, RequestError, message, problem.remedy, problem.status)
     if isinstance(error, JobError):
         error.job_id = problem.job
+        error.traceback = problem.traceback
+    if isinstance(error, InvalidInput):
+        error.errors = problem.errors
     if problem.retryable is not None:
         error.retryable = problem.retryable
     return error
@@ -87,8 +93,10 @@ def job_error(job: Job) -> JobError:
     error = failure_error(failure)
     if not isinstance(error, JobError):
         # For example a stock client's job for a model that is not registered.
-        error = _relabelled(error, JobError)
+        other, error = error, JobError(error.message, hint=error.hint)
+        error.code, error.status, error.retryable = other.code, other.status, other.retryable
     error.job_id = job.id
+    error.traceback = job.traceback
     return error
 
 
@@ -133,13 +141,3 @@ def _typed(
     error.code = code or fallback.code
     error.status = status or fallback.status
     return error
-
-
-def _relabelled(error: HeadraceError, cls: type[E]) -> E:
-    other = cls(error.message, hint=error.hint)
-    attributes: dict[str, Any] = {
-        name: getattr(error, name) for name in ("code", "status", "retryable")
-    }
-    for name, value in attributes.items():
-        setattr(other, name, value)
-    return other

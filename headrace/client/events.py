@@ -39,7 +39,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
         event_id: as `last_event_id` it resumes the events after this one.
         id: the job's id.
         status: the job's status at the event.
-        attempts: how often the job was given to a worker.
+        attempts: how often the job has begun.
         queue_position: its place in the queue, while it is queued; 1 is next.
         waiting_for: `replica` while it is queued and no worker has the model loaded.
         due_at: when it joins its queue, while it is scheduled.
@@ -130,7 +130,6 @@ def events(
     """Yield a job's events until it has ended, also while the server restarts.
 
     Args:
-        session: the server.
         job: the job, or its id.
         last_event_id: `event_id` of the last known event; only later events are yielded.
 

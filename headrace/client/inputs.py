@@ -7,7 +7,7 @@
 | a Pillow image | PNG, or the type in `content_type` |
 | a numpy array | nested lists; `.npy` with `application/x-npy` |
 | `str` | a JSON string; text with `text/...` |
-| any other JSON value | JSON |
+| any other JSON value | JSON; files, bytes and Pillow images inside lists and mappings as here |
 | an `InputRef` | the reference, not the input: requests.py |
 
 Pillow and numpy are recognised if the caller has imported them; this module never imports them.
@@ -25,7 +25,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import binary_input
+from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.media_types import BINARY_TYPE, image_type, is_json
 
 NPY_TYPE: Final = "application/x-npy"
@@ -106,7 +106,7 @@ def _file(path: Path, content_type: str | None) -> bytes:
     except OSError as error:
         raise InvalidRequest(
             f"the file {path} cannot be read: {error.strerror or error}",
-            hint="Send the files of a folder one by one.",
+            hint="Send the files of a folder one by one." if path.is_dir() else "Check the path.",
         ) from error
     guessed, packed = mimetypes.guess_type(path.name)
     # For x.json.gz, guess_type returns the type of the compressed content.
@@ -166,15 +166,26 @@ def _npy(array: Any) -> bytes:
 
 def _json(value: Any) -> bytes:
     try:
-        return msgspec.json.encode(value, enc_hook=_unpacked)
+        return msgspec.json.encode(nested_binaries(value, _part), enc_hook=unpacked)
     except (TypeError, ValueError, RecursionError, msgspec.EncodeError) as error:
         raise InvalidRequest(
             f"{_named(value)} cannot be sent: {error}", hint=_WHAT_CAN_BE_SENT
         ) from None
 
 
-def _unpacked(value: Any) -> Any:
-    # numpy arrays and numbers, and torch tensors, inside JSON.
+def _part(value: Any) -> bytes | None:
+    """Return a part of an input that has a form of its own in JSON; None for the others."""
+    if isinstance(value, (bytes, bytearray, memoryview, Path)) or _is(value, "PIL.Image", "Image"):
+        return encode_input(value)
+    return None
+
+
+def unpacked(value: Any) -> Any:
+    """Return a numpy array or number, or a torch tensor, as lists and numbers for JSON.
+
+    Raises:
+        TypeError: another type.
+    """
     tolist = getattr(value, "tolist", None)
     if callable(tolist):
         return tolist()

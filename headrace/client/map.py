@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
@@ -71,6 +71,7 @@ def map_inputs(
     ids: Ids[In] = None,
     content_type: str | None = None,
     version: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Stream[Result[In]]:
     """Run every input through a model, also while servers restart.
@@ -79,7 +80,6 @@ def map_inputs(
     `in_flight` inputs are held, so memory does not grow with the number of inputs.
 
     Args:
-        session: the server.
         model: the model's name.
         inputs: any number of inputs, also an endless iterator; taken as there is room. An exception
             that it raises is raised again after the results of the earlier inputs.
@@ -90,6 +90,7 @@ def map_inputs(
             input. A second run with the same ids gets the first run's results while they are kept.
         content_type: media type of every input, if its Python type does not imply it.
         version: required version of the model.
+        parameters: the parameters of every job, as for `submit`.
         options: options of every job, as for `submit`.
 
     Yields:
@@ -106,7 +107,9 @@ def map_inputs(
         raise InvalidRequest(f"in_flight is {in_flight}", hint="Give 1 or more.")
 
     def line(entry: BulkEntry) -> bytes:
-        return job_line(model, entry.input, content_type, version, options, entry.job_id)
+        return job_line(
+            model, entry.input, content_type, version, options, entry.job_id, parameters
+        )
 
     source, next_id = input_iterator(inputs), id_source(ids)
     window: Window[In] = Window(session, line, ordered=ordered)
@@ -123,41 +126,27 @@ def map_inputs(
             # A slow source must not delay the results of ended jobs.
             short = len(taken.inputs) < count
             for value in taken.inputs:
-                window.add(BulkEntry(index, value, next_id(value)))
+                window.waiting.append(BulkEntry(index, value, next_id(value)))
                 index += 1
         else:
             yield from window.look_up()
         results = window.pop_results()
-        if not return_errors:
-            yield from _raise_errors(results)
-        elif results:
-            yield Yield(results)
+        for at, result in enumerate(() if return_errors else results):
+            if result.error is not None:
+                yield Yield(results[:at])
+                raise result.error
+        yield Yield(results)
     if taken.error is not None:
         raise taken.error
 
 
-def _raise_errors(results: list[Result[In]]) -> Stream[Result[In]]:
-    for at, result in enumerate(results):
-        if result.error is not None:
-            yield Yield(results[:at])
-            raise result.error
-    if results:
-        yield Yield(results)
-
-
 class Window(Generic[In]):
-    """The inputs that are taken and not yielded: waiting for room, in flight, or ended.
-
-    Args:
-        session: the server.
-        line: makes the request line of an entry.
-        ordered: yield results in the order of their entries.
-    """
+    """The inputs that are taken and not yielded: waiting for room, in flight, or ended."""
 
     def __init__(
         self, session: Session, line: Callable[[BulkEntry], bytes], *, ordered: bool
     ) -> None:
-        self._waiting: deque[BulkEntry] = deque()
+        self.waiting: deque[BulkEntry] = deque()
         # By index, in the order of submission, which is roughly the order of their ends.
         self._fresh: dict[int, BulkEntry] = {}
         self._overtaken: dict[int, BulkEntry] = {}
@@ -177,18 +166,9 @@ class Window(Generic[In]):
         return len(self._fresh) + len(self._overtaken)
 
     @property
-    def waiting(self) -> int:
-        """Return the number of entries that are not enqueued yet."""
-        return len(self._waiting)
-
-    @property
     def held(self) -> int:
         """Return the number of inputs that are taken and not yielded."""
-        return self.waiting + self.open + len(self._done)
-
-    def add(self, entry: BulkEntry) -> None:
-        """Add an entry; `submit` sends it."""
-        self._waiting.append(entry)
+        return len(self.waiting) + self.open + len(self._done)
 
     def submit(self, *, glance: bool = False) -> Plan[None]:
         """Submit a chunk of the waiting entries; entries that a full queue refuses stay waiting.
@@ -196,7 +176,7 @@ class Window(Generic[In]):
         Args:
             glance: look up ended jobs afterwards, as after a slow submit or with a full queue.
         """
-        chunk = next_chunk(self._waiting, self._line, self._chunk_size)
+        chunk = next_chunk(self.waiting, self._line, self._chunk_size)
         # Without jobs to look up meanwhile, the server may hold the chunk as long as it likes.
         hold_s = None if self._full and not self.open else HOLD_S
         started = time.monotonic()
@@ -213,11 +193,11 @@ class Window(Generic[In]):
             else:
                 entry.line = b""
                 self._fresh[entry.index] = entry
-        self._waiting.extendleft(reversed(refused))
+        self.waiting.extendleft(reversed(refused))
         self._full = bool(refused)
         room = len(chunk) - len(refused) if refused else 2 * self._chunk_size
         self._chunk_size = min(CHUNK_JOBS, max(1, room))
-        if self.open and (self._waiting or slow or glance):
+        if self.open and (self.waiting or slow or glance):
             yield from self.look_up(wait=False)
 
     def look_up(self, *, wait: bool = True) -> Plan[None]:
@@ -299,7 +279,7 @@ class Window(Generic[In]):
                 self._end(entry, None, error=error)
             else:
                 again.append(entry)
-        self._waiting.extendleft(reversed(again))
+        self.waiting.extendleft(reversed(again))
 
     def _end(
         self,

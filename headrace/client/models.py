@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import datetime
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -18,7 +18,6 @@ from headrace.jobs.progress import Progress
 
 In = TypeVar("In")
 
-Status = Literal["queued", "scheduled", "running", "succeeded", "failed", "expired", "cancelled"]
 ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 
@@ -40,6 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API returns it; docs/api.md documents the fields.
 
     Attributes:
+        version: of the worker that ran it last; before it runs, the declared or requested one.
+        requested_version: the version that it asks for; None for any.
         timings: milliseconds per stage.
         result: the result as the API returns it: JSON, or `{"content_type", "base64"}`; None
             before the end, and if it is too large. `value` is the decoded result.
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         progress: the progress that its handler reports, while it runs.
         stages: the progress of the stages, for a pipeline's job that has started.
         error: why it failed; before the end, why its last attempt failed.
+        traceback: the handler's traceback, or the stacks at a timeout; "" without one.
     """
 
     id: str
@@ -64,6 +66,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     waiting_for: str | None = None
     urls: dict[str, str] = {}
+    requested_version: str | None = None
     batch_padding: int = 0
     dead_lettered: bool = False
     cancel_requested: bool = False
@@ -73,6 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[dict[str, Any]] = []
     progress: Progress | None = None
     error: Failure | None = None
+    traceback: str = ""
 
     @property
     def ended(self) -> bool:
@@ -128,32 +132,61 @@ class Result(msgspec.Struct, Generic[In], frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered model. `client.model(name)` sets fields that are None in the list of all."""
+    """A registered model. `client.model(name)` sets fields that are None in the list of all.
+
+    Attributes:
+        inputs: what it takes: `schema`, `content_types`, `example`; None: anything is accepted.
+        outputs: what it returns, in the same form; None: it declares nothing.
+        versions: those that jobs may ask for; the workers may serve others than the declared one.
+        traffic: where jobs go that name no version; None: to the default version.
+    """
 
     name: str
     version: str
     queue: str
     state: str
     ready_replicas: int
+    versions: list[str] = []
     handler: str | None = None
     device: str | None = None
+    labels: list[str] | None = None
     replicas: int | None = None
+    total_replicas: int | None = None
     max_batch_size: int | None = None
     max_batch_delay_ms: float | None = None
     max_queue_depth: int | None = None
     timeout_s: float | None = None
     max_retries: int | None = None
+    parameters: dict[str, Any] | None = None
+    headers: list[str] | None = None
     error: str | None = None
     workers: list[dict[str, Any]] | None = None
+    inputs: dict[str, Any] | None = None
+    outputs: dict[str, Any] | None = None
+    traffic: dict[str, Any] | None = None
+
+
+class VersionQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue of the jobs that ask for one version of a model; see `Queue`."""
+
+    name: str
+    version: str
+    depth: dict[str, int]
+    scheduled: int
+    in_flight: int
+    dead_letters: int
+    paused: bool = False
+    oldest_age_s: float | None = None
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """The queue of one model.
 
     Attributes:
-        depth: waiting jobs, by priority step.
+        depth: waiting jobs, by priority step; this and the other numbers include `versions`.
         paused: workers claim no jobs from it until it is resumed.
         oldest_age_s: waiting time of the oldest waiting job; None without waiting jobs.
+        versions: the queues of versions that jobs ask for.
     """
 
     name: str
@@ -166,6 +199,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_depth: int
     paused: bool = False
     oldest_age_s: float | None = None
+    versions: list[VersionQueue] = []
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +211,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         job_id: its job's id; None if the message could not be read.
         reason: the code of an error, or why the message is not a job.
         error: the reason in a sentence.
-        attempts: how often a worker received it.
+        attempts: how often it has begun.
         created_at: when it was submitted.
         died_at: when it became a dead letter.
         requeueable: whether it can be requeued.
@@ -333,3 +367,95 @@ def _unpack(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise UnexpectedAnswer(f"the base64 of an answer cannot be read: {error}") from None
+
+
+class RegisteredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a registered model.
+
+    Attributes:
+        default: jobs that name no version run on it.
+        declared: the models file has it.
+        changed: options that were changed over the API, without files and secrets.
+        loads: how many reloads were requested.
+        unserved: why no worker takes it; None: one can, or serves it.
+    """
+
+    version: str
+    default: bool = False
+    declared: bool = False
+    changed: dict[str, Any] = {}
+    loads: int = 0
+    unserved: str | None = None
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered model with its versions.
+
+    Attributes:
+        generation: changes with the model.
+        changed_by: the API key or the command that changed it last.
+        change: the last change in words.
+        state: with `wait`: ready, failed, or pending if the time was too short; else "".
+        error: with `wait`: the traceback of a failed load.
+    """
+
+    name: str
+    generation: int = 0
+    default_version: str = ""
+    versions: list[RegisteredVersion] = []
+    changed_by: str = ""
+    changed_at: datetime | None = None
+    change: str = ""
+    state: str = ""
+    error: str | None = None
+
+
+class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the jobs of a model go that name no version.
+
+    Attributes:
+        generation: changes with the model.
+        default_version: it runs such jobs without any weights.
+        declared: the models file decides, and not the API.
+        weights: the share of each version.
+        sticky: what a user is recognised by: `header` or `metadata` with its name; None: nothing.
+        shadow: the version that gets copies of such jobs; None: none does.
+        shadow_percent: how many of the jobs are copied.
+        shadow_results: how the copies have ended: `equal`, `different`, `failed`, `dropped` and
+            `unknown`.
+    """
+
+    name: str
+    generation: int = 0
+    default_version: str = ""
+    declared: bool = False
+    weights: dict[str, float] = {}
+    sticky: dict[str, str] | None = None
+    shadow: str | None = None
+    shadow_percent: float = 100.0
+    shadow_results: dict[str, int] = {}
+
+
+class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One place where the registered models differ from the models file.
+
+    Attributes:
+        option: the option; None: the models file does not have this version.
+        declared: its value in the models file; None: none, or it is not shown.
+        present: the value that holds; None: it is not shown.
+    """
+
+    model: str
+    version: str
+    option: str | None = None
+    declared: Any = None
+    present: Any = None
+
+
+class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the registered models, in words, with its author."""
+
+    model: str
+    what: str
+    by: str
+    at: datetime

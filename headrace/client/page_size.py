@@ -19,10 +19,6 @@ SWEEP_S: Final = 1.0
 class AdaptivePageSize:
     """Decides for how many ended jobs the next round waits.
 
-    Args:
-        growth: the factor by which the goal grows.
-        most: the largest goal.
-
     Attributes:
         goal: the number of ended jobs to wait for.
         behind: all jobs of the last lookup had ended, so the next round need not wait.
@@ -49,13 +45,7 @@ class AdaptivePageSize:
         return self._sweeping
 
     def read(self, ended: int, looked: int, *, waited: bool = True) -> None:
-        """End the round: `ended` of `looked` jobs had ended.
-
-        Args:
-            ended: number of ended jobs.
-            looked: number of jobs in the lookup.
-            waited: the round waited for the end of a job.
-        """
+        """End the round: `ended` of `looked` jobs had ended."""
         self.behind = ended == looked
         if self._sweeping:
             self._swept = time.monotonic()

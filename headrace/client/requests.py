@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.inputs import InputRef, encode_input
+from headrace.client.inputs import InputRef, encode_input, unpacked
 from headrace.client.models import Job
 from headrace.client.sansio import HttpRequest
+from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
 
 JOBS: Final = "/api/v1/jobs"
@@ -53,6 +54,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     content_type: str | None = None
     id: str | None = None
     version: str | None = None
+    parameters: Mapping[str, Any] | None = None
     options: dict[str, Any] | None = None
 
 
@@ -63,28 +65,35 @@ def job_line(
     version: str | None,
     options: Options,
     job_id: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return one job as JSON: the body of a submit, or a line of a bulk request.
 
     Raises:
-        InvalidRequest: the input or an option cannot be sent.
+        InvalidRequest: the input, a parameter or an option cannot be sent.
     """
     set_options = {name: option for name, option in options.items() if option is not None}
     unknown = set_options.keys() - Options.__annotations__.keys()
     if unknown:
         names = ", ".join(sorted(unknown))
+        near = did_you_mean(min(unknown), Options.__annotations__)
         raise InvalidRequest(
-            f"unknown option: {names}", hint=f"Valid options: {', '.join(Options.__annotations__)}."
+            f"unknown option: {names}{near}",
+            hint=f"Valid options: {', '.join(Options.__annotations__)}.",
         )
-    line = _Line(model=model, id=job_id, version=version, options=set_options or None)
+    line = _Line(
+        model=model, id=job_id, version=version, parameters=parameters or None,
+        options=set_options or None,
+    )  # fmt: skip
     if isinstance(value, InputRef):
         line.input_ref, line.content_type = value.ref, value.content_type or content_type
     else:
         line.input = msgspec.Raw(encode_input(value, content_type))
     try:
-        return msgspec.json.encode(line)
+        return msgspec.json.encode(line, enc_hook=unpacked)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"an option cannot be sent: {error}") from None
+        what = "a parameter or an option" if parameters else "an option"
+        raise InvalidRequest(f"{what} cannot be sent: {error}") from None
 
 
 def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> HttpRequest:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from headrace.client.errors import error_of, problem_of, retry_after_s
+from headrace.client.errors import decoded, error_of, problem_of, retry_after_s
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 from headrace.errors import (
     BrokerFull,
@@ -29,6 +29,8 @@ from headrace.errors import (
     StoreUnavailable,
     Throttled,
 )
+
+T = TypeVar("T")
 
 #: Maximum seconds of the first pause, and of any pause.
 PAUSE_S: Final = 0.1
@@ -59,31 +61,19 @@ class Session:
     reached: bool = False
 
 
-class RetryPauses:
-    """Pauses between retries: each about twice as long as the last, with random jitter."""
-
-    def __init__(self) -> None:
-        self._ceiling_s = PAUSE_S
-
-    def next(self, least_s: float = 0) -> Pause:
-        """Return the next pause, of at least `least_s` seconds."""
-        drawn_s = self._ceiling_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
-        self._ceiling_s = min(self._ceiling_s * 2, MAX_PAUSE_S)
-        return Pause(max(least_s, drawn_s))
-
-
 class RetryDeadline:
     """Limits retries to `retry_s` seconds from the first failure, with pauses between them.
 
+    Each pause is about twice as long as the last one, with random jitter.
+
     Args:
-        session: the server.
         until: the time (`time.monotonic`) after which nothing is retried; None for no such time.
     """
 
     def __init__(self, session: Session, until: float | None = None) -> None:
         self._session = session
         self._until = until
-        self._pauses = RetryPauses()
+        self._next_pause_s = PAUSE_S
         self._first_failure: float | None = None
 
     def left_s(self) -> float:
@@ -103,8 +93,10 @@ class RetryDeadline:
 
     def pause(self, least_s: float = 0) -> Pause | None:
         """Return the next pause, of at least `least_s` seconds; None if no time is left for it."""
-        pause = self._pauses.next(least_s)
-        return pause if pause.seconds <= self.left_s() else None
+        drawn_s = self._next_pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        self._next_pause_s = min(self._next_pause_s * 2, MAX_PAUSE_S)
+        pause_s = max(least_s, drawn_s)
+        return Pause(pause_s) if pause_s <= self.left_s() else None
 
 
 def exchange(
@@ -129,6 +121,11 @@ def exchange(
             return outcome
 
 
+def fetch(session: Session, request: HttpRequest, shape: type[T]) -> Plan[T]:
+    """Send a request with retries as `exchange` does, and return the decoded answer."""
+    return decoded((yield from exchange(session, request)), shape)
+
+
 def succeeded(
     session: Session, deadline: RetryDeadline, outcome: HttpResponse | ConnectionFailed
 ) -> Plan[bool]:
@@ -138,12 +135,22 @@ def succeeded(
         HeadraceError: the answer is that error, and it is not transient or no time is left.
         ServerUnreachable: there was no answer.
     """
-    failure = _failure_of(session, outcome)
-    if failure is None:
-        return True
-    yield from _pause_or_raise(deadline, failure)
     if isinstance(outcome, ConnectionFailed):
+        # A server that accepted the connection may have processed the request.
+        session.reached = session.reached or not outcome.refused
+        yield from _pause_or_raise(deadline, unreachable(session, outcome))
         yield from _wait_until_alive(session, deadline)
+        return False
+    problem = problem_of(outcome)
+    if problem is not None or outcome.status < 400:
+        session.reached = True
+    if outcome.status < 400:
+        return True
+    error = error_of(outcome, problem)
+    from_proxy = problem is None and outcome.status in PROXY_RETRY_STATUSES
+    if not (isinstance(error, TRANSIENT) or from_proxy):
+        raise error
+    yield from _pause_or_raise(deadline, error, retry_after_s(outcome) or 0)
     return False
 
 
@@ -159,56 +166,35 @@ def _wait_until_alive(session: Session, deadline: RetryDeadline) -> Plan[None]:
         outcome: HttpResponse | ConnectionFailed = yield HttpRequest("GET", LIVE, within_s=within_s)
         if isinstance(outcome, ConnectionFailed):
             # Any program may accept a connection without an answer: `reached` stays as it is.
-            failure = _Failure(unreachable(session, outcome))
+            error: HeadraceError = unreachable(session, outcome)
         elif outcome.status in PROXY_RETRY_STATUSES:
-            failure = _Failure(error_of(outcome, problem_of(outcome)))
+            error = error_of(outcome, problem_of(outcome))
         else:
             return
-        yield from _pause_or_raise(deadline, failure)
+        yield from _pause_or_raise(deadline, error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a request failed.
-
-    Attributes:
-        error: the error to raise if the request is not retried.
-        transient: whether a retry can succeed.
-        least_s: minimum pause before the retry.
-    """
-
-    error: HeadraceError
-    transient: bool = True
-    least_s: float = 0
+#: Why a TLS connection fails, and what to do; the server itself may well be up.
+_TLS_HINTS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "Set the file of the CA of its certificate with HEADRACE_CA_FILE.",
+    "WRONG_VERSION_NUMBER": "That port has no TLS: set an http:// address with HEADRACE_URL.",
+}
 
 
-def _pause_or_raise(deadline: RetryDeadline, failure: _Failure) -> Plan[None]:
-    """Pause before a retry, or raise the error if it is not transient or no time is left."""
-    pause = deadline.pause(failure.least_s) if failure.transient else None
+def _pause_or_raise(
+    deadline: RetryDeadline, error: HeadraceError, least_s: float = 0
+) -> Plan[None]:
+    """Pause before a retry, for at least `least_s` seconds; raise the error if no time is left."""
+    pause = deadline.pause(least_s)
     if pause is None:
-        raise failure.error
+        raise error
     yield pause
-
-
-def _failure_of(session: Session, outcome: HttpResponse | ConnectionFailed) -> _Failure | None:
-    """Return the failure that an outcome is; None for a success."""
-    if isinstance(outcome, ConnectionFailed):
-        # A server that accepted the connection may have processed the request.
-        session.reached = session.reached or not outcome.refused
-        return _Failure(unreachable(session, outcome))
-    problem = problem_of(outcome)
-    if problem is not None or outcome.status < 400:
-        session.reached = True
-    if outcome.status < 400:
-        return None
-    error = error_of(outcome, problem)
-    from_proxy = problem is None and outcome.status in PROXY_RETRY_STATUSES
-    return _Failure(error, isinstance(error, TRANSIENT) or from_proxy, retry_after_s(outcome) or 0)
 
 
 def unreachable(session: Session, failed: ConnectionFailed) -> ServerUnreachable:
     """Return the error for a request without an answer."""
-    return ServerUnreachable(
-        f"Headrace does not answer at {session.url}: {failed.why}",
-        hint="Start it with `headrace up`, or set another address with HEADRACE_URL or url=.",
-    )
+    hint = "Start it with `headrace up`, or set another address with HEADRACE_URL or url=."
+    for reason, remedy in _TLS_HINTS.items():
+        if reason in failed.why:
+            hint = remedy
+    return ServerUnreachable(f"Headrace does not answer at {session.url}: {failed.why}", hint=hint)

@@ -23,10 +23,7 @@ class HttpRequest:
     """Send this request and return `HttpResponse` or `ConnectionFailed`.
 
     Attributes:
-        method: the HTTP method in capitals.
         path: the path below the server's address, percent-encoded.
-        query: the query parameters.
-        body: the body; None for no body.
         headers: headers in addition to those of every request.
         wait_s: seconds that the server may wait on purpose (`?wait=`) before its timeout counts.
         within_s: maximum seconds for the answer; None for the client's timeout.
@@ -121,13 +118,7 @@ class NextInput:
 
 @dataclass(frozen=True, slots=True)
 class TakenInput:
-    """The inputs that the iterator gave.
-
-    Attributes:
-        inputs: the inputs in order.
-        ended: there are no more inputs.
-        error: the exception that the iterator raised.
-    """
+    """The inputs that the iterator gave."""
 
     inputs: list[Any]
     ended: bool

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
-from typing_extensions import override
 
-from headrace.client import admin, bulk, calls, events
+from headrace.client import admin, bulk, calls, events, registry
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
-from headrace.client.sansio import (
-    Action,
-    CloseStream,
-    ConnectionFailed,
-    HttpRequest,
-    HttpResponse,
-    NextInput,
-    OpenStream,
-    Pause,
-    Plan,
-    ReadStream,
-    Stream,
-    StreamOpened,
-    TakenInput,
-    Yield,
-    take_inputs,
-)
-from headrace.client.transport import ClientBase, connection_failed, is_stream, response_of
-from headrace.errors import InvalidRequest
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Plan, Stream
+from headrace.client.transport import ClientBase, EventReader, finished
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,29 +43,10 @@ def _iterating(
     return call
 
 
-class _EventReader:
-    """Reads the body of an answer as it arrives."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self._response = response
-        self._chunks = response.iter_bytes()
-
-    def read(self) -> bytes | ConnectionFailed:
-        try:
-            return next(self._chunks, b"")
-        except (httpx2.TransportError, httpx2.StreamError) as error:
-            return ConnectionFailed(str(error) or type(error).__name__, refused=False)
-
-    def close(self) -> None:
-        self._response.close()
-
-
 class Client(ClientBase):
     """Submits jobs, waits for them and reads their results. Threads may share a client."""
 
-    @override
-    def _open(self, options: dict[str, Any]) -> None:
-        self._http = httpx2.Client(**options)
+    _http_class = httpx2.Client
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +81,17 @@ class Client(ClientBase):
     cancel_run = _blocking(admin.cancel_run)
     webhooks = _blocking(admin.webhooks)
     redeliver_webhook = _blocking(admin.redeliver_webhook)
+    model_versions = _blocking(registry.model_versions)
+    register_model = _blocking(registry.register_model)
+    set_model_options = _blocking(registry.set_model_options)
+    promote_model = _blocking(registry.promote_model)
+    reload_model = _blocking(registry.reload_model)
+    remove_model = _blocking(registry.remove_model)
+    model_changes = _blocking(registry.model_changes)
+    model_differences = _blocking(registry.model_differences)
+    model_traffic = _blocking(registry.model_traffic)
+    route_model = _blocking(registry.route_model)
+    clear_traffic = _blocking(registry.clear_traffic)
 
     @overload
     def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
@@ -150,87 +123,19 @@ class Client(ClientBase):
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end and return its result."""
-        reply: object = None
-        while True:
-            try:
-                action = plan.send(reply)
-            except StopIteration as ended:
-                value: T = ended.value
-                return value
-            reply = self._perform(action)
+        return finished(self._run(plan))
 
     def iterate(self, stream: Stream[T]) -> Iterator[T]:
         """Run a stream and yield its items."""
-        reply: object = None
-        opened: list[_EventReader] = []
+        opened: list[EventReader] = []
         try:
-            while True:
-                try:
-                    action = stream.send(reply)
-                except StopIteration:
-                    return
-                if isinstance(action, Yield):
-                    yield from action.items
-                    reply = None
-                    continue
-                reply = self._perform(action)
-                if isinstance(reply, StreamOpened) and reply.reader is not None:
-                    opened = [reply.reader]
+            while (items := finished(self._advance(stream, opened))) is not None:
+                yield from items
         finally:
-            # Also if the caller stops early.
             for reader in opened:
-                reader.close()
-
-    def _perform(
-        self, action: Action
-    ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
-        if isinstance(action, HttpRequest):
-            return self._send(action)
-        if isinstance(action, Pause):
-            time.sleep(action.seconds)
-            return None
-        if isinstance(action, OpenStream):
-            return self._open_stream(action.request)
-        if isinstance(action, ReadStream):
-            chunk: bytes | ConnectionFailed = action.reader.read()
-            return chunk
-        if isinstance(action, CloseStream):
-            action.reader.close()
-            return None
-        return self._take_inputs(action)
-
-    def _open_stream(self, request: HttpRequest) -> StreamOpened:
-        try:
-            built = self._http.build_request(**self._arguments(request))
-            response = self._http.send(built, stream=True)
-            if is_stream(response):
-                return StreamOpened(
-                    HttpResponse(200, response.headers, b""), _EventReader(response)
-                )
-            try:
-                response.read()
-            finally:
-                response.close()
-        except httpx2.TransportError as error:
-            return StreamOpened(connection_failed(error))
-        return StreamOpened(response_of(response))
-
-    def _take_inputs(self, action: NextInput) -> TakenInput:
-        if not isinstance(action.source, Iterator):
-            raise InvalidRequest(
-                "Client cannot read an asynchronous iterator",
-                hint="Use AsyncClient, or give a list or a generator.",
-            )
-        return take_inputs(action.source, action)
-
-    def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
-        try:
-            answer = self._http.request(**self._arguments(request))
-        except httpx2.TransportError as error:
-            return connection_failed(error)
-        return response_of(answer)
+                finished(reader.close())
 
 
 def send_once(client: Client, request: HttpRequest) -> HttpResponse | ConnectionFailed:
     """Send one request without retries, for callers that run a plan's actions themselves."""
-    return client._send(request)
+    return finished(client._send(request))

@@ -1,16 +1,42 @@
-"""What both clients share: addresses, headers, timeouts, and the conversion of httpx2's results."""
+"""What both clients share: addresses, headers, timeouts, and all I/O.
+
+The I/O is written once, as coroutines. `AsyncClient` awaits them. `Client` has an httpx2 client
+that blocks: its coroutines never wait, so `finished` runs them in one step.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import ssl
-from typing import Any, Final
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
 
 import httpx2
+from typing_extensions import override
 
 from headrace._version import __version__
 from headrace.client.retries import Session
-from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
+from headrace.client.sansio import (
+    Action,
+    CloseStream,
+    ConnectionFailed,
+    HttpRequest,
+    HttpResponse,
+    NextInput,
+    OpenStream,
+    Pause,
+    Plan,
+    ReadStream,
+    Stream,
+    StreamOpened,
+    TakenInput,
+    Yield,
+    take_inputs,
+)
 from headrace.config.paths import ENV_URL
 from headrace.errors import InvalidRequest
 
@@ -23,6 +49,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 EVENT_STREAM: Final = "text/event-stream"
 #: uvicorn closes connections after 5 idle seconds; the client must drop them earlier.
 KEEPALIVE_S: Final = 4.0
+
+T = TypeVar("T")
 
 
 class ClientBase:
@@ -42,6 +70,8 @@ class ClientBase:
     Raises:
         InvalidRequest: the address, the key or the file is invalid.
     """
+
+    _http_class: ClassVar[type[httpx2.Client | httpx2.AsyncClient]]
 
     def __init__(
         self,
@@ -72,19 +102,174 @@ class ClientBase:
             options["verify"] = _trust(trusted)
         self._open(options)
 
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.session.url!r})"
+
     def _open(self, options: dict[str, Any]) -> None:
-        raise NotImplementedError
+        self._http: Any = self._http_class(**options)
+        self._blocks = self._http_class is httpx2.Client
+
+    async def _run(self, plan: Plan[T]) -> T:
+        """Run a plan to its end and return its result."""
+        reply: object = None
+        while True:
+            try:
+                action = plan.send(reply)
+            except StopIteration as ended:
+                value: T = ended.value
+                return value
+            reply = await self._perform(action)
+
+    async def _advance(self, stream: Stream[T], opened: list[EventReader]) -> list[T] | None:
+        """Run a stream up to its next items; return None at its end.
+
+        Args:
+            stream: the stream.
+            opened: receives what the stream opens, because the caller may stop early.
+        """
+        reply: object = None
+        while True:
+            try:
+                action = stream.send(reply)
+            except StopIteration:
+                return None
+            if isinstance(action, Yield):
+                return action.items
+            reply = await self._perform(action)
+            if isinstance(reply, StreamOpened) and reply.reader is not None:
+                opened[:] = [reply.reader]
+
+    async def _perform(self, action: Action) -> object:
+        match action:
+            case HttpRequest():
+                return await self._send(action)
+            case Pause(seconds) if self._blocks:
+                time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+            case OpenStream(request):
+                return await self._open_stream(request)
+            case ReadStream(reader):
+                return await reader.read()
+            case CloseStream(reader):
+                await reader.close()
+            case NextInput():
+                return await self._take_inputs(action)
+        return None
+
+    async def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
+        """Send a request without retries."""
+        try:
+            response = await _awaited(self._http.request(**self._arguments(request)))
+        except httpx2.TransportError as error:
+            return connection_failed(error)
+        return HttpResponse(response.status_code, response.headers, response.content)
+
+    async def _open_stream(self, request: HttpRequest) -> StreamOpened:
+        try:
+            built = self._http.build_request(**self._arguments(request))
+            response = await _awaited(self._http.send(built, stream=True))
+            reader = EventReader(response, blocks=self._blocks)
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.status_code == 200 and kind == EVENT_STREAM:
+                return StreamOpened(HttpResponse(200, response.headers, b""), reader)
+            try:
+                body = await reader.read_all()
+            finally:
+                await reader.close()
+        except httpx2.TransportError as error:
+            return StreamOpened(connection_failed(error))
+        return StreamOpened(HttpResponse(response.status_code, response.headers, body))
+
+    async def _take_inputs(self, action: NextInput) -> TakenInput:
+        if isinstance(action.source, Iterator):
+            return take_inputs(action.source, action)
+        if self._blocks:
+            raise InvalidRequest(
+                "Client cannot read an asynchronous iterator",
+                hint="Use AsyncClient, or give a list or a generator.",
+            )
+        inputs: list[Any] = []
+        deadline = time.monotonic() + action.within_s
+        try:
+            async for value in action.source:
+                inputs.append(value)
+                if len(inputs) == action.count or time.monotonic() > deadline:
+                    return TakenInput(inputs, ended=False)
+        except Exception as error:  # noqa: BLE001 - raised again after the results of earlier inputs
+            return TakenInput(inputs, ended=True, error=error)
+        return TakenInput(inputs, ended=True)
 
     def _arguments(self, request: HttpRequest) -> dict[str, Any]:
         """Return the arguments for httpx2's `request`."""
+        timeout_s = self._timeout_s
+        timeout = httpx2.Timeout(
+            timeout_s,
+            connect=min(timeout_s, CONNECT_TIMEOUT_S),
+            # The time that the server waits on purpose is added.
+            read=timeout_s + request.wait_s,
+        )
         return {
             "method": request.method,
             "url": request.path,
             "params": request.query,
             "content": request.body,
             "headers": request.headers,
-            "timeout": timeout_of(self._timeout_s, request),
+            "timeout": timeout if request.within_s is None else request.within_s,
         }
+
+
+class EventReader:
+    """Reads the body of an answer as it arrives.
+
+    Args:
+        response: the answer.
+        blocks: it is of `httpx2.Client`, and not of `httpx2.AsyncClient`.
+    """
+
+    def __init__(self, response: httpx2.Response, *, blocks: bool) -> None:
+        self._next: Callable[[], Any]
+        self._read_all: Callable[[], Any]
+        self._close: Callable[[], Any]
+        if blocks:
+            self._next = partial(next, response.iter_bytes(), b"")
+            self._read_all, self._close = response.read, response.close
+        else:
+            self._next = partial(anext, response.aiter_bytes(), b"")
+            self._read_all, self._close = response.aread, response.aclose
+
+    async def read(self) -> bytes | ConnectionFailed:
+        """Return the next bytes; b"" at the end."""
+        try:
+            chunk: bytes = await _awaited(self._next())
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            return connection_failed(error)
+        return chunk
+
+    async def read_all(self) -> bytes:
+        """Return the whole body."""
+        body: bytes = await _awaited(self._read_all())
+        return body
+
+    async def close(self) -> None:
+        """Close the connection of the answer."""
+        await _awaited(self._close())
+
+
+async def _awaited(result: Any) -> Any:
+    """Return a result of httpx2; await it first if it is an awaitable."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine of `Client`, which never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        value: T = ended.value
+        return value
+    raise RuntimeError("a blocking client has waited")
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
@@ -121,43 +306,20 @@ def session_for(url: str | None, retry_s: float) -> Session:
         InvalidRequest: the address is invalid.
     """
     address = url or os.environ.get(ENV_URL) or DEFAULT_URL
+    problem = "it must begin with http:// or https://"
     try:
         parsed = httpx2.URL(address)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return Session(address.rstrip("/"), retry_s)
     except httpx2.InvalidURL as error:
-        raise _invalid_address(address, str(error)) from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise _invalid_address(address, "it must begin with http:// or https://")
-    return Session(address.rstrip("/"), retry_s)
-
-
-def _invalid_address(address: str, why: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{address!r} is not the address of a server: {why}",
+        problem = str(error)
+    raise InvalidRequest(
+        f"{address!r} is not the address of a server: {problem}",
         hint=f"Use one such as {DEFAULT_URL}.",
     )
 
 
-def timeout_of(timeout_s: float, request: HttpRequest) -> httpx2.Timeout:
-    """Return a request's timeouts; the time that the server waits on purpose is added."""
-    if request.within_s is not None:
-        return httpx2.Timeout(request.within_s)
-    return httpx2.Timeout(
-        timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S), read=timeout_s + request.wait_s
-    )
-
-
-def response_of(response: httpx2.Response) -> HttpResponse:
-    """Convert an httpx2 response whose body has been read."""
-    return HttpResponse(response.status_code, response.headers, response.content)
-
-
-def is_stream(response: httpx2.Response) -> bool:
-    """Return whether the body is an event stream."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return response.status_code == 200 and kind == EVENT_STREAM
-
-
-def connection_failed(error: httpx2.TransportError) -> ConnectionFailed:
+def connection_failed(error: httpx2.TransportError | httpx2.StreamError) -> ConnectionFailed:
     """Convert an httpx2 error."""
     refused = isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
     why = str(error) or type(error).__name__

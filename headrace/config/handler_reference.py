@@ -14,9 +14,11 @@ from headrace.errors import ConfigError
 
 #: Files that users give as handlers by mistake.
 _ARCHIVES: Final = (".mar", ".zip", ".tar.gz")
-_WEIGHTS: Final = (".pt", ".pth", ".bin", ".safetensors", ".onnx")
+_WEIGHTS: Final = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".onnx")
 #: The built-in handlers; each is a module of its name in `handlers/`.
-BUILTIN_HANDLERS: Final = ("echo", "digits", "image_classifier")
+BUILTIN_HANDLERS: Final = ("echo", "digits", "image_classifier", "tensor_model")
+#: Before a handler of TorchServe, as `headrace.models` finds it in an archive.
+TORCHSERVE: Final = "torchserve:"
 #: Functions that can make a class without a `class` statement.
 _CLASS_MAKERS: Final = {"type", "exec", "globals", "vars", "setattr"}
 
@@ -32,6 +34,7 @@ class HandlerKind(StrEnum):
     BUILTIN = "builtin"
     FILE = "file"
     MODULE = "module"
+    TORCHSERVE = "torchserve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,8 @@ class HandlerReference:
 
     Attributes:
         text: the text in the models file.
-        kind: where the code is.
         target: the built-in's name, the file's path as written, or the dotted module.
         name: the class in it; empty for its only class.
-        label: its name in messages.
     """
 
     text: str
@@ -64,6 +65,9 @@ def parse_handler(text: str) -> HandlerReference:
         ConfigError: it has none of the forms.
     """
     label = f"handler {text!r}"
+    if text.startswith(TORCHSERVE):
+        target, name = _split(text.removeprefix(TORCHSERVE))
+        return HandlerReference(text, HandlerKind.TORCHSERVE, target, name, label)
     if text in BUILTIN_HANDLERS:
         return HandlerReference(text, HandlerKind.BUILTIN, text, "", label)
     target, name = _split(text)
@@ -82,22 +86,18 @@ def _refuse_other_files(label: str, target: str) -> None:
     if target.endswith(_ARCHIVES):
         raise ConfigError(
             f"{label}: archives cannot be used",
-            hint="unpack it, and name the Python file in it; see docs/torchserve.md for TorchServe "
-            "models",
+            hint="set `source` to it, and leave `handler` out; see docs/models.md",
         )
     if target.endswith(_WEIGHTS):
         raise ConfigError(
             f"{label}: this is a file of weights",
-            hint="set `weights` to it, and `handler` to the Python file that loads it",
+            hint="set `weights` to it, and `handler` to the Python file that loads it; a program "
+            "(.pt, .pt2, .onnx) needs no handler: set `source` to it",
         )
 
 
 def parse_factory(text: str, what: str) -> HandlerReference:
     """Parse a name in a file or module: path/to/file.py:name or package.module:name.
-
-    Args:
-        text: the name.
-        what: its kind, for messages.
 
     Raises:
         ConfigError: it has neither form.

@@ -74,9 +74,7 @@ def path_text(steps: tuple[Step, ...]) -> str:
 def find(text: bytes, steps: tuple[Step, ...]) -> list[TextSpan]:
     """Return the places of the values of a path, in order.
 
-    Args:
-        text: one JSON value.
-        steps: the path; an empty one leads to the value itself.
+    An empty path leads to the value itself.
 
     Raises:
         InvalidRequest: the text is not JSON, or has no such value.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,7 +20,9 @@ from headrace.config.handler_reference import (
     parse_handler,
     source_problem,
 )
-from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
+from headrace.config.input_schema import InputSection, OutputSection, read_keys
+from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions, Tensors, TensorSpec
+from headrace.config.parameters import Parameter, differing, example_values, merged, read_parameters
 from headrace.config.pipelines import (
     HANDLER,
     STAGE_NAME_PATTERN,
@@ -32,18 +35,41 @@ from headrace.config.pipelines import (
     build,
     unknown_models,
 )
-from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.suggestions import did_you_mean, unknown_model
+from headrace.config.traffic import Sticky, Traffic, read_traffic
 from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
-from headrace.errors import ConfigError, ModelNotFound
+from headrace.errors import ConfigError
+from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
 from headrace.redis import keys
 
 #: No leading dot or dash: HTTP clients read `..` as a path, and commands `-x` as an option.
 MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+#: The name of a model in the API; an unknown one is refused as such.
+ModelName = Annotated[
+    str, Meta(extra_json_schema={"pattern": MODEL_NAME_PATTERN}, examples=["echo"])
+]
+NO_TRAFFIC: Final[Mapping[str, Traffic]] = {}
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 _KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
+_VERSION: Final = re.compile(VERSION)
+_Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)]
 _STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
+#: An attribute in a docstring: its name, and its description on one or more lines.
+_ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+class Requirements(msgspec.Struct, frozen=True):
+    """The packages of one model.
+
+    Attributes:
+        file: its requirements.txt.
+        environments: the folder of the environments of all models.
+    """
+
+    file: str
+    environments: str
 
 
 class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,47 +77,125 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         name: the model's name.
+        handler: its handler; empty while its `source` was not read.
+        folder: the folder to which its relative paths refer; empty for the models file's.
+        written: the keys that are written for a model with a source; they win over the source's.
+        requirements: the packages that its source asks for, if the settings allow to install them.
+        asked_version: the version that the jobs of this queue ask for; "" for none, as in the
+            catalog.
+        declared: whether these are the options of this version; of others only workers know them.
     """
 
     name: str
+    handler: str = ""
+    folder: str = ""
+    written: tuple[str, ...] = ()
+    requirements: Requirements | None = None
+    asked_version: str = ""
+    declared: bool = True
 
     @property
     def queue(self) -> str:
-        """Return the name of its queue."""
+        """Return the name of the queue that its jobs join."""
+        if self.asked_version:
+            return keys.version_queue(self.name, self.asked_version)
         return keys.queue_name(self.name)
+
+    def of_version(self, version: str) -> ModelConfig:
+        """Return the model for jobs that ask for this version, which join its queue."""
+        asked = msgspec.structs.replace(self, version=version, asked_version=version, traffic=None)
+        if version == self.version:
+            return asked
+        return msgspec.structs.replace(asked, declared=False, inputs=None, outputs=None)
+
+    def init_frame(self, folder: Path, device: str) -> dict[str, Any]:
+        """Return what a model process reads to load the handler.
+
+        `folder` is that of the models file; a model with a source has its own.
+        """
+        folder = Path(self.folder) if self.folder else folder
+        # YAML reads a bare `on` as true.
+        layout = self.channels_last
+        return {
+            "model": self.name,
+            "version": self.version,
+            "handler": self.handler,
+            "device": device,
+            "model_dir": str(folder),
+            "weights": str(folder / self.weights) if self.weights else "",
+            "weights_only": self.weights_only,
+            "tensors": msgspec.to_builtins(self.tensors) if self.tensors else {},
+            "requirements": msgspec.to_builtins(self.requirements) if self.requirements else {},
+            "options": self.options,
+            "preprocess_threads": self.preprocess_threads,
+            "preprocess_processes": self.preprocess_processes,
+            "channels_last": layout if isinstance(layout, str) else ("on" if layout else "off"),
+            "max_batch_size": self.max_batch_size,
+            "allowed_batch_sizes": self.allowed_batch_sizes or [],
+            "input_check": self.inputs.check_frame() if self.inputs else None,
+            "output_check": (
+                self.outputs.check_frame() if self.outputs and self.outputs.enforce else None
+            ),
+            "example_parameters": example_values(self.parameters),
+        }
 
 
 class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole models file."""
-
-    models: Annotated[
-        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], ModelOptions],
-        Meta(description="The models that are served, by name."),
-    ]
-    pipelines: Annotated[
-        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], PipelineSection],
-        Meta(description="Several models over one input, by name; docs/pipelines.md."),
-    ] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """All registered models and pipelines.
+    """The whole models file.
 
     Attributes:
-        path: the models file.
+        models: the models that are served, by name.
+        pipelines: several models over one input, by name; docs/pipelines.md.
+    """
+
+    models: dict[_Name, ModelOptions]
+    pipelines: dict[_Name, PipelineSection] = {}
+
+
+@dataclass(slots=True)
+class Catalog:
+    """All registered models and pipelines. Only `adopt` changes it.
+
+    Attributes:
         models: by name, in the order of the file.
         pipelines: by name, in the order of the file. No model has the name of a pipeline.
+        versions: the versions of each model, if the registry has been read.
+        written: the options of each model as they are written in the file.
     """
 
     path: Path
     models: dict[str, ModelConfig]
     pipelines: dict[str, PipelineConfig] = field(default_factory=dict)
+    versions: Mapping[str, Mapping[str, ModelConfig]] = field(default_factory=dict)
+    written: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _addressed: dict[str, ModelConfig] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._addressed.update(self.models)
-        self._addressed.update({name: _facade(one) for name, one in self.pipelines.items()})
+        self._address()
+
+    def adopt(
+        self,
+        versions: Mapping[str, Mapping[str, ModelConfig]],
+        traffic: Mapping[str, Traffic] = NO_TRAFFIC,
+    ) -> None:
+        """Replace the models, for all that hold this catalog.
+
+        Args:
+            versions: the versions of each model, the default version first.
+            traffic: where the jobs go that name no version; by default to the default version.
+        """
+        self.versions = versions
+        self.models = {
+            name: _routed(next(iter(known.values())), known, traffic.get(name))
+            for name, known in versions.items()
+        }
+        self._address()
+
+    def _address(self) -> None:
+        self._addressed = {
+            **self.models,
+            **{name: _facade(one, self.models) for name, one in self.pipelines.items()},
+        }
 
     @property
     def base_dir(self) -> Path:
@@ -112,38 +216,68 @@ class Catalog:
         try:
             return self._addressed[name]
         except KeyError:
-            known = self._addressed
-            raise ModelNotFound(
-                f"no model {shown(name)} is registered{did_you_mean(name[:64], known)}",
-                hint=f"use one of {listing(known)}",
-            ) from None
+            raise unknown_model(name, self._addressed) from None
 
 
-def _facade(pipeline: PipelineConfig) -> ModelConfig:
-    """Return a pipeline as a model, with its queue, version and limits."""
+def _routed(
+    model: ModelConfig, known: Mapping[str, ModelConfig], traffic: Traffic | None
+) -> ModelConfig:
+    """Return the default version of a model with the traffic among its known versions."""
+    found = traffic and traffic.among(known)
+    return model if model.traffic == found else msgspec.structs.replace(model, traffic=found)
+
+
+def _facade(pipeline: PipelineConfig, models: Mapping[str, ModelConfig]) -> ModelConfig:
+    """Return a pipeline as a model: its queue, version, limits, inputs, and models' parameters."""
+    first = models.get(pipeline.whole_to)
+    headers = (models[name].headers for name in pipeline.models if name in models)
     return ModelConfig(
         name=pipeline.name,
         handler=HANDLER,
         version=pipeline.version,
         max_queue_depth=pipeline.max_queue_depth,
         timeout_s=pipeline.timeout_s,
+        inputs=pipeline.inputs or (first.inputs if first else None),
+        outputs=pipeline.outputs,
+        parameters=merged(pipeline.models, models)[0],
+        headers=sorted({name for names in headers for name in names}),
     )
 
 
 def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog:
-    """Read a models file.
+    """Read a models file, but not the sources that it names (`headrace.models.catalog`).
 
-    Args:
-        path: the file.
-        timeout_s: the timeout of models without their own.
+    The timeout is that of models without their own.
 
     Raises:
         ConfigError: the file has mistakes; the message has one line per mistake.
     """
     document = load_yaml(path, what="models file")
     catalog = _read(document, timeout_s)
-    document.raise_problems()
+    if document.problems:
+        raise ConfigError("\n".join(document.problems))
     return catalog
+
+
+def read_model(
+    name: str, options: Mapping[str, Any], folder: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> ModelConfig:
+    """Return a model whose options do not come from a file.
+
+    Args:
+        name: the model.
+        options: its options, as a models file would have them.
+        folder: the folder to which relative paths refer.
+        timeout_s: the timeout if the options have none.
+
+    Raises:
+        ConfigError: an option is wrong; the message has one line per mistake.
+    """
+    document = Document(folder, {"models": {name: dict(options)}}, None)
+    model = _read_model(document, name, folder, timeout_s)
+    if model is None:
+        raise ConfigError("\n".join(document.problems))
+    return model
 
 
 def check_config(path: Path) -> list[str]:
@@ -159,7 +293,9 @@ def check_config(path: Path) -> list[str]:
     catalog = _read(document, DEFAULT_TIMEOUT_S)
     for model in catalog.models.values():
         where = ("models", model.name)
-        problem = _handler_problem(parse_handler(model.handler), catalog.base_dir)
+        if model.source is not None:  # headrace.models.catalog checks what is in it
+            continue
+        problem = handler_problem(parse_handler(model.handler), catalog.base_dir)
         if problem is not None:
             document.report((*where, "handler"), problem)
         if model.weights is not None and not Path(model.weights).exists():
@@ -167,7 +303,8 @@ def check_config(path: Path) -> list[str]:
     return document.problems
 
 
-def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
+def handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
+    """Return what is wrong with the file of a handler; None if nothing is, or it is no file."""
     if spec.kind is not HandlerKind.FILE:
         return None
     path = spec.file(base_dir)
@@ -177,7 +314,24 @@ def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
 def models_schema() -> dict[str, Any]:
     """Return the JSON Schema of the models file, for editors."""
     schema = msgspec.json.schema(ModelsFile)
+    for struct in (
+        ModelsFile, ModelOptions, Parameter, Tensors, TensorSpec, PipelineSection, StageSection,
+        InputSection, OutputSection, Traffic, Sticky,
+    ):  # fmt: skip
+        _describe(schema["$defs"][struct.__name__], struct)
+    model = schema["$defs"][ModelOptions.__name__]
+    model["anyOf"] = [{"required": ["handler"]}, {"required": ["source"]}]
     return {"$schema": SCHEMA_DIALECT, "title": "Headrace models file", **schema}
+
+
+def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Describe a struct and its keys by the docstrings of the struct and its bases."""
+    schema["description"], *_ = inspect.cleandoc(struct.__doc__ or "").splitlines()
+    text = "\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in struct.__mro__)
+    written = dict(_ATTRIBUTE.findall(text))
+    for key in msgspec.structs.fields(struct):
+        about = " ".join(written[key.name].split())
+        schema["properties"][key.encode_name]["description"] = about[:1].upper() + about[1:]
 
 
 def schema_text() -> str:
@@ -197,16 +351,59 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         return Catalog(document.path, models)
     base_dir = document.path.absolute().parent
     for name in sections:
-        before = len(document.problems)
-        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-            document.report(("models", name), _name_problem(name))
-        values = read_fields(document, ("models", name), ModelOptions)
-        _check_handler(document, name, values)
-        _check_options(document, name, values)
-        _check_batches(document, name, values)
-        if len(document.problems) == before:
-            models[name] = _model(name, {"timeout_s": timeout_s, **values}, base_dir)
-    return Catalog(document.path, models, _pipelines(document, sections))
+        model = _read_model(document, name, base_dir, timeout_s)
+        if model is not None:
+            models[name] = model
+    catalog = Catalog(document.path, models, _pipelines(document, sections), written=sections)
+    for name, text in differing(catalog.pipelines, catalog.models):
+        document.report(("pipelines", name, "stages"), text)
+    return catalog
+
+
+def read_options(
+    document: Document, keys: tuple[str, ...], struct: type[msgspec.Struct], folder: Path
+) -> dict[str, Any]:
+    """Return the valid options of the model at these keys; report the mistakes in the others.
+
+    Paths of schemas refer to `folder`.
+    """
+    values = read_keys(document, keys, struct, folder, leave=("parameters", "traffic"))
+    values.update(read_parameters(document, keys, values))
+    _read_traffic(document, keys, values)
+    _check_version(document, keys, values)
+    _check_handler(document, keys, values)
+    _check_homes(document, keys, values)
+    _check_options(document, keys, values)
+    for key, text in batch_problems(values):
+        document.report((*keys, key), text)
+    return values
+
+
+def _check_source(document: Document, name: str, section: Mapping[Any, Any]) -> None:
+    if section.get("source") is None and section.get("handler") is None:
+        document.report(("models", name), "the key `handler` is missing, or `source`")
+    if section.get("sha256") is not None and section.get("source") is None:
+        document.report(("models", name, "sha256"), "it needs source; add that key")
+
+
+def _read_model(
+    document: Document, name: Any, base_dir: Path, timeout_s: float
+) -> ModelConfig | None:
+    """Return a model; None after a mistake, which is reported."""
+    before = len(document.problems)
+    if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+        document.report(("models", name), _name_problem(name))
+    values = read_options(document, ("models", name), ModelOptions, base_dir)
+    section = document.data["models"][name]
+    if isinstance(section, dict):
+        _check_source(document, name, section)
+    if len(document.problems) > before:
+        return None
+    model = model_of(name, {"timeout_s": timeout_s, **values}, base_dir)
+    if model.source is None:
+        return model
+    written = tuple(key for key, value in values.items() if value is not None)
+    return msgspec.structs.replace(model, written=written, weights=values.get("weights"))
 
 
 def _pipelines(document: Document, models: Mapping[Any, Any]) -> dict[str, PipelineConfig]:
@@ -230,13 +427,7 @@ def _pipelines(document: Document, models: Mapping[Any, Any]) -> dict[str, Pipel
 
 
 def _pipeline(document: Document, name: str, models: Mapping[Any, Any]) -> PipelineConfig | None:
-    """Return a pipeline; None after a mistake, which is reported.
-
-    Args:
-        document: the models file.
-        name: its name below `pipelines`.
-        models: all models, by name.
-    """
+    """Return a pipeline; None after a mistake, which is reported."""
     before = len(document.problems)
     keys = ("pipelines", name)
     written = document.data["pipelines"][name]
@@ -246,7 +437,7 @@ def _pipeline(document: Document, name: str, models: Mapping[Any, Any]) -> Pipel
     stages = _pipeline_stages(document, name, written)
     # The options are read without the stages, so that each mistake has its own key.
     document.data["pipelines"][name] = {k: v for k, v in written.items() if k != "stages"}
-    values = read_fields(document, keys, PipelineOptions)
+    values = read_keys(document, keys, PipelineOptions, document.path.absolute().parent)
     document.data["pipelines"][name] = written
     if len(document.problems) > before:
         return None
@@ -285,48 +476,79 @@ def _pipeline_stages(
     return found
 
 
-def _model(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfig:
+def model_of(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfig:
+    """Return a model from its valid options, with the folder to which relative paths refer."""
     sizes = values.get("allowed_batch_sizes")
     if sizes is not None:
         values = {"max_batch_size": max(sizes), **values, "allowed_batch_sizes": sorted(sizes)}
-    model = ModelConfig(name=name, **values)
+    model = ModelConfig(name=name, **{**values, "handler": values.get("handler") or ""})
     if model.weights is None:
         return model
     weights = (base_dir / Path(model.weights).expanduser()).absolute()
     return msgspec.structs.replace(model, weights=str(weights))
 
 
-def _check_handler(document: Document, name: str, values: Mapping[str, Any]) -> None:
-    if "handler" not in values:
+def _read_traffic(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
+    section: Any = document.data
+    for key in keys:
+        section = section[key]
+    written = section.get("traffic") if isinstance(section, dict) else None
+    if written is None:
+        return
+    try:
+        values["traffic"] = read_traffic(written)
+    except ValueError as error:
+        document.report((*keys, "traffic"), str(error))
+
+
+def _check_version(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    version = values.get("version", "")
+    if version and not _VERSION.fullmatch(version):
+        text = f"{shown(version)} is part of a queue's name: it has {VERSION_GRAMMAR}"
+        document.report((*keys, "version"), text)
+
+
+def _check_handler(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    if values.get("handler") is None:
         return
     try:
         parse_handler(values["handler"])
     except ConfigError as error:
-        document.report(("models", name, "handler"), f"{error.message}; {error.hint}")
+        document.report((*keys, "handler"), f"{error.message}; {error.hint}")
 
 
-def _check_options(document: Document, name: str, values: Mapping[str, Any]) -> None:
+def _check_homes(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
+    for key in ("handler", "weights"):
+        try:
+            Path(values.get(key) or "").expanduser()
+        except RuntimeError:
+            home = values[key].partition("/")[0]
+            text = f"{shown(home)} is no user's folder on this host; write the folder's path"
+            document.report((*keys, key), text)
+
+
+def _check_options(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
     # They are sent to the model process as msgpack.
     try:
         msgspec.msgpack.encode(values.get("options"))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         text = "it contains itself" if isinstance(error, RecursionError) else str(error)
-        document.report(("models", name, "options"), f"not plain data: {text}")
+        document.report((*keys, "options"), f"not plain data: {text}")
 
 
-def _check_batches(document: Document, name: str, values: Mapping[str, Any]) -> None:
-    where = ("models", name)
+def batch_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of options that do not go together, with what is wrong."""
     sizes, most = values.get("allowed_batch_sizes"), values.get("max_batch_size")
     if sizes is not None and len(set(sizes)) < len(sizes):
-        document.report((*where, "allowed_batch_sizes"), "a size is given twice; remove one")
+        yield "allowed_batch_sizes", "a size is given twice; remove one"
     if sizes is not None and most is not None and max(sizes) != most:
-        document.report(
-            (*where, "allowed_batch_sizes"),
+        yield (
+            "allowed_batch_sizes",
             f"the largest is {max(sizes)}, but max_batch_size is {most}; make them the same, "
             "or leave max_batch_size out",
         )
     if "cost" in values and "max_batch_cost" not in values:
-        document.report((*where, "cost"), "it needs max_batch_cost; add that key")
+        yield "cost", "it needs max_batch_cost; add that key"
 
 
 def _name_problem(name: object, what: str = "model") -> str:

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from headrace.config.input_schema import InputSection, OutputSection
 from headrace.config.json_path import PATH_PATTERN, Step, parse_path
 from headrace.config.suggestions import did_you_mean, listing
 
@@ -32,85 +33,57 @@ _Names = str | Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
 class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stage of a pipeline, as written."""
+    """One stage of a pipeline, as written.
 
-    model: (
-        Annotated[str, Meta(min_length=1, description="Its model; default: the model of its name.")]
-        | None
-    ) = None
-    sources: (
-        Annotated[
-            _Names,
-            Meta(
-                description="Its input: `input`, a stage, or a list of them, which makes an object "
-                "by their names. Default: the stage before it.",
-            ),
-        ]
-        | None
-    ) = msgspec.field(default=None, name="from")
-    select: (
-        Annotated[_Path, Meta(description="A path to the part of the input that the model gets.")]
-        | None
-    ) = None
-    each: (
-        Annotated[
-            _Path,
-            Meta(
-                description="A path with [*] to a list: the model runs once per element, in jobs "
-                "of their own, and the result is the list of their results."
-            ),
-        ]
-        | None
-    ) = None
+    Attributes:
+        model: its model; default: the model of its name.
+        sources: its input: `input`, a stage, or a list of them, which makes an object by their
+            names. Default: the stage before it.
+        select: a path to the part of the input that the model gets.
+        each: a path with [*] to a list: the model runs once per element, in jobs of their own, and
+            the result is the list of their results.
+    """
+
+    model: Annotated[str, Meta(min_length=1)] | None = None
+    sources: _Names | None = msgspec.field(default=None, name="from")
+    select: _Path | None = None
+    each: _Path | None = None
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pipeline, as written, without its stages."""
+    """One pipeline, as written, without its stages.
 
-    result: (
-        Annotated[
-            _Names,
-            Meta(
-                description="The stage whose result is the pipeline's, or a list of stages, which "
-                "makes an object by their names. Default: the stages that no other uses.",
-            ),
-        ]
-        | None
-    ) = None
-    version: Annotated[
-        str, Meta(min_length=1, max_length=64, description="Shown with each job.")
-    ] = "1.0"
-    max_queue_depth: Annotated[
-        int,
-        Meta(ge=1, le=100_000_000, description="The most jobs that wait; further ones get 429."),
-    ] = 10_000
-    max_running: Annotated[
-        int,
-        Meta(ge=1, le=10_000, description="The most of its jobs that each background worker runs."),
-    ] = 64
-    max_items: Annotated[
-        int,
-        Meta(ge=1, le=100_000, description="The most elements of `each` in one job."),
-    ] = 1_000
-    timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86_400,
-            description="Seconds that a job may take; its own timeout overrides it.",
-        ),
-    ] = DEFAULT_TIMEOUT_S
+    Attributes:
+        result: the stage whose result is the pipeline's, or a list of stages, which makes an object
+            by their names. Default: the stages that no other uses.
+        version: shown with each job.
+        max_queue_depth: the most jobs that wait; further ones get 429.
+        max_running: the most of its jobs that each background worker runs.
+        max_items: the most elements of `each` in one job.
+        timeout_s: seconds that a job may take; its own timeout overrides it.
+        inputs: what the pipeline takes, as for a model. Default: the inputs of its first stage, if
+            that gets the whole input.
+        outputs: what the pipeline returns, for the documentation page.
+    """
+
+    result: _Names | None = None
+    version: Annotated[str, Meta(min_length=1, max_length=64)] = "1.0"
+    max_queue_depth: Annotated[int, Meta(ge=1, le=100_000_000)] = 10_000
+    max_running: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    max_items: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = DEFAULT_TIMEOUT_S
+    inputs: InputSection | None = None
+    outputs: OutputSection | None = None
 
 
 class PipelineSection(PipelineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pipeline, as written."""
+    """One pipeline, as written.
 
-    stages: Annotated[
-        dict[_Name, StageSection],
-        Meta(
-            min_length=1, max_length=STAGES_MAX, description="Its stages, by name, in their order."
-        ),
-    ]
+    Attributes:
+        stages: its stages, by name, in their order.
+    """
+
+    stages: Annotated[dict[_Name, StageSection], Meta(min_length=1, max_length=STAGES_MAX)]
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -149,11 +122,20 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     max_items: int
     timeout_s: float
+    inputs: InputSection | None = None
+    outputs: OutputSection | None = None
 
     @property
     def models(self) -> list[str]:
         """Return its models."""
         return list(dict.fromkeys(stage.model for stage in self.stages))
+
+    @property
+    def whole_to(self) -> str:
+        """Return the model of the first stage, if that gets the whole input; else ""."""
+        first = self.stages[0]
+        whole = first.sources == (INPUT,) and not first.joined and not first.path
+        return first.model if whole else ""
 
 
 class PipelineProblem(Exception):
@@ -176,6 +158,11 @@ def build(name: str, section: PipelineSection) -> PipelineConfig:
     Raises:
         PipelineProblem: it cannot run.
     """
+    if section.outputs is not None and section.outputs.enforce:
+        raise PipelineProblem(
+            ("outputs", "enforce"),
+            "a pipeline's outputs only describe; enforce those of its last model",
+        )
     before = INPUT
     stages = {}
     for stage_name, written in section.stages.items():
@@ -194,6 +181,8 @@ def build(name: str, section: PipelineSection) -> PipelineConfig:
         max_running=section.max_running,
         max_items=section.max_items,
         timeout_s=section.timeout_s,
+        inputs=section.inputs,
+        outputs=section.outputs,
     )
 
 
@@ -384,13 +373,7 @@ class Pipeline:
 def unknown_models(
     config: PipelineConfig, models: Mapping[str, Any], pipelines: Container[Any] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield the stages whose model is not registered, each with a message.
-
-    Args:
-        config: the pipeline.
-        models: the models, by name.
-        pipelines: the names of all pipelines.
-    """
+    """Yield the stages whose model is not registered, each with a message."""
     for stage in config.stages:
         if stage.model in models:
             continue

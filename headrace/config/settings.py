@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from headrace.config.allowed_urls import read_prefix
+from headrace.config.labels import Label
 from headrace.config.paths import server_root
 from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import convert, load_yaml, read_fields
@@ -44,12 +46,21 @@ OTHER_VARIABLES: Final = frozenset(
     }
 )
 
-#: In the working directory, else in the folder of the servers' code, as in a wheel.
-MODELS_FILE: Final = Path("configs/models.yaml")
+#: The first of these in the working directory is the models file if no setting names one, else
+#: the last in the folder of the servers' code, as in a wheel.
+MODELS_FILES: Final = (Path("models.yaml"), Path("configs/models.yaml"))
 
 #: Settings that are lists; in a variable their items are separated by commas.
 LISTS: Final = frozenset(
-    {"input_roots", "input_buckets", "cors_origins", "webhook_secrets", "webhook_allow_networks"}
+    {
+        "input_roots",
+        "input_buckets",
+        "cors_origins",
+        "webhook_secrets",
+        "webhook_allow_networks",
+        "allowed_urls",
+        "worker_labels",
+    }
 )
 
 MIB: Final = 1024 * 1024
@@ -62,74 +73,10 @@ _Origin = Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one deployment.
-
-    Attributes:
-        redis_url: Redis or Valkey; None lets `headrace up` start its own.
-        models_file: the models file.
-        state_dir: where `headrace up` keeps the embedded server's data and Flower's history.
-        host: the address that the API listens on.
-        port: its port.
-        api_processes: how many processes the API has on that port.
-        auth: whether the API asks for keys; auto: where others than this machine can reach it.
-        published_at: the address at which a container publishes the API's port, by which auto goes.
-        auth_metrics: whether /metrics wants a key, where keys are asked for.
-        auth_docs: whether the documentation pages want one.
-        cors_origins: the web origins whose pages may call the API from a browser.
-        tls_cert_file: the certificate (and chain, PEM) with which the API speaks HTTPS.
-        tls_key_file: its private key; None if it is in the same file.
-        flower_host: the address that Flower listens on.
-        flower_port: its port.
-        events_per_s: for how many jobs per second a worker sends all events to Celery's monitors,
-            per model whose `events` are sampled.
-        body_limit_bytes: the largest request body that the API takes.
-        header_limit_bytes: the longest line and headers of a request.
-        header_limit_count: the most headers.
-        request_timeout_s: how long a request's head may take, and its body may pause.
-        bulk_limit_lines: the most lines of a bulk request.
-        max_wait_s: the longest that a request may wait for a result.
-        event_streams_max: how many event streams one API process has open at most.
-        event_streams_per_key: ... and of one API key.
-        event_stream_max_s: how long one is open; then its client comes back for the rest.
-        bulk_hold_s: how long a line of a bulk request waits for room in its queue or in the store.
-        job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
-        result_ttl_s: how long a job's record and result are kept after its end.
-        timeout_s: how long a job may run, if neither it nor its model has a timeout.
-        max_retries: retries after a retryable error, if neither the job nor its model has a number.
-        lease_ttl_s: after how long the jobs of a host that was lost are handed out again.
-        max_deliveries: crashes of the model process, alone with a job, until the job fails.
-        device_slots: how many batches run at once on a worker's device; 0: as its models need.
-        drain_timeout_s: how long a worker that is asked to stop may finish what it runs.
-        inline_limit_bytes: longer inputs and results are kept in the payload store.
-        payload_store: the payload store.
-        payload_dir: the folder of the store `file`, which all hosts share.
-        payload_bucket: the bucket of the store `s3`.
-        payload_prefix: how the names of its objects begin.
-        payload_endpoint_url: an S3 server other than AWS' own; also for input_buckets.
-        max_payload_memory_bytes: the limit of inputs in the store `redis`; None is half of Redis'
-            maxmemory, or 1 GiB without maxmemory.
-        input_roots: the folders whose files clients may name as `input_ref`.
-        input_buckets: the buckets whose objects clients may name.
-        file_limit_bytes: the largest file that may be uploaded.
-        file_ttl_s: how long a file is kept by default, and a batch after its end.
-        batch_max_lines: the most lines of a batch.
-        batch_in_flight: how many jobs of one batch are in flight.
-        runner_batches: how many batches one runner runs at a time.
-        webhook_secrets: the secrets that sign webhooks, the newest first; empty: none are sent.
-        webhook_allow_networks: private networks that webhooks may be sent to.
-        webhook_allow_http: whether they may be sent over plain HTTP.
-        webhook_ca_file: more certificate authorities (PEM) for receivers.
-        webhook_timeout_s: how long one attempt of a webhook may take.
-        webhook_connect_timeout_s: how long its connection may take.
-        webhook_retry_s: how long after an event its webhook is retried; 0: it is not retried.
-        webhook_log_ttl_s: how long deliveries are kept after the last attempt.
-        log_level: the least severe level that is logged.
-        log_format: how lines look; auto: for people on a terminal, JSON elsewhere.
-        access_log: whether the API logs a line for each request.
-    """
+    """The settings of one deployment; docs/configuration.md explains each, under "Settings"."""
 
     redis_url: _Text | None = None
-    models_file: Path = MODELS_FILE
+    models_file: Path = MODELS_FILES[-1]
     state_dir: Path = Path(".headrace")
     host: _Text = "127.0.0.1"
     port: _Port = 8080
@@ -154,6 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     event_streams_per_key: Annotated[int, Meta(ge=1, le=100_000)] = 100
     event_stream_max_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 3600.0
     bulk_hold_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
+    model_api: bool = False
     job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
     timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
@@ -161,6 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 3
     device_slots: Annotated[int, Meta(ge=0, le=256)] = 0
+    worker_labels: tuple[Label, ...] = ()
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     inline_limit_bytes: Annotated[int, Meta(ge=0, le=16 * MIB)] = 16 * 1024
     payload_store: Literal["redis", "file", "s3"] = "redis"
@@ -176,6 +125,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_max_lines: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
+    model_store: Path | None = None
+    allowed_urls: tuple[_Text, ...] = ()
+    model_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 32 * 1024 * MIB
+    model_fetch_timeout_s: Annotated[float, Meta(ge=1, le=DAY_S)] = 1800.0
+    install_requirements: bool = False
     webhook_secrets: tuple[str, ...] = ()
     webhook_allow_networks: tuple[_Text, ...] = ()
     webhook_allow_http: bool = False
@@ -197,6 +151,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def asks_for_keys(self) -> bool:
         """Return whether each request needs an API key."""
         return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
+
+    def needed_redis_url(self, who: str) -> str:
+        """Return `redis_url`, for a component that has no Redis of its own.
+
+        Raises:
+            ConfigError: it is not set.
+        """
+        if self.redis_url is None:
+            raise ConfigError(
+                f"{who} needs HEADRACE_REDIS_URL, which is not set",
+                hint="set it, or start everything with `headrace up`",
+            )
+        return self.redis_url
 
     @property
     def tls(self) -> bool:
@@ -249,13 +216,18 @@ def load_settings(
         **_from_environ(environ, problems),
         **_from_overrides(overrides, problems),
     }
-    _check_webhooks(values, problems)
+    _check_lists(values, problems)
     if problems:
         raise ConfigError("\n".join(problems), hint="see docs/configuration.md for all settings")
     return Settings(**{"models_file": _default_models_file(), **values})
 
 
-def _check_webhooks(values: Mapping[str, Any], problems: list[str]) -> None:
+def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:
+    for text in values.get("allowed_urls", ()):
+        try:
+            read_prefix(text)
+        except ValueError as error:
+            problems.append(f"allowed_urls: {error}")
     for place, text in enumerate(values.get("webhook_secrets", ()), 1):
         try:
             read_secret(text)
@@ -268,8 +240,8 @@ def _check_webhooks(values: Mapping[str, Any], problems: list[str]) -> None:
 
 
 def _default_models_file() -> Path:
-    here = MODELS_FILE
-    return here if here.is_file() else server_root() / here
+    here = next((file for file in MODELS_FILES if file.is_file()), None)
+    return here or server_root() / MODELS_FILES[-1]
 
 
 def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -290,16 +262,9 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     problems.extend(document.problems)
     # As in the models file: a relative path refers to the folder of its file.
     folder = file.absolute().parent
-    for key in (
-        "models_file",
-        "state_dir",
-        "payload_dir",
-        "tls_cert_file",
-        "tls_key_file",
-        "webhook_ca_file",
-    ):
-        if values.get(key) is not None:
-            values[key] = folder / values[key]
+    for key, value in values.items():
+        if isinstance(value, Path):
+            values[key] = folder / value
     if "input_roots" in values:
         values["input_roots"] = tuple(folder / root for root in values["input_roots"])
     return values

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
+from headrace.errors import ModelNotFound
+
 NAMES_SHOWN: Final = 10
 
 
@@ -22,3 +24,12 @@ def listing(names: Iterable[str]) -> str:
     more = len(ordered) - NAMES_SHOWN
     shown = ", ".join(ordered[:NAMES_SHOWN])
     return f"{shown} and {more} more" if more > 0 else shown or "none"
+
+
+def unknown_model(name: str, known: Iterable[str]) -> ModelNotFound:
+    """Return the error for a model that does not exist; its hint lists those that do."""
+    names = list(known)
+    return ModelNotFound(
+        f"no model {name[:64]!r} is registered{did_you_mean(name[:64], names)}",
+        hint=f"use one of {listing(names)}",
+    )

@@ -5,7 +5,7 @@ Knows YAML and typed structs, but not the meaning of keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,17 +24,11 @@ Key = str | int
 
 @dataclass(slots=True)
 class Document:
-    """A YAML file with the line of each value.
-
-    Attributes:
-        path: the file, for messages.
-        data: its content.
-        root: its content as nodes with lines.
-    """
+    """A YAML file with the line of each value, or a mapping from elsewhere: `root` is None."""
 
     path: Path
     data: dict[Any, Any]
-    root: yaml.MappingNode
+    root: yaml.MappingNode | None
     _found: list[tuple[int, str]] = field(default_factory=list)
 
     @property
@@ -44,8 +38,11 @@ class Document:
 
     def report(self, keys: tuple[Key, ...], text: str) -> None:
         """Report a mistake in the value at these keys."""
-        line = self._line(keys)
         where = ".".join(str(key) if str(key).isidentifier() else repr(key) for key in keys)
+        if self.root is None:
+            self._found.append((0, f"{where}: {text}"))
+            return
+        line = self._line(self.root, keys)
         self._found.append((line, f"{self.path}:{line}: {where}: {text}"))
 
     def text_at(self, keys: tuple[Key, ...]) -> str:
@@ -56,19 +53,11 @@ class Document:
             node = pair[1] if pair else None
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
-    def raise_problems(self) -> None:
-        """Raise all mistakes as one error.
-
-        Raises:
-            ConfigError: there are mistakes; the message has one line per mistake.
-        """
-        if self._found:
-            raise ConfigError("\n".join(self.problems))
-
-    def _line(self, keys: tuple[Key, ...]) -> int:
+    @staticmethod
+    def _line(root: yaml.MappingNode, keys: tuple[Key, ...]) -> int:
         # A key that was merged by `<<` has no line; its mapping has one.
-        line = int(self.root.start_mark.line)
-        node: yaml.Node = self.root
+        line = int(root.start_mark.line)
+        node: yaml.Node = root
         for key in keys:
             pair = _pair(node, key)
             if pair is None:
@@ -80,9 +69,7 @@ class Document:
 def load_yaml(path: Path, *, what: str) -> Document:
     """Read a YAML file whose top level is a mapping.
 
-    Args:
-        path: the file.
-        what: its name in messages, such as "models file".
+    Messages call it `what`, such as "models file".
 
     Raises:
         ConfigError: it cannot be read, is not YAML, is empty, is not a mapping or repeats a key.
@@ -95,8 +82,9 @@ def load_yaml(path: Path, *, what: str) -> Document:
             raise ConfigError(f"{path}: the {what} is empty", hint=example)
         if not isinstance(root, yaml.MappingNode):
             line = root.start_mark.line + 1
+            kind = "list" if isinstance(root, yaml.SequenceNode) else "single value"
             raise ConfigError(
-                f"{path}:{line}: the {what} must be a mapping (`key: value`), not a {_kind(root)}",
+                f"{path}:{line}: the {what} must be a mapping (`key: value`), not a {kind}",
                 hint=example,
             )
         problems = list(_duplicates(root, path))
@@ -105,7 +93,11 @@ def load_yaml(path: Path, *, what: str) -> Document:
         # This replaces `<<` by plain keys in the nodes too, so it comes last.
         data = yaml.SafeLoader("").construct_document(root)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {error.problem}") from None
+        where = path if error.problem_mark is None else f"{path}:{error.problem_mark.line + 1}"
+        # As in `{top_k: integer?}`: the parser takes the character for the mark of a key there.
+        quotes = "; inside { } or [ ] write a text with ? in quotes"
+        hint = quotes if str(error.problem).endswith("got '?'") else ""
+        raise ConfigError(f"{where}: not valid YAML: {error.problem}{hint}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(
@@ -117,11 +109,15 @@ def load_yaml(path: Path, *, what: str) -> Document:
 
 
 def read_fields(
-    document: Document, keys: tuple[Key, ...], struct: type[msgspec.Struct]
+    document: Document,
+    keys: tuple[Key, ...],
+    struct: type[msgspec.Struct],
+    leave: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the values of a mapping that fit the fields of `struct`; report the others.
 
-    Each value is converted by itself, so that all mistakes are reported and not only the first.
+    The keys in `leave` are left to the caller. Each value is converted by itself, so that all
+    mistakes are reported and not only the first.
     """
     section: Any = document.data
     for key in keys:
@@ -132,6 +128,8 @@ def read_fields(
     fields = {item.encode_name: item for item in msgspec.structs.fields(struct)}
     values: dict[str, Any] = {}
     for key, value in section.items():
+        if key in leave:
+            continue
         if key not in fields:
             document.report((*keys, key), f"unknown key{did_you_mean(str(key), fields)}")
             continue
@@ -194,14 +192,6 @@ def _read(path: Path, what: str) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: the {what} is not UTF-8 text: {error}") from None
-
-
-def _mark(error: yaml.MarkedYAMLError) -> str:
-    return f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-
-
-def _kind(node: yaml.Node) -> str:
-    return "list" if isinstance(node, yaml.SequenceNode) else "single value"
 
 
 def _pair(node: yaml.Node | None, key: Key) -> tuple[yaml.Node, yaml.Node] | None:

@@ -6,7 +6,8 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from headrace.errors import InvalidRequest
 
@@ -14,27 +15,11 @@ from headrace.errors import InvalidRequest
 DECOMPRESSED_MAX_BYTES: Final = 256 * 1024 * 1024
 #: How much memory an LZMA header may request; its strongest preset needs 65 MiB.
 LZMA_MAX_BYTES: Final = 128 * 1024 * 1024
-
-
-def _zlib(body: bytes) -> tuple[bytes, bool]:
-    stream = zlib.decompressobj()
-    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
-
-
-def _bz2(body: bytes) -> tuple[bytes, bool]:
-    stream = bz2.BZ2Decompressor()
-    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
-
-
-def _lzma(body: bytes) -> tuple[bytes, bool]:
-    stream = lzma.LZMADecompressor(memlimit=LZMA_MAX_BYTES)
-    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
-
-
-METHODS: Final[dict[str, Callable[[bytes], tuple[bytes, bool]]]] = {
-    "application/x-gzip": _zlib,  # kombu's name; its bytes are a zlib stream
-    "application/x-bz2": _bz2,
-    "application/x-lzma": _lzma,
+#: What makes a decompressor of each method.
+METHODS: Final[dict[str, Callable[[], Any]]] = {
+    "application/x-gzip": zlib.decompressobj,  # kombu's name; its bytes are a zlib stream
+    "application/x-bz2": bz2.BZ2Decompressor,
+    "application/x-lzma": partial(lzma.LZMADecompressor, memlimit=LZMA_MAX_BYTES),
 }
 
 
@@ -47,11 +32,12 @@ def decompress(body: bytes, method: str) -> bytes:
     if method not in METHODS:
         known = ", ".join(METHODS)
         raise InvalidRequest(f"compression {method!r} is not supported; use one of {known}")
+    stream = METHODS[method]()
     try:
-        text, complete = METHODS[method](body)
+        text: bytes = stream.decompress(body, DECOMPRESSED_MAX_BYTES)
     except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
         raise InvalidRequest(f"the body is not {method}: {error}") from None
-    if not complete:
+    if not stream.eof:
         raise InvalidRequest(
             f"the compressed body is incomplete, or has more than {DECOMPRESSED_MAX_BYTES} bytes"
         )

@@ -10,12 +10,16 @@ import base64
 import binascii
 import json
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, is_json
+
+#: Is called with each JSON text before it is parsed, and may raise.
+Guard: TypeAlias = Callable[[bytes], None]
 
 _encode: Final = msgspec.json.encode
 #: Checks JSON without building values; a decoder that is made once is faster.
@@ -26,11 +30,18 @@ _BINARY_HEAD: Final = re.compile(
     rb'|__type__"\s*:\s*"(?P<coding>base64|bytes)"\s*,\s*"__value__)"\s*:\s*"'
 )
 
+#: The names in a JSON object that is a binary input: in our form, and in kombu's.
+BINARY_FORMS: Final = ({"content_type", "base64"}, {"__type__", "__value__"})
+_PLAIN_TYPES: Final = frozenset({int, float, str, bool, type(None)})
+#: A name that needs no quotes in a path (headrace/config/json_path.py).
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
 #: A longer input in our form is decoded in one pass, as binascii takes five times as long for its
 #: base64. If that fails, the slow way finds the reason.
 _ONE_PASS_BYTES: Final = 1000
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class _Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content_type: str
     base64: bytes
@@ -100,7 +111,10 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
 def parses(text: bytes) -> bool:
     """Return whether it is JSON in UTF-8 that every parser reads."""
     try:
-        _RAW.decode(text.decode())
+        # msgspec does not check that the text of a Raw is UTF-8, and is slower for a str.
+        if not text.isascii():
+            text.decode()
+        _RAW.decode(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -120,7 +134,7 @@ def strict_json(text: bytes) -> bytes:
         raise ValueError("it is nested too deeply") from None
 
 
-def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
+def decode_payload(body: bytes, content_type: str, guard: Guard | None = None) -> tuple[Any, str]:
     """Decode bytes that were not in a message, as `decode_input`; "" is the type of its JSON text.
 
     Raises:
@@ -128,11 +142,11 @@ def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
     """
     kind = content_type.partition(";")[0].strip().lower()
     if not kind or is_json(kind):
-        return decode_input(body)
-    return _typed(body, content_type)
+        return decode_input(body, guard)
+    return _typed(body, content_type, guard)
 
 
-def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
+def decode_input(raw: bytes | msgspec.Raw, guard: Guard | None = None) -> tuple[Any, str]:
     """Return the value for the handler, and its content type.
 
     `{"content_type", "base64"}` and kombu's `{"__type__": "base64" | "bytes", "__value__"}` become
@@ -147,12 +161,17 @@ def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
         except ValueError:
             pass
         else:
-            return _typed(carried.base64, carried.content_type)
+            return _typed(carried.base64, carried.content_type, guard)
+    if guard is not None:
+        guard(bytes(raw))
     value = loads(raw)
-    if not isinstance(value, dict):
-        return value, JSON_TYPE
+    return _decoded(value, guard) if isinstance(value, dict) else (value, JSON_TYPE)
+
+
+def _decoded(value: dict[str, Any], guard: Guard | None) -> tuple[Any, str]:
+    """Return the bytes or text of a binary input, or the JSON object itself."""
     if value.keys() == {"content_type", "base64"}:
-        return _typed(_unbase64(value["base64"]), str(value["content_type"]))
+        return _typed(_unbase64(value["base64"]), str(value["content_type"]), guard)
     if value.keys() == {"__type__", "__value__"}:
         kind, text = value["__type__"], value["__value__"]
         if kind == "base64":
@@ -162,6 +181,75 @@ def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
     return value, JSON_TYPE
 
 
+def nested_binaries(value: Any, encode: Callable[[Any], bytes | None]) -> Any:
+    """Return a value in which each part that is not JSON has the form of a binary input.
+
+    Args:
+        value: lists and mappings are searched; it is returned itself if there is nothing to do.
+        encode: returns the JSON text of a part; None for one that stays as it is.
+    """
+    if isinstance(value, dict):
+        changed = {
+            name: new
+            for name, one in value.items()
+            if type(one) not in _PLAIN_TYPES and (new := _part(one, encode)) is not one
+        }
+        return {**value, **changed} if changed else value
+    if isinstance(value, (list, tuple)):
+        # Most long lists have numbers only, which need no look at each.
+        if _PLAIN_TYPES.issuperset(map(type, value)):
+            return value
+        parts = [_part(one, encode) for one in value]
+        same = all(new is one for new, one in zip(parts, value, strict=True))
+        return value if same else parts
+    return value
+
+
+def _part(value: Any, encode: Callable[[Any], bytes | None]) -> Any:
+    text = encode(value)
+    return nested_binaries(value, encode) if text is None else msgspec.Raw(text)
+
+
+def decode_nested(value: Any) -> tuple[Any, dict[str, str]]:
+    """Decode each `{"content_type", "base64"}` inside a JSON value, as `decode_input` does alone.
+
+    Returns:
+        The value, and the content type of each of them by its place, such as `images[0].mask`.
+
+    Raises:
+        InvalidRequest: one of them cannot be decoded; the message has its place.
+    """
+    types: dict[str, str] = {}
+    try:
+        return _nested(value, "", types), types
+    except RecursionError:
+        raise InvalidRequest("the input is nested too deeply") from None
+
+
+def _nested(value: Any, at: str, types: dict[str, str]) -> Any:
+    if isinstance(value, list):
+        if _PLAIN_TYPES.issuperset(map(type, value)):
+            return value
+        return [_nested(one, f"{at}[{n}]", types) for n, one in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() not in BINARY_FORMS:
+        return {name: _nested(one, _member(at, name), types) for name, one in value.items()}
+    try:
+        decoded, kind = _decoded(value, None)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{at}: {error.message}") from None
+    if kind != JSON_TYPE or decoded is not value:
+        types[at] = kind
+    return decoded
+
+
+def _member(at: str, name: str) -> str:
+    if not _PLAIN_NAME.fullmatch(name):
+        return f"{at}[{_encode(name).decode()}]"
+    return f"{at}.{name}" if at else name
+
+
 def _unbase64(text: object) -> bytes:
     try:
         return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
@@ -169,9 +257,11 @@ def _unbase64(text: object) -> bytes:
         raise InvalidRequest(f"the input's base64 cannot be read: {error}") from None
 
 
-def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
+def _typed(body: bytes, content_type: str, guard: Guard | None) -> tuple[Any, str]:
     kind = content_type.partition(";")[0].strip().lower()
     if is_json(kind):
+        if guard is not None:
+            guard(body)
         return loads(body), content_type
     if kind.startswith("text/"):
         try:

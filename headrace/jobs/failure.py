@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -14,15 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 class JobFailure(msgspec.Struct, frozen=True):
-    """The error of a job, as its record holds it and the API shows it.
+    """The error of a job, as its record holds it and the API shows it."""
 
-    Attributes:
-        type: a code of `headrace.errors`.
-        message: what went wrong, in a sentence.
-        retryable: whether another try could succeed.
-    """
-
-    type: str = "error"
+    type: Annotated[str, msgspec.Meta(description="The code of a problem type.")] = "error"
     message: str = ""
     retryable: bool = False
 

@@ -7,21 +7,28 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.errors import InvalidId
 
+ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
+KEY: Final = r"^[!-~]{1,255}$"
 ID_GRAMMAR: Final = "1 to 128 of A-Z a-z 0-9 - _ . : @"
 KEY_GRAMMAR: Final = "1 to 255 visible ASCII characters, without spaces"
+
+#: The version of a model, which is part of the name of a queue and of a path.
+VERSION: Final = "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}$"
+VERSION_GRAMMAR: Final = "1 to 64 of A-Z a-z 0-9 _ . + - and does not begin with . + or -"
 
 #: A reference of a payload: the store and a random id.
 PAYLOAD_REFERENCE: Final = re.compile(r"(redis|file|s3):([0-9a-f]{32})")
 
-_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_ID = re.compile(ID)
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:@"
 _ID_MAX_CHARS: Final = 128
-_KEY = re.compile(r"[!-~]{1,255}")
+_KEY = re.compile(KEY)
+_DERIVED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 #: HTTP clients remove these from a path.
 _NO_PATH: Final = frozenset({".", ".."})
 _SHOWN_MAX_CHARS: Final = 128
@@ -48,6 +55,14 @@ def new_ids(count: int) -> list[str]:
     """Return `count` new ids, which is cheaper than one by one."""
     begin = _begin()
     return [begin + random for random in _random_parts(count)]
+
+
+def ids_on_demand() -> Iterator[str]:
+    """Yield new ids with the time of the first one."""
+    begin = _begin()
+    while True:
+        for random in _random_parts(_DRAWN_MAX):
+            yield begin + random
 
 
 def _begin() -> str:
@@ -91,6 +106,21 @@ def check_id(text: str) -> str:
             hint=f"An id has {ID_GRAMMAR}, and is not . or .. alone.",
         )
     return text
+
+
+def check_free_id(text: str) -> str:
+    """Return an id that an API key chooses.
+
+    Raises:
+        InvalidId: a client may not choose it. Ids that follow from something, such as another key's
+            idempotency key, are UUIDs of version 8: who takes one first would keep its owner out.
+    """
+    if _DERIVED.fullmatch(text):
+        raise InvalidId(
+            f"the job id {text} is a UUID of version 8, the form of ids of idempotency keys",
+            hint="Send the Idempotency-Key instead, or choose another id, such as a random UUID.",
+        )
+    return check_id(text)
 
 
 def check_key(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
@@ -38,27 +38,30 @@ class State(StrEnum):
         """Whether the job has ended."""
         return self in FINAL_STATES
 
-    @property
-    def celery(self) -> str:
-        """The word of Celery."""
-        return CELERY_STATES[self]
-
 
 FINAL_STATES: Final = frozenset({State.SUCCEEDED, State.FAILED, State.EXPIRED, State.CANCELLED})
-CELERY_STATES: Final = {
-    State.QUEUED: "PENDING",
-    State.SCHEDULED: "PENDING",
-    State.RUNNING: "STARTED",
-    State.SUCCEEDED: "SUCCESS",
-    State.FAILED: "FAILURE",
-    State.EXPIRED: "FAILURE",
-    State.CANCELLED: "REVOKED",
-}
+
+
+#: Members of JSON: a number of things, an amount, a constant, the word for a state, and a time as
+#: `iso` returns it.
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+True_ = Annotated[bool, msgspec.Meta(extra_json_schema={"const": True})]
+Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [state.status for state in State]})]
+Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 
 
 def iso(us: int) -> str:
     """Return microseconds since 1970 as RFC 3339 in UTC."""
     return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
+
+
+#: The timings of a job, in order. The record's `tm` has all of them but `device_wait`.
+TIMINGS: Final = ("queued", "hold", "device_wait", "preprocess", "inference", "postprocess")
+#: The device wait of a job that an older version ran: its `hold` includes it.
+NO_WAIT: Final = "0.0"
+#: The place of a job that a worker has taken and that has not begun.
+NEXT_PLACE: Final = 1
 
 
 class StoredResult(NamedTuple):
@@ -87,11 +90,15 @@ def stored_result(value: str) -> StoredResult | None:
 _NOT_SHOWN: Final = frozenset({"recorded", "meta"})
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Job(msgspec.Struct, gc=False):
     """A job as its record holds it. Times are microseconds of Redis' clock; 0 for not yet.
 
     Attributes:
-        place: its place in the queue; 0 if it does not wait there, or if that is unknown.
+        attempts: how often it has begun, this time included.
+        version: of the worker that claimed it last; before, of the model as it was submitted.
+        asked_version: the version that it asks for; "" for any.
+        place: its place in the queue; 0 if it does not wait, or if that is unknown.
         due_us: when it joins its queue, while it is scheduled; 0 if that is unknown.
         key: id of the API key that owns it; "" for none.
         stages_json: the stages of a pipeline's job.
@@ -117,6 +124,7 @@ class Job(msgspec.Struct, gc=False):
     batch_size: int = 0
     batch_padding: int = 0
     timings: str = ""
+    device_wait: str = NO_WAIT
     result_type: str = ""
     error_json: str = ""
     metadata_json: str = ""
@@ -133,21 +141,12 @@ class Job(msgspec.Struct, gc=False):
     progress_mark: str = ""
     stored: StoredResult | None = None
     meta: str = ""
+    asked_version: str = ""
 
     @override
     def __repr__(self) -> str:
         names = (name for name in self.__struct_fields__ if name not in _NOT_SHOWN)
         return f"Job({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
-    @property
-    def timings_ms(self) -> dict[str, float] | None:
-        """The milliseconds of each part of its time, once it has run."""
-        if not self.timings:
-            return None
-        names = ("queued", "hold", "preprocess", "inference", "postprocess")
-        known = dict(zip(names, map(float, self.timings.split(",")), strict=True))
-        known["total"] = (self.ended_us - self.created_us) / 1000
-        return known
 
     @property
     def result_json(self) -> bytes | None:
@@ -160,24 +159,32 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def traceback(self) -> str | None:
-        """The handler's traceback; not for every client."""
-        return _read_meta(self.meta).traceback if self.meta else None
+        """The handler's traceback, or the stacks at its timeout; for callers that may read it."""
+        return read_meta(self.meta).traceback if self.meta else None
 
 
-class _Meta(msgspec.Struct):
+class CeleryResult(msgspec.Struct):
+    """A Celery result as its backend stores it."""
+
     result: msgspec.Raw
+    status: str = ""
     traceback: str | None = None
 
 
-_META: Final = msgspec.json.Decoder(_Meta)
+_META: Final = msgspec.json.Decoder(CeleryResult)
 
 
 def result_in(meta: str | bytes) -> bytes:
     """Return the result, as JSON text, in a Celery result of a success."""
-    return bytes(_read_meta(meta).result)
+    return bytes(read_meta(meta).result)
 
 
-def _read_meta(meta: str | bytes) -> _Meta:
+def read_meta(meta: str | bytes) -> CeleryResult:
+    """Read a Celery result.
+
+    Raises:
+        msgspec.DecodeError: it cannot be read.
+    """
     try:
         return _META.decode(meta)
     except msgspec.DecodeError:
@@ -188,6 +195,17 @@ def _read_meta(meta: str | bytes) -> _Meta:
             return _META.decode(strict_json(text))
         except ValueError as error:
             raise msgspec.DecodeError(str(error)) from None
+
+
+def not_begun(state: State, attempts: int, started_us: int) -> tuple[State, int]:
+    """Return the state of a job and how often it has begun, as users see them.
+
+    A leased job is queued until a model process begins to run it: it is in a worker, which may
+    still return it.
+    """
+    if state is State.RUNNING and not started_us:
+        return State.QUEUED, max(0, attempts - 1)
+    return state, attempts
 
 
 def batch_text(size: int, padding: int) -> int | str:
@@ -233,7 +251,11 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         place: its place, or for a scheduled job when it is due, in us.
     """
     get = record.get
-    state = State(record[JobField.STATE])
+    leased = State(record[JobField.STATE])
+    started_us = int(get(JobField.STARTED, 0))
+    state, attempts = not_begun(leased, int(get(JobField.ATTEMPTS, 0)), started_us)
+    if state is not leased:
+        place = NEXT_PLACE
     scheduled = state is State.SCHEDULED
     batch_size, batch_padding = read_batch(get(JobField.BATCH, ""))
     token, stages = get(JobField.TOKEN, ""), get(JobField.STAGES, "")
@@ -246,14 +268,15 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         version=get(JobField.VERSION, ""),
         state=state,
         created_us=int(get(JobField.CREATED, 0)),
-        started_us=int(get(JobField.STARTED, 0)),
+        started_us=started_us,
         ended_us=int(get(JobField.ENDED, 0)),
-        attempts=int(get(JobField.ATTEMPTS, 0)),
+        attempts=attempts,
         place=0 if scheduled else place,
         due_us=place if scheduled else 0,
         batch_size=batch_size,
         batch_padding=batch_padding,
         timings=get(JobField.TIMINGS, ""),
+        device_wait=get(JobField.DEVICE_WAIT, NO_WAIT),
         result_type=get(JobField.RESULT_TYPE, ""),
         error_json=get(JobField.ERROR, ""),
         metadata_json=get(JobField.METADATA, ""),
@@ -270,4 +293,5 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         progress_mark=mark,
         stored=stored_result(get(JobField.RESULT_REF, "")),
         meta=meta,
+        asked_version=get(JobField.ASKED_VERSION, ""),
     )

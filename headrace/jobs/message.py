@@ -9,14 +9,15 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs import compression
 from headrace.jobs.encoding import describe_input, loads
-from headrace.jobs.ids import PAYLOAD_REFERENCE
+from headrace.jobs.ids import PAYLOAD_REFERENCE, VERSION
+from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import BackoffSeconds
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.redis.keys import TASK_NAME
@@ -26,6 +27,9 @@ SHOWN_MAX_CHARS: Final = 128
 #: The end of the year 9999, the last time that can be written.
 LAST_INSTANT_S: Final = 253_402_300_799.0
 _encode: Final = msgspec.json.encode
+_ARGUMENTS: Final = ("model", "input", "parameters")
+#: The value of an absent member.
+_NONE: Final = msgspec.Raw(b"")
 
 
 class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +97,10 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     size: int = -1
     parts: tuple[str | PayloadRange, ...] = ()
     quiet: bool = False
+    headers: msgspec.Raw = _NONE
+    metadata: msgspec.Raw = _NONE
+    nested: bool = False
+    version: Annotated[str, msgspec.Meta(pattern=VERSION)] | None = None
 
     def source(self) -> InputSource:
         """Return where the input is stored.
@@ -117,6 +125,7 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
 _STOCK: Final = _HeadraceHeader()
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Headers(msgspec.Struct, frozen=True, gc=False):
     """The headers of a task message that Headrace uses."""
 
@@ -137,10 +146,12 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
     tracestate: Any = None
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class _Properties(msgspec.Struct, frozen=True, gc=False):
     body_encoding: str | None = None
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class _Envelope(msgspec.Struct, frozen=True, gc=False):
     body: str
     headers: Headers
@@ -148,6 +159,7 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     encoding: str | None = msgspec.field(default=None, name="content-encoding")
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Embed(msgspec.Struct, frozen=True, gc=False):
     """The callbacks of a task, as signatures of Celery's canvas."""
 
@@ -168,6 +180,7 @@ _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 class _Kwargs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     input: msgspec.Raw
+    parameters: msgspec.Raw = _NONE
 
 
 #: The usual body, decoded in one pass. If that fails, `_BODY` finds the reason.
@@ -175,6 +188,7 @@ _USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, Embed | None
 _BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None])
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A task message, as workers use it. Times are seconds since 1970.
 
@@ -185,6 +199,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         has_callbacks: it has callbacks, which workers.jobs.canvas reads.
         quiet: its result goes into the record, and a success has no Celery result.
         trace: the trace context of the submit.
+        details: what comes with the input; None for most jobs.
+        version: the version of the model that it asks for; "" for any.
     """
 
     id: str
@@ -206,6 +222,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     has_callbacks: bool = False
     quiet: bool = False
     trace: Trace | None = None
+    details: InputDetails | None = None
+    version: str = ""
 
 
 def decode_message(raw: bytes) -> Message:
@@ -216,7 +234,7 @@ def decode_message(raw: bytes) -> Message:
     """
     try:
         envelope_ = _ENVELOPE.decode(raw)
-        model, payload, embed = _decode_body(_body_text(envelope_))
+        model, payload, parameters, embed = _decode_body(_body_text(envelope_))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
     headers = envelope_.headers
@@ -244,6 +262,11 @@ def decode_message(raw: bytes) -> Message:
     if headers.traceparent is not None:
         trace = read_trace(headers.traceparent, headers.tracestate)
         message = msgspec.structs.replace(message, trace=trace)
+    if parameters or own.headers or own.metadata or own.nested:
+        details = InputDetails(parameters, bytes(own.headers), bytes(own.metadata), own.nested)
+        message = msgspec.structs.replace(message, details=details)
+    if own.version is not None:
+        message = msgspec.structs.replace(message, version=own.version)
     first, most = own.retry_backoff, own.retry_backoff_max
     if first is None and most is None:
         return message
@@ -261,12 +284,6 @@ def _body_text(envelope_: _Envelope) -> bytes:
 def body_text(text: str, coding: str | None, compressed: str | None, encoding: str | None) -> bytes:
     """Return the JSON text of a message's body, in UTF-8.
 
-    Args:
-        text: the body, as in the message.
-        coding: its `body_encoding`.
-        compressed: its header `compression`.
-        encoding: its `content-encoding`.
-
     Raises:
         ValueError, LookupError: it cannot be read.
         InvalidRequest: as for `compression.decompress`.
@@ -282,13 +299,13 @@ def body_text(text: str, coding: str | None, compressed: str | None, encoding: s
     return body.decode(encoding).encode()
 
 
-def _decode_body(body: bytes) -> tuple[str, bytes, Embed | None]:
+def _decode_body(body: bytes) -> tuple[str, bytes, bytes, Embed | None]:
     try:
         _, usual, embed = _USUAL_BODY.decode(body)
     except msgspec.DecodeError:
         args, kwargs, embed = decode_body(body)
         return (*_arguments(args, kwargs), embed)
-    return usual.model, bytes(usual.input), embed
+    return usual.model, bytes(usual.input), bytes(usual.parameters), embed
 
 
 def decode_body(
@@ -312,19 +329,23 @@ def decode_body(
         )
 
 
-def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple[str, bytes]:
+def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple[str, bytes, bytes]:
     # In a chain, the result of the previous task comes first, and the model is given by name.
     names = ("input",) if "model" in kwargs else ("model", "input")
     if len(args) > len(names):
         count = len(args) + len(kwargs)
-        raise InvalidRequest(f"{TASK_NAME} takes model and input, not {count} arguments")
+        raise InvalidRequest(
+            f"{TASK_NAME} takes model and input, and parameters by name, not {count} arguments"
+        )
     given = dict(zip(names, args, strict=False))
     twice = given.keys() & kwargs.keys()
-    unknown = kwargs.keys() - {"model", "input"}
+    unknown = kwargs.keys() - set(_ARGUMENTS)
     if twice or unknown:
         wrong = "given twice" if twice else "unknown"
         which = ", ".join(sorted(twice or unknown))
-        raise InvalidRequest(f"{TASK_NAME} takes model and input; {wrong}: {which[:128]}")
+        raise InvalidRequest(
+            f"{TASK_NAME} takes model, input and parameters; {wrong}: {which[:128]}"
+        )
     given.update(kwargs)
     missing = [name for name in ("model", "input") if name not in given]
     if missing:
@@ -332,7 +353,7 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
     model = loads(given["model"])
     if not isinstance(model, str):
         raise InvalidRequest(f"model must be a string, not {type(model).__name__}")
-    return model, bytes(given["input"])
+    return model, bytes(given["input"]), bytes(given.get("parameters", b""))
 
 
 def _instant(value: str | float, name: str) -> float:

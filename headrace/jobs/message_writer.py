@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import described_in_json
+from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource, shown_arguments
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
@@ -35,19 +36,28 @@ def write_message(
     source: InputSource | None = None,
     quiet: bool = False,
     trace: Trace | None = None,
+    details: InputDetails | None = None,
+    version: str = "",
 ) -> bytes:
     """Return a task message, ready for LPUSH.
 
     The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which saves a third
-    of the bytes. The caller has checked that id, model and queue need no escaping, and that
-    `input_json` is one JSON value. A quiet job's message has only what readers need, as it is
+    of the bytes. The caller has checked that id, model, queue and version need no escaping, and
+    that `input_json` is one JSON value. A quiet job's message has only what readers need, as it is
     copied several times.
 
     Raises:
         InvalidRequest: the input is not UTF-8.
     """
-    text = _escaped(input_json)
+    arguments = input_json
     own = _own_header(options, quiet) if source is None else _sourced_header(options, source, quiet)
+    if details is not None:
+        own = _with_details(own, details)
+        if details.parameters:
+            arguments = b'%b,"parameters":%b' % (input_json, details.parameters)
+    text = _escaped(arguments)
+    if version:
+        own = _with_version(own, version)
     if trace is not None:
         # Celery's own instrumentation also puts it among the headers.
         own += _trace_headers(trace)
@@ -95,12 +105,15 @@ def _short_blank(model: str, queue: str, timeout_s: float | None, priority: int)
 
 
 def quiet_pieces(
-    model: str, queue: str, options: JobOptions, timeout_s: float | None
+    model: str, queue: str, options: JobOptions, timeout_s: float | None, version: str = ""
 ) -> tuple[bytes, ...]:
     """Return the message of quiet jobs without `expires`, split at id, id and input."""
     slot = _SLOT.encode()
     blank = _short_blank(model, queue, timeout_s, options.priority)
-    return tuple((blank % (slot, b"null", _own_header(options, True), slot, slot)).split(slot))
+    own = _own_header(options, True)
+    if version:
+        own = _with_version(own, version)
+    return tuple((blank % (slot, b"null", own, slot, slot)).split(slot))
 
 
 def quiet_message(pieces: tuple[bytes, ...], job_id: str, input_json: bytes) -> bytes:
@@ -147,9 +160,23 @@ def _own_options(options: JobOptions, quiet: bool) -> dict[str, Any]:
     return {**own, "quiet": True} if quiet else own
 
 
+def _with_version(own: bytes, version: str) -> bytes:
+    rest = b"," if len(own) > len(b"{}") else b""
+    return b'{"version":"%s"%s%s' % (version.encode(), rest, own[1:])
+
+
 def _trace_headers(trace: Trace) -> bytes:
     headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
     return b"," + _encode(headers)[1:-1]
+
+
+def _with_details(own: bytes, details: InputDetails) -> bytes:
+    named = ((b"headers", details.headers), (b"metadata", details.metadata),
+             (b"nested", b"true" if details.nested else b""))  # fmt: skip
+    members = b",".join(b'"%b":%b' % pair for pair in named if pair[1])
+    if not members:
+        return own
+    return b"%b%b%b}" % (own[:-1], b"" if own == b"{}" else b",", members)
 
 
 def _sourced_header(options: JobOptions, source: InputSource, quiet: bool) -> bytes:

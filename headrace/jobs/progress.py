@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 logger = logging.getLogger(__name__)
 
@@ -17,35 +18,31 @@ DECIMALS: Final = 4
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The progress of an item.
+    """The progress of a running job, as its handler reports it; for a pipeline, by its stages."""
 
-    Attributes:
-        fraction: 0 to 1; None if it is unknown.
-        done: how much of `total` is done, in the handler's own unit.
-        total: None if the handler did not give one.
-        message: a few words for people.
-    """
-
-    fraction: float | None
-    done: int | float | None = None
-    total: int | float | None = None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None
+    done: Annotated[int | float | None, Meta(description="In the handler's own unit.")] = None
+    total: Annotated[int | float | None, Meta(extra_json_schema={"exclusiveMinimum": 0})] = None
     message: str = ""
 
 
-class _Stage(msgspec.Struct):
+class SavedStage(msgspec.Struct):
+    """A stage in the record of a pipeline's job."""
+
     name: str
     status: str
     jobs: int = 0
     done: int = 0
+    timings: dict[str, float] | None = None
 
 
-_STAGES: Final = msgspec.json.Decoder(list[_Stage])
+STAGES: Final = msgspec.json.Decoder(list[SavedStage])
 
 
 def stages_progress(stages: str) -> Progress | None:
     """Return the progress of a pipeline's job, from the stages in its record."""
     try:
-        found = _STAGES.decode(stages)
+        found = STAGES.decode(stages)
     except msgspec.MsgspecError:
         return None
     if not found:

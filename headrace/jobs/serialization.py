@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from headrace.jobs.encoding import kombu_base64
 from headrace.jobs.failure import JobFailure, error_of
-from headrace.jobs.job import Job, State, iso, result_in
+from headrace.jobs.job import (
+    NO_WAIT,
+    Count,
+    Job,
+    State,
+    Status,
+    Time,
+    True_,
+    iso,
+    result_in,
+)
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
 from headrace.redis.clock import US_PER_S
@@ -20,56 +32,136 @@ JOBS_PATH: Final = "/api/v1/jobs/"
 REPLICA: Final = "replica"
 
 
-class _JobObject(msgspec.Struct):
-    """The fields of every job object; `result` or `error` follow once the job has ended."""
+class StageTimings(msgspec.Struct):
+    """In ms: means over its jobs; `total` is from the first to the last."""
 
-    id: str
+    queued: float
+    hold: float
+    device_wait: float
+    preprocess: float
+    inference: float
+    postprocess: float
+    total: float | UnsetType = UNSET
+
+
+class Timings(StageTimings):
+    """Durations in ms; preprocess, inference and postprocess are those of the batch."""
+
+    total: float
+
+
+class JobStage(msgspec.Struct):
+    """A stage of a pipeline's job."""
+
+    name: str
     model: str
-    version: str
-    status: str
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-    attempts: int
-    queue_position: int | None
-    batch_size: int | None
-    timings: msgspec.Raw
-    metadata: msgspec.Raw
-    waiting_for: str | None
-    urls: msgspec.Raw
-    stages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    progress: Progress | msgspec.UnsetType = msgspec.UNSET
-    batch_padding: int | msgspec.UnsetType = msgspec.UNSET
-    dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
-    cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
-    result: Any = msgspec.UNSET
-    result_size: int | msgspec.UnsetType = msgspec.UNSET
-    due_at: str | msgspec.UnsetType = msgspec.UNSET
-    error: JobFailure | msgspec.UnsetType = msgspec.UNSET
+    status: Literal["waiting", "running", "succeeded", "failed"]
+    jobs: Annotated[Count, Meta(description="The number of its jobs; 0 while unknown.")]
+    done: Annotated[Count, Meta(description="The number of its jobs with a result.")]
+    timings: StageTimings | None
 
 
+class JobUrls(msgspec.Struct):
+    """The paths of a job and of its result."""
+
+    self: str
+    result: str
+
+
+_Position = Annotated[int, Meta(ge=1)]
+
+
+class JobObject(msgspec.Struct):
+    """A job, as the API shows it.
+
+    A member that is JSON already is set to a msgspec.Raw, whatever its type is here.
+    """
+
+    id: Annotated[str, Meta(extra_json_schema={"pattern": r"^[^\s]{1,128}$"})]
+    model: str
+    version: Annotated[str, Meta(description="Of the worker that claimed it last.")]
+    status: Status
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    attempts: Annotated[Count, Meta(description="How often it has begun.")]
+    queue_position: Annotated[
+        _Position | None,
+        Meta(description="Its approximate position while it is queued; 1 is next."),
+    ]
+    batch_size: Count | None
+    timings: Timings | None
+    metadata: Annotated[dict[str, Any] | None, Meta(description="The client's own.")]
+    waiting_for: Annotated[
+        Literal["replica", None],
+        Meta(
+            description="`replica` while it is queued and no worker has the model loaded, in the "
+            "version that it asks for."
+        ),
+    ]
+    urls: JobUrls
+    requested_version: Annotated[
+        str | UnsetType, Meta(description="The version that it asks for, if it asks for one.")
+    ] = UNSET
+    stages: Annotated[
+        list[JobStage] | UnsetType,
+        Meta(description="The progress of the stages of a pipeline's job."),
+    ] = UNSET
+    progress: Progress | UnsetType = UNSET
+    batch_padding: Annotated[
+        Count | UnsetType,
+        Meta(description="Inputs that were added to its batch to reach an allowed size."),
+    ] = UNSET
+    dead_lettered: True_ | UnsetType = UNSET
+    cancel_requested: True_ | UnsetType = UNSET
+    result: Annotated[
+        Any,
+        Meta(
+            description="After success: JSON, or {content_type, base64} for bytes; null if it is "
+            "too long for the job object: read `urls.result`."
+        ),
+    ] = UNSET
+    result_size: Annotated[
+        Count | UnsetType, Meta(description="The size in bytes of such a long result.")
+    ] = UNSET
+    due_at: Annotated[
+        Time | UnsetType, Meta(description="While it is scheduled: when it joins its queue.")
+    ] = UNSET
+    error: Annotated[
+        JobFailure | UnsetType,
+        Meta(description="After a failure; while it is retried, the error of the last try."),
+    ] = UNSET
+    traceback: Annotated[
+        str | UnsetType,
+        Meta(description="After a failure: the handler's traceback, or the stacks at the timeout."),
+    ] = UNSET
+
+
+#: Inserts JSON where a struct has a member of another type.
+_raw: Final[Callable[[bytes], Any]] = msgspec.Raw
 _STATUS: Final = {state: state.status for state in State}
 #: Takes the place of an id, and how often an object has it.
 _BLANK: Final = "\x7f"
 _IDS: Final = 3
-_NULL: Final = msgspec.Raw(b"null")
 _ENCODER: Final = msgspec.json.Encoder()
+_NO_WAIT: Final = NO_WAIT.encode()
 _TIMINGS: Final = (
-    b'{"queued":%b,"hold":%b,"preprocess":%b,"inference":%b,"postprocess":%b,"total":%a}'
+    b'{"queued":%b,"hold":%b,"device_wait":%b,'
+    b'"preprocess":%b,"inference":%b,"postprocess":%b,"total":%a}'
 )
 
 
-def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) -> bytes:
-    """Return the job object.
-
-    Args:
-        job: the job.
-        has_replica: whether a replica of its model is loaded anywhere.
-        with_result: whether it has the result of a succeeded job.
-    """
+def job_object(
+    job: Job,
+    *,
+    has_replica: bool = True,
+    with_result: bool = True,
+    with_traceback: bool = True,
+) -> bytes:
+    """Return the job object."""
     state = job.state
     ended = job.ended_us
-    view = _JobObject(
+    view = JobObject(
         id=job.id,
         model=job.model,
         version=job.version,
@@ -80,13 +172,14 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         attempts=job.attempts,
         queue_position=job.place or None,
         batch_size=job.batch_size or None,
-        timings=_timings(job) if job.timings else _NULL,
-        metadata=msgspec.Raw(job.metadata_json.encode()) if job.metadata_json else _NULL,
+        timings=_timings(job) if job.timings else None,
+        metadata=_raw(job.metadata_json.encode()) if job.metadata_json else None,
         waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
         urls=_urls(job.id),
+        requested_version=job.asked_version or UNSET,
     )
     if job.stages_json:
-        view.stages = msgspec.Raw(job.stages_json.encode())
+        view.stages = _raw(job.stages_json.encode())
     if job.batch_padding:
         view.batch_padding = job.batch_padding
     if job.dead_lettered:
@@ -102,10 +195,12 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         error = error_of(job)
         if error is not None:
             view.error = error
+        if with_traceback and state is State.FAILED and (found := job.traceback):
+            view.traceback = found
     return _ENCODER.encode(view)
 
 
-def _add_unfinished(view: _JobObject, job: Job) -> None:
+def _add_unfinished(view: JobObject, job: Job) -> None:
     if job.cancel_requested:
         view.cancel_requested = True
     if job.progress is not None:
@@ -115,12 +210,18 @@ def _add_unfinished(view: _JobObject, job: Job) -> None:
 
 
 def fresh_line(
-    job_id: str, model: str, version: str, state: State, created_us: int, has_replica: bool
+    job_id: str,
+    model: str,
+    version: str,
+    state: State,
+    created_us: int,
+    has_replica: bool,
+    asked_version: str = "",
 ) -> bytes:
     """Return the job object of a job without metadata that was just enqueued, faster."""
-    blank = _fresh_blank(model, version, state, created_us, has_replica)
+    blank = _fresh_blank(model, version, state, created_us, has_replica, asked_version)
     if not blank:
-        job = Job(job_id, model, version, state, created_us)
+        job = Job(job_id, model, version, state, created_us, asked_version=asked_version)
         return job_object(job, has_replica=has_replica)
     name = job_id.encode()
     return blank % (name, name, name)
@@ -128,10 +229,10 @@ def fresh_line(
 
 @lru_cache(maxsize=256)
 def _fresh_blank(
-    model: str, version: str, state: State, created_us: int, has_replica: bool
+    model: str, version: str, state: State, created_us: int, has_replica: bool, asked_version: str
 ) -> bytes:
     """Return the object of such jobs with a `%s` for each id; b"" if the ids are ambiguous."""
-    job = Job(id=_BLANK, model=model, version=version, state=state, created_us=created_us)
+    job = Job(_BLANK, model, version, state, created_us, asked_version=asked_version)
     text = job_object(job, has_replica=has_replica)
     slot = _BLANK.encode()
     return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""
@@ -148,29 +249,32 @@ def _second(seconds: int) -> str:
     return iso(seconds * US_PER_S)[:19]
 
 
-def _timings(job: Job) -> msgspec.Raw:
-    return msgspec.Raw(timings_member(job.timings.encode(), job.ended_us - job.created_us))
+def _timings(job: Job) -> Any:
+    timings, waited = job.timings.encode(), job.device_wait.encode()
+    return _raw(timings_member(timings, waited, job.ended_us - job.created_us))
 
 
-def timings_member(timings: bytes, total_us: int) -> bytes:
+def timings_member(timings: bytes, device_wait: bytes, total_us: int) -> bytes:
     """Return the timings of a job in milliseconds.
 
     Args:
         timings: the record's `tm`.
+        device_wait: the record's `dw`; empty if an older version ran the job.
         total_us: from its submit to its end.
     """
-    return _TIMINGS % (*timings.split(b","), total_us / 1000)
+    queued, hold, *ran = timings.split(b",")
+    return _TIMINGS % (queued, hold, device_wait or _NO_WAIT, *ran, total_us / 1000)
 
 
-def _urls(job_id: str) -> msgspec.Raw:
+def _urls(job_id: str) -> Any:
     # An id needs no escaping, in JSON and in a path.
     own = JOBS_PATH + job_id
-    return msgspec.Raw(f'{{"self":"{own}","result":"{own}/result"}}'.encode())
+    return _raw(f'{{"self":"{own}","result":"{own}/result"}}'.encode())
 
 
 def _result(job: Job) -> Any:
     stored = job.result_json
-    return None if stored is None else msgspec.Raw(_shown(stored, job.result_type))
+    return None if stored is None else _raw(_shown(stored, job.result_type))
 
 
 def result_member(meta: bytes, result_type: str) -> bytes | None:

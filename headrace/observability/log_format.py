@@ -38,13 +38,7 @@ _HIDDEN: Final = frozenset({"part", "pid", "node"})
 def formatter(
     shape: str, fields: Mapping[str, Any], *, allowed: frozenset[str] | None
 ) -> logging.Formatter:
-    """Return the formatter of a process.
-
-    Args:
-        shape: `json` or `console`.
-        fields: fields of every line.
-        allowed: the fields that a line may have; None for any.
-    """
+    """Return the formatter of a process; without `allowed`, its lines may have any field."""
 
     def constant(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         for name, value in fields.items():

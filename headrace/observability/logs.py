@@ -20,6 +20,7 @@ from typing import Any, Final, TextIO
 
 from typing_extensions import override
 
+from headrace.observability.log_output import LogOutput
 from headrace.observability.redaction import Redaction
 
 CONSOLE: Final = "console"
@@ -44,8 +45,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "file": "the file (`/v1/files`)",
     "webhook": "the delivery of a webhook",
     "size": "how many inputs a batch has",
-    "reason": "why a batch left, or a process ended",
+    "reason": "why a batch left, or how a process ended",
+    "model_pid": "the pid of a model process",
+    "lost": "how many processes of the model this worker has lost",
     "failed": "how many jobs of a batch failed",
+    "raised": "the exception that failed jobs, and the handler's line that raised it",
     "duration_ms": "milliseconds that it took",
     "error_id": "the id that the client received, to search for",
     "key": "the API key's id",
@@ -146,11 +150,15 @@ def configure(
     if node := environ.get("HEADRACE_NODE"):
         constant["node"] = node
     constant.update(fields or {})
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        _LazyFormatter(chosen, constant, Redaction.of(environ, redis_url), user_code=user_code)
+    formatter = _LazyFormatter(
+        chosen, constant, Redaction.of(environ, redis_url), user_code=user_code
     )
+    handler = _Handler(stream)
+    handler.setFormatter(formatter)
     root = logging.getLogger()
+    for old in root.handlers:
+        if isinstance(old, _Handler):
+            old.close()
     root.handlers[:] = [handler]
     _set_levels(root, level, user_code=user_code)
     logging.captureWarnings(True)
@@ -169,6 +177,45 @@ def _set_levels(root: logging.Logger, level: str | int, *, user_code: bool) -> N
         logging.getLogger(name).setLevel(number)
     for name, least in _QUIETER.items():
         logging.getLogger(name).setLevel(max(number, least))
+
+
+class _Handler(logging.Handler):
+    """Writes lines to standard error, but waits for no reader.
+
+    Attributes:
+        output: where the lines go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.output = LogOutput(stream, self._notice)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as the handlers of `logging` do
+            self.handleError(record)
+        else:
+            self.output.write(f"{line}\n")
+
+    @override
+    def close(self) -> None:
+        self.output.close()
+        super().close()
+
+    def _notice(self, missing: int) -> str:
+        message = "%d lines of this log are missing: nothing read it"
+        name, level = "headrace.observability", logging.WARNING
+        return f"{self.format(logging.LogRecord(name, level, '', 0, message, (missing,), None))}\n"
+
+
+def standard_error() -> LogOutput:
+    """Return where the logs of this process go; `configure` must have been called."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            return handler.output
+    raise RuntimeError("the logs of this process are not set up")
 
 
 class _LazyFormatter(logging.Formatter):
@@ -198,12 +245,7 @@ class _LazyFormatter(logging.Formatter):
 
 
 class _LogStream(io.TextIOBase):
-    """Standard output or error of users' code: each line becomes a log line.
-
-    Args:
-        stream: the original stream, whose descriptor and buffer stay in use.
-        name: the logger.
-    """
+    """Standard output or error of users' code: each line becomes a log line."""
 
     encoding = "utf-8"
 

@@ -1,4 +1,4 @@
-"""Removes secrets from log lines: known values, and texts that look like a secret.
+"""Removes secrets from log lines and tracebacks: known values, and what looks like a secret.
 
 Our own code logs no secrets. Errors of other libraries can contain a URL with a password.
 """
@@ -6,25 +6,42 @@ Our own code logs no secrets. Errors of other libraries can contain a URL with a
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 from urllib.parse import unquote
 
 SHOWN: Final = "***"
+#: A secret in a URL is not longer. Cut a text only after it was cleaned, or leave this much of it.
+SECRET_MAX_CHARS: Final = 2048
 #: Shorter passwords occur in ordinary words.
 _SECRET_MIN_CHARS: Final = 4
 _PATTERNS: Final = (
-    # user:password@ in a URL; one that was not encoded may hold `/` and `@`.
-    (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@'\"]*):[^\s'\"]+@"), rf"\1:{SHOWN}@"),
+    # user:password@ in a URL; one that was not encoded may hold `/` and `@`. Each part is bounded,
+    # because a client's text would otherwise cost the square of its length.
+    (
+        re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s:/@'\"]{0,256}):[^\s'\"]{1,2048}@"),
+        rf"\1:{SHOWN}@",
+    ),
     # An API key; its id may be known.
     (re.compile(r"(hr_[0-9a-f]{12})_[A-Za-z0-9_-]{8,}"), rf"\1_{SHOWN}"),
     (re.compile(r"(whsec_)[A-Za-z0-9+/=_-]+"), rf"\1{SHOWN}"),
-    (re.compile(r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[^\s'\",]+"), rf"\1{SHOWN}"),
+    # What opens a URL that is signed, or has its password in the query; in HTML and JSON too. No
+    # secret takes a backslash with it: it may belong to a quote of JSON, which the line then lacks.
+    (
+        re.compile(
+            r"(?i)((?:[?&]|&amp;|\\u0026)(?:[\w-]{0,40}(?:token|secret|password|passwd|signature)|sig"
+            r"|api[_-]?key)=)[^\s&#'\"<>\\]+"
+        ),
+        rf"\1{SHOWN}",
+    ),
+    (re.compile(r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[^\s'\",\\]+"), rf"\1{SHOWN}"),
 )
 #: Each match of a pattern contains one of these, and a search for them is cheap.
-_MARKS: Final = ("://", "hr_", "whsec_", "uthorization")
+_MARKS: Final = ("://", "hr_", "whsec_", "uthorization", "?", "&", "u0026")
 _VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HEADRACE_API_KEY", "FLOWER_BASIC_AUTH",
 )  # fmt: skip
@@ -64,3 +81,9 @@ class Redaction:
             for pattern, shown in _PATTERNS:
                 line = pattern.sub(shown, line)
         return line
+
+
+@cache
+def of_environment() -> Redaction:
+    """Return the redaction of the secrets in this process' environment."""
+    return Redaction.of(os.environ)

@@ -33,10 +33,6 @@ _BETWEEN: Final = b"|"
 class Totals:
     """The counters of several models, by field.
 
-    Args:
-        fields: the fields that were requested of each model.
-        rows: their values, a row per model.
-
     Attributes:
         none: the column of a field that no model has.
     """
@@ -73,12 +69,7 @@ def counted(column: Column) -> list[bytes]:
 
 
 def labelled(fields: Iterable[bytes], name: str) -> dict[str, bytes]:
-    """Return the fields of a counter with labels, by label, in alphabetical order.
-
-    Args:
-        fields: all fields.
-        name: the counter.
-    """
+    """Return the fields of a counter with labels, by label, in alphabetical order."""
     prefix = f"{name}:".encode()
     found = sorted(field for field in fields if field.startswith(prefix))
     return {field.removeprefix(prefix).decode("utf-8", "replace"): field for field in found}

@@ -43,11 +43,7 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 class Tracing:
-    """The spans of this process.
-
-    Attributes:
-        tracer: begins them.
-    """
+    """The spans of this process."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

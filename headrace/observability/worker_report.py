@@ -13,14 +13,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
-from headrace.observability.host_figures import FIELD as FIGURES
-from headrace.observability.host_figures import Figures
 from headrace.redis.clock import US_PER_S
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -30,15 +29,17 @@ SECONDS_BOUNDS: Final = (
     300.0, 600.0,
 )  # fmt: skip
 BATCH_SIZE: Final = "batch_size"
-#: Per job: the time to its claim, from there to its dispatch, and to its outcome.
+#: Per job: the time to its claim, for which it was held back, for which it waited for the device,
+#: and to its outcome.
 QUEUE_S: Final = "queue_seconds"
 HOLD_S: Final = "hold_seconds"
+DEVICE_WAIT_S: Final = "device_wait_seconds"
 JOB_S: Final = "job_seconds"
 #: Per batch: the time in the handler's verbs.
 STAGES_S: Final = ("preprocess_seconds", "inference_seconds", "postprocess_seconds")
 HISTOGRAMS: Final = {
     BATCH_SIZE: BATCH_SIZE_BOUNDS,
-    **dict.fromkeys((QUEUE_S, HOLD_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
+    **dict.fromkeys((QUEUE_S, HOLD_S, DEVICE_WAIT_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
 }
 
 #: Counters without labels: of the API, ...
@@ -58,16 +59,42 @@ COUNTED: Final = (
     ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
 )  # fmt: skip
 
-#: Counters with a label: refused submits, by error code; jobs that ended, by status, or that wait
-#: for a retry (RETRIED); batches that ran, by the reason for which they left; restarted model
-#: processes, by the reason for which the last one ended.
+
+class ShadowResult(StrEnum):
+    """How the copy of a job for a shadow version has ended.
+
+    Attributes:
+        EQUAL: with the same result, or both have failed with the same error.
+        DIFFERENT: with another one.
+        FAILED: with an error, and the job with a result.
+        DROPPED: it did not run: no room, or the job was cancelled or has expired.
+        UNKNOWN: a result could not be read any more.
+    """
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    UNKNOWN = "unknown"
+
+
+#: Counters with a label: jobs that ask for a version, by version; refused submits, by error code;
+#: jobs that ended, by status, or that wait for a retry (RETRIED); batches that ran, by the reason
+#: for which they left; restarted model processes, by the reason for which the last one ended.
+SHADOW: Final = "shadow"  # shadow:<result> <version>
+ADMITTED_VERSION: Final = "admitted_version"
 REJECTED: Final = "rejected"
 ENDED: Final = "ended"
 RETRIED: Final = "retried"
 LEFT: Final = "left"
 RESTARTS: Final = "restarts"
-LABELLED: Final = (REJECTED, ENDED, LEFT, RESTARTS)
+LABELLED: Final = (ADMITTED_VERSION, REJECTED, ENDED, LEFT, RESTARTS)
 
+
+Floats = Sequence[float]
+#: How jobs of a batch that were claimed together waited: their number, for how many seconds they
+#: were held back for others, and for how many the device was busy with others.
+Wait = tuple[int, float, float]
 
 #: Batches are added to the histograms in groups of this size.
 BATCHES_MAX: Final = 256
@@ -89,7 +116,7 @@ class ModelStats:
         self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in HISTOGRAMS.items()}
         self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
         self._observed = False
-        self._batches: list[tuple[int, Sequence[float], Sequence[float], Sequence[float], Any]] = []
+        self._batches: list[tuple[int, Floats, Sequence[Wait], Floats, Floats]] = []
 
     def count(self, name: str, by: float = 1.0) -> None:
         """Increment a counter of `COUNTED`, or `<name>:<label>` of one of `LABELLED`."""
@@ -103,7 +130,7 @@ class ModelStats:
         self,
         size: int,
         queue_s: Sequence[float],
-        hold_s: Sequence[float],
+        waits: Sequence[Wait],
         job_s: Sequence[float],
         stages_s: Sequence[float],
         padding: int = 0,
@@ -114,7 +141,7 @@ class ModelStats:
         Args:
             size: the number of its jobs.
             queue_s: per job, the seconds from its submit to its claim.
-            hold_s: per job, the seconds from its claim to its dispatch.
+            waits: how its jobs waited from their claim to its start.
             job_s: per job, the seconds from its submit to its outcome.
             stages_s: the handler's seconds by verb: preprocess, inference, postprocess.
             padding: inputs that were added to reach an allowed size.
@@ -125,7 +152,7 @@ class ModelStats:
         if padding:
             self._deltas[PADDING] += padding
         # A group costs less, above all for batches of one job.
-        self._batches.append((size, queue_s, hold_s, job_s, stages_s))
+        self._batches.append((size, queue_s, waits, job_s, stages_s))
         if len(self._batches) >= BATCHES_MAX:
             self._observe_batches()
 
@@ -133,10 +160,19 @@ class ModelStats:
         batches, self._batches = self._batches, []
         if not batches:
             return
-        sizes, queue_s, hold_s, job_s, stages_s = zip(*batches, strict=True)
+        sizes, queue_s, waits, job_s, stages_s = zip(*batches, strict=True)
         self.observe(BATCH_SIZE, sizes)
-        for name, rows in ((QUEUE_S, queue_s), (HOLD_S, hold_s), (JOB_S, job_s)):
+        for name, rows in ((QUEUE_S, queue_s), (JOB_S, job_s)):
             self.observe(name, list(chain.from_iterable(rows)))
+        held, waited = self._counts[HOLD_S], self._counts[DEVICE_WAIT_S]
+        all_held_s = all_waited_s = 0.0
+        for jobs, hold_s, device_wait_s in chain.from_iterable(waits):
+            held[bisect_left(SECONDS_BOUNDS, hold_s)] += jobs
+            waited[bisect_left(SECONDS_BOUNDS, device_wait_s)] += jobs
+            all_held_s += jobs * hold_s
+            all_waited_s += jobs * device_wait_s
+        self._sums[HOLD_S] += all_held_s
+        self._sums[DEVICE_WAIT_S] += all_waited_s
         for name, seconds in zip(STAGES_S, zip(*stages_s, strict=True), strict=True):
             self.observe(name, seconds)
 
@@ -165,6 +201,61 @@ class ModelStats:
         return taken
 
 
+class HostFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One host.
+
+    Attributes:
+        cpu_ratio: the recent load of all of them, 0 to 1.
+        memory_bytes: its memory; `memory_available_bytes` can be allocated without swapping.
+        disk_bytes: the file system of the worker; `disk_available_bytes` is free for it.
+    """
+
+    name: str
+    cpus: int = 0
+    cpu_ratio: float = 0.0
+    memory_bytes: int = 0
+    memory_available_bytes: int = 0
+    disk_bytes: int = 0
+    disk_available_bytes: int = 0
+
+
+class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One GPU or MIG device. Values that the driver does not report are None.
+
+    Attributes:
+        id: its number on the host; the UUID of a MIG device.
+        busy_ratio: the part of the last sample period in which a kernel ran, 0 to 1.
+    """
+
+    id: str
+    uuid: str = ""
+    name: str = ""
+    busy_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+
+
+class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that one worker measures.
+
+    Attributes:
+        models: the memory of each model's processes in bytes.
+    """
+
+    host: HostFigures | None = None
+    devices: list[DeviceFigures] = []
+    models: dict[str, int] = {}
+
+
+#: The state of a model is the first of these that one of its replicas, or one of its workers, has;
+#: `stopped` counts as no worker.
+BEST_FIRST: Final = (
+    "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
+)  # fmt: skip
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """One model in one worker.
 
@@ -178,6 +269,8 @@ class ModelState(msgspec.Struct, frozen=True):
         node: the worker's Celery node name.
         pids: the model processes.
         backoff_us: first and longest wait before a retry, unless the job has its own.
+        version: the version of the model; "" from a worker that does not report it.
+        total_replicas: how many all workers together should have; None: each has its own number.
     """
 
     state: str
@@ -191,6 +284,22 @@ class ModelState(msgspec.Struct, frozen=True):
         int(RETRY_BACKOFF_S * US_PER_S),
         int(RETRY_BACKOFF_MAX_S * US_PER_S),
     )
+    version: str = ""
+    total_replicas: int | None = None
+
+
+class RegistryProgress(msgspec.Struct, frozen=True):
+    """How far a worker is that follows the registry of models.
+
+    Attributes:
+        generation: of the registry that it serves, or has begun to serve.
+        updating: the models that differ from it yet, or have processes that load.
+        failed: `<model>@<version>` -> the traceback of what could not be loaded.
+    """
+
+    generation: int = 0
+    updating: list[str] = []
+    failed: dict[str, str] = {}
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
@@ -198,11 +307,11 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
     Attributes:
         node: its Celery node name.
-        pid: its process.
-        models: its models, by name.
         figures: its host, its devices and its model processes.
         versions: of Headrace, Python and packages, by name; empty if it does not report them.
         clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
+        labels: which models it serves (`worker_labels`).
+        registry: how far it follows the registry of models; None if it does not.
     """
 
     node: str
@@ -211,39 +320,51 @@ class WorkerReport(msgspec.Struct, frozen=True):
     figures: Figures
     versions: dict[str, str] = {}
     clock_s: float = 0.0
+    labels: list[str] = []
+    registry: RegistryProgress | None = None
 
 
-#: No model can have this name.
+#: The fields of `hr:worker:<owner>` next to the states of the models. No model has such a name.
+FIGURES: Final = ":figures"
 CLOCK: Final = ":clock"
+REGISTRY: Final = ":registry"
 _FIGURES: Final = FIGURES.encode()
 _CLOCK: Final = CLOCK.encode()
+_REGISTRY: Final = REGISTRY.encode()
 
 
 class _Own(msgspec.Struct, frozen=True):
     node: str = ""
     pid: int = 0
     versions: dict[str, str] = {}
+    labels: list[str] = []
 
 
 _own_of: Final = msgspec.json.Decoder(_Own).decode
 _state_of: Final = msgspec.json.Decoder(ModelState).decode
 _figures_of: Final = msgspec.json.Decoder(Figures).decode
 _seconds_of: Final = msgspec.json.Decoder(float).decode
+_progress_of: Final = msgspec.json.Decoder(RegistryProgress).decode
 
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. Fields that cannot be read, as of another version, are ignored."""
     own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
+    registry = None
     for name, value in fields.items():
         try:
             if name == _FIGURES:
                 figures = _figures_of(value)
             elif name == _CLOCK:
                 clock_s = _seconds_of(value)
+            elif name == _REGISTRY:
+                registry = _progress_of(value)
             elif name:
                 models[name.decode()] = _state_of(value)
             else:
                 own = _own_of(value)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return WorkerReport(own.node, own.pid, models, figures, own.versions, clock_s)
+    return WorkerReport(
+        own.node, own.pid, models, figures, own.versions, clock_s, own.labels, registry
+    )

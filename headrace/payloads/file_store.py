@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError, StoreFull, StoreUnavailable
-from headrace.payloads.store import PayloadAccount, PayloadStore, missing, name_in
+from headrace.payloads.store import PayloadStore, missing, name_in
+
+if TYPE_CHECKING:
+    from headrace.payloads.index import PayloadIndex
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,14 +29,13 @@ class FilePayloadStore(PayloadStore):
     """Payloads in a folder.
 
     Args:
-        account: gets the entry of each payload before it is written.
         folder: the folder, the same on every host; created if it is missing.
     """
 
     name: ClassVar[str] = "file"
 
-    def __init__(self, account: PayloadAccount, folder: Path) -> None:
-        super().__init__(account)
+    def __init__(self, index: PayloadIndex, folder: Path) -> None:
+        super().__init__(index)
         self.folder = folder.absolute()
 
     @override
@@ -86,8 +89,11 @@ class FilePayloadStore(PayloadStore):
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
+            # A disk that is full needs the room.
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise self._why(error, name) from error
 
     def _path(self, ref: str) -> Path:
@@ -114,10 +120,14 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _sync_folder(folder: Path) -> None:
-    """Write the folder to disk: a new name is safe only then."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, even if the machine crashes.
+
+    Raises:
+        OSError: the folder cannot be synced.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -11,18 +11,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import redis
-from redis.exceptions import RedisError
 
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.payloads.store import PayloadEntry, read_entry
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import PAYLOAD_PREFIX
-from headrace.redis.outages import translate
 from headrace.redis.script_client import ScriptClient
-from headrace.redis.scripts import Command
-from headrace.redis.scripts import payloads as payload_scripts
-from headrace.redis.scripts import pipelines as pipeline_scripts
+from headrace.redis.scripts import Command, script
 
 #: Seconds after which a payload without a job was abandoned by its sender.
 GRACE_S: Final = 900
@@ -50,16 +45,21 @@ class PayloadIndex(ScriptClient):
         self._found_bytes = DEFAULT_MAX_BYTES
         self._found_at = float("-inf")
 
-    def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
+    def note(
+        self, entry: PayloadEntry, body: bytes | None = None,
+        *, bounded: bool = True, spare: bool = False,
+    ) -> None:  # fmt: skip
         """Add the entry of a payload; with a body, also write the payload to Redis.
 
         Raises:
-            StoreFull: payloads in Redis would exceed max_payload_memory_bytes; nothing was written.
+            StoreFull: payloads in Redis would exceed max_payload_memory_bytes, or half of it for a
+                spare payload; nothing was written.
             PayloadTooLarge: this payload alone exceeds it.
             BrokerError: Redis does not answer, or is full.
         """
         size = 0 if body is None else len(body)
-        limit = str(self._fitting(size)) if bounded and body is not None else ""
+        most = self._fitting(size) if bounded and body is not None else None
+        limit = "" if most is None else str(most // 2 if spare else most)
         if body is None:
             self.call(_put(entry, limit, size))
             return
@@ -108,7 +108,7 @@ class PayloadIndex(ScriptClient):
     def _write(self, entry: PayloadEntry, body: bytes, limit: str, *, bounded: bool) -> None:
         """Write a payload that has its entry."""
         try:
-            self.execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
+            self.execute("SET", keys.payload(entry.ref.partition(":")[2]), body)
         except BrokerFull:
             if bounded:
                 self.look(entry)
@@ -137,7 +137,7 @@ class PayloadIndex(ScriptClient):
         Raises:
             BrokerError: Redis does not answer, or is full.
         """
-        self.call(pipeline_scripts.hand_over(old.text, new.text))
+        self.call(script("pipelines/hand_over").call([], old.text, new.text))
 
     def forget(self, entry: PayloadEntry) -> None:
         """Remove an entry whose payload was deleted."""
@@ -148,26 +148,21 @@ class PayloadIndex(ScriptClient):
         if self._max_bytes is not None:
             return self._max_bytes
         if time.monotonic() >= self._found_at + MAXMEMORY_S:
-            maxmemory = self._maxmemory()
+            maxmemory = int(self.execute("INFO", "memory").get("maxmemory", 0))
             self._found_bytes = maxmemory // 2 or DEFAULT_MAX_BYTES
             self._found_at = time.monotonic()
         return self._found_bytes
 
-    def _maxmemory(self) -> int:
-        try:
-            return int(self.client.info("memory").get("maxmemory", 0))
-        except RedisError as error:
-            raise translate(error) from error
-
     def _looked(self, limit: int, *texts: str) -> tuple[int, list[PayloadEntry]]:
-        count, *found = self.call(payload_scripts.sweep(limit, texts))
+        count, *found = self.call(script("payloads/sweep").call([], limit, *texts))
         return int(count), [read_entry(text.decode()) for text in found]
 
 
 def _put(entry: PayloadEntry, limit: str, size: int, body: bytes | None = None) -> Command:
     """Return the call of payloads/put.lua; without `body` the caller writes the payload."""
-    return payload_scripts.put(
-        entry.text, entry.ref, grace_us=GRACE_S * US_PER_S, limit=limit, size=size, body=body
+    written = () if body is None else (body,)
+    return script("payloads/put").call(
+        [], entry.text, entry.ref, GRACE_S * US_PER_S, limit, size, *written
     )
 
 

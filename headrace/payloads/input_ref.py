@@ -26,7 +26,7 @@ from headrace.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
-from headrace.payloads.s3_client import Bucket, s3_client
+from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s3_client
 from headrace.payloads.store import PayloadMissing
 
 #: The longest `input_ref`.
@@ -71,16 +71,18 @@ class InputRefs:
     Args:
         settings: input_roots, input_buckets, body_limit_bytes and payload_endpoint_url.
         threads: how many threads will use it.
+        s3_tries: how often one request to S3 is tried.
     """
 
-    def __init__(self, settings: Settings, threads: int) -> None:
+    def __init__(self, settings: Settings, threads: int, s3_tries: int = TRIES) -> None:
         roots = {Path(os.path.normpath(root.absolute())) for root in settings.input_roots}
         # A name is opened from the innermost root that contains it.
         self._roots = sorted(roots, key=lambda root: len(root.parts), reverse=True)
         self._limit_bytes = settings.body_limit_bytes
         self._buckets: dict[str, Bucket] = {}
         if settings.input_buckets:
-            client: Any = s3_client(settings.payload_endpoint_url, threads)
+            url = settings.payload_endpoint_url
+            client: Any = s3_client(url, threads, s3_tries, PAYLOAD_READ_TIMEOUT_S)
             self._buckets = {name: Bucket(name, client) for name in settings.input_buckets}
 
     def look(self, reference: str) -> int:

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import redis
 from redis.exceptions import RedisError
 from typing_extensions import override
 
 from headrace.errors import BrokerError, HeadraceError, PayloadTooLarge
-from headrace.payloads.store import PayloadAccount, PayloadEntry, PayloadStore, missing, name_in
-from headrace.redis.keys import PAYLOAD_PREFIX
+from headrace.payloads.store import PayloadEntry, PayloadStore, missing, name_in
+from headrace.redis import keys
 from headrace.redis.outages import translate
+
+if TYPE_CHECKING:
+    from headrace.payloads.index import PayloadIndex
 
 #: Redis' own limit of a string (proto-max-bulk-len).
 VALUE_MAX_BYTES: Final = 512 * 1024 * 1024
 
 
 class RedisPayloadStore(PayloadStore):
-    """Payloads in Redis.
-
-    Args:
-        account: writes the payload with its entry.
-        client: Redis, in its own pool of connections.
-    """
+    """Payloads in Redis."""
 
     name: ClassVar[str] = "redis"
     together: ClassVar[bool] = True
 
-    def __init__(self, account: PayloadAccount, client: redis.Redis) -> None:
-        super().__init__(account)
+    def __init__(self, index: PayloadIndex, client: redis.Redis) -> None:
+        super().__init__(index)
         self._client: Any = client
 
     @override
-    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
+    def put(
+        self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
+    ) -> None:
         name_in(entry.ref, self.name)
         if len(body) >= VALUE_MAX_BYTES:
             raise PayloadTooLarge(
                 f"a payload of {len(body)} bytes is too large for Redis ({VALUE_MAX_BYTES})",
                 hint="Set payload_store to file or s3.",
             )
-        self.account.note(entry, body, bounded=bounded)
+        self.index.note(entry, body, bounded=bounded, spare=spare)
 
     @override
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
         try:
-            written = self.account.note_all(payloads)
+            written = self.index.note_all(payloads)
         except BrokerError as error:
             # One by one they would wait just as long again.
             return [error for _ in payloads]
@@ -84,10 +84,10 @@ class RedisPayloadStore(PayloadStore):
 
     @override
     def _write(self, name: str, body: bytes) -> None:
-        raise NotImplementedError("the account writes it")
+        raise NotImplementedError("the index writes it")
 
     def _ask(self, ref: str, command: str, *arguments: int) -> Any:
-        key = PAYLOAD_PREFIX + name_in(ref, self.name)
+        key = keys.payload(name_in(ref, self.name))
         try:
             return self._client.execute_command(command, key, *arguments)
         except RedisError as error:

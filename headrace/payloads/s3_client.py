@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 5
 READ_TIMEOUT_S: Final = 30
+#: The same for one payload, for which a request or a model waits.
+PAYLOAD_READ_TIMEOUT_S: Final = 10
 #: Tries of one request, with boto's own backoff between them.
 TRIES: Final = 2
 #: Codes of an `S3Failure` that are not the server's own.
@@ -32,13 +34,19 @@ OUT_OF_RANGE: Final = frozenset({"InvalidRange", "416"})
 _NO_ROOM: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 
 
-def s3_client(endpoint_url: str | None, threads: int, tries: int = TRIES) -> S3Client:
+def s3_client(
+    endpoint_url: str | None,
+    threads: int,
+    tries: int = TRIES,
+    read_timeout_s: int = READ_TIMEOUT_S,
+) -> S3Client:
     """Return a client of an S3 server. It connects on first use; any thread may use it.
 
     Args:
         endpoint_url: the server; None takes AWS, or the server that boto's environment names.
         threads: how many threads will use it.
         tries: how often one request is tried.
+        read_timeout_s: how long the server may send nothing.
 
     Raises:
         ConfigError: boto3 is not installed, or cannot make a client from its configuration.
@@ -53,7 +61,7 @@ def s3_client(endpoint_url: str | None, threads: int, tries: int = TRIES) -> S3C
         ) from None
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
+        read_timeout=read_timeout_s,
         retries={"total_max_attempts": tries, "mode": "standard"},
         max_pool_connections=threads,
         # Not all servers besides AWS know the newer checksums.
@@ -98,10 +106,6 @@ class Bucket:
 
     All methods raise what `error_for` returns: here `PayloadMissing`, `StoreFull` and
     `StoreUnavailable`.
-
-    Args:
-        name: the bucket.
-        client: of boto3.
     """
 
     def __init__(self, name: str, client: Any) -> None:
@@ -179,12 +183,7 @@ class Bucket:
 
     @contextmanager
     def errors(self, key: str, *, reading: bool = False) -> Iterator[None]:
-        """Turn what boto raises inside into the error that `error_for` returns.
-
-        Args:
-            key: the object of the requests.
-            reading: whether the requests only read this object.
-        """
+        """Turn what boto raises inside into the error that `error_for` returns."""
         try:
             yield
         except _boto_errors() as error:

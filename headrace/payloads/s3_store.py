@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError
 from headrace.payloads.s3_client import Bucket
-from headrace.payloads.store import PayloadAccount, PayloadStore, name_in
+from headrace.payloads.store import PayloadStore, name_in
+
+if TYPE_CHECKING:
+    from headrace.payloads.index import PayloadIndex
 
 #: A request takes tens of milliseconds, whatever its size.
 S3_CHUNK_BYTES: Final = 2 * 1024 * 1024
@@ -18,16 +21,14 @@ class S3PayloadStore(PayloadStore):
     """Payloads as objects under a prefix of a bucket.
 
     Args:
-        account: gets the entry of each payload before it is written.
         bucket: the bucket; only Headrace may write under the prefix.
-        prefix: how the names of the objects begin.
     """
 
     name: ClassVar[str] = "s3"
     chunk_bytes: int = S3_CHUNK_BYTES
 
-    def __init__(self, account: PayloadAccount, bucket: Bucket, prefix: str) -> None:
-        super().__init__(account)
+    def __init__(self, index: PayloadIndex, bucket: Bucket, prefix: str) -> None:
+        super().__init__(index)
         self._bucket = bucket
         self._prefix = prefix
 

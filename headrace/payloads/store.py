@@ -9,10 +9,13 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from headrace.errors import HeadraceError, InputUnavailable
 from headrace.jobs.ids import PAYLOAD_REFERENCE
+
+if TYPE_CHECKING:
+    from headrace.payloads.index import PayloadIndex
 
 #: Bytes of one read of a payload that is streamed.
 CHUNK_BYTES: Final = 256 * 1024
@@ -75,22 +78,8 @@ def name_in(ref: str, store: str) -> str:
     return found[2]
 
 
-class PayloadAccount(Protocol):
-    """Where a store registers a payload before it writes it."""
-
-    def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
-        """Add an entry; see `headrace.payloads.index.PayloadIndex`."""
-
-    def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
-        """Add and write several payloads in Redis; see there."""
-
-
 class PayloadStore(ABC):
-    """A place for payloads. Its methods block, and any thread may call them.
-
-    Args:
-        account: gets the entry of each payload before it is written.
-    """
+    """A place for payloads. Its methods block, and any thread may call them."""
 
     name: ClassVar[str]
     #: Bytes of one read: fewer cost round trips, more cost memory.
@@ -98,21 +87,24 @@ class PayloadStore(ABC):
     #: Whether `put_all` is one round trip. If not, callers should use threads.
     together: ClassVar[bool] = False
 
-    def __init__(self, account: PayloadAccount) -> None:
-        self.account = account
+    def __init__(self, index: PayloadIndex) -> None:
+        self.index = index
 
-    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
+    def put(
+        self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
+    ) -> None:
         """Add the entry of a payload, then write the payload.
 
         Args:
             entry: made by `new_entry` for this store.
             body: the bytes.
             bounded: whether max_payload_memory_bytes applies. It does not apply to results.
+            spare: whether half of that limit stays free for other payloads.
 
         Raises:
             StoreFull, StoreUnavailable, BrokerError: a part may be written; the sweep deletes it.
         """
-        self.account.note(entry, bounded=bounded)
+        self.index.note(entry, bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
 
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:

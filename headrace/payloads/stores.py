@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, HeadraceError, InputUnavailable
 from headrace.payloads.file_store import FilePayloadStore
 from headrace.payloads.index import PayloadIndex
 from headrace.payloads.redis_store import RedisPayloadStore
-from headrace.payloads.s3_client import Bucket, s3_client
+from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s3_client
 from headrace.payloads.s3_store import S3PayloadStore
 from headrace.payloads.store import PayloadEntry, PayloadStore, new_entry
 from headrace.redis.connection import connect
@@ -34,8 +34,6 @@ class PayloadStores:
     """All configured stores, and the index that they share.
 
     Args:
-        index: the index.
-        stores: all configured stores.
         default: the name of the store for new payloads.
         client: closed with the stores.
     """
@@ -65,9 +63,11 @@ class PayloadStores:
         """Return an entry for a new payload."""
         return new_entry(self._default.name, job_id, model, kind)
 
-    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
+    def put(
+        self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
+    ) -> None:
         """Write a new payload; see `PayloadStore.put`."""
-        self._stores[entry.store].put(entry, body, bounded=bounded)
+        self._stores[entry.store].put(entry, body, bounded=bounded, spare=spare)
 
     @property
     def together(self) -> bool:
@@ -126,8 +126,13 @@ class PayloadStores:
             self.index.forget(entry)
 
 
-def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
+def build_stores(settings: Settings, redis_url: str, s3_tries: int = TRIES) -> PayloadStores:
     """Return the stores of the settings. They connect when they are first used.
+
+    Args:
+        settings: the deployment's settings.
+        redis_url: its Redis.
+        s3_tries: how often one request to S3 is tried; once, if the caller tries it again itself.
 
     Raises:
         ConfigError: the settings of payload_store are missing.
@@ -138,7 +143,8 @@ def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
     if settings.payload_dir is not None:
         stores.append(FilePayloadStore(index, settings.payload_dir))
     if settings.payload_bucket is not None:
-        s3 = s3_client(settings.payload_endpoint_url, THREADS)
+        url = settings.payload_endpoint_url
+        s3 = s3_client(url, THREADS, s3_tries, PAYLOAD_READ_TIMEOUT_S)
         bucket = Bucket(settings.payload_bucket, s3)
         stores.append(S3PayloadStore(index, bucket, settings.payload_prefix))
     wanted = {"file": "payload_dir", "s3": "payload_bucket"}

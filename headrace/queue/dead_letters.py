@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
-
-import redis.asyncio
-from redis.exceptions import RedisError
+from typing import Final, Literal
 
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.redis.outages import translate
+from headrace.redis.scripts import pages_of
 from headrace.redis.scripts import queues as queue_scripts
 
 #: How many one call requeues or deletes, so that Redis serves other clients in between.
@@ -53,15 +50,12 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The dead letters of any queue.
+    """The dead letters of any queue. All methods raise a BrokerError if Redis does not answer.
 
-    Args:
-        client: reads.
-        jobs: calls the scripts.
+    A model's own queue means those of its versions too.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, jobs: JobQueue) -> None:
-        self._client = client
+    def __init__(self, jobs: JobQueue) -> None:
         self._jobs = jobs
 
     async def page(
@@ -69,102 +63,82 @@ class DeadLetters:
     ) -> list[DeadLetter]:
         """Return dead letters of a queue, the newest first, without traceback and message bytes.
 
-        Args:
-            queue: the queue's name.
-            limit: how many at most.
-            before: (died_us, name) of the last one on the previous page.
-
-        Raises:
-            BrokerError: Redis does not answer.
+        `before` is (died_us, name) of the last one on the previous page.
         """
-        try:
-            names = await self._names(queue, limit, before)
-            pipe = self._client.pipeline(transaction=False)
-            for name, _ in names:
-                pipe.hmget(keys.dead_letter(queue, name), *_SHOWN)
-            found = await pipe.execute() if names else []
-        except RedisError as error:
-            raise translate(error) from error
+        places = [
+            (*place, one)
+            for one in await self._jobs.queues_of(queue)
+            for place in await self._places(one, limit, before)
+        ]
+        places = sorted(places, reverse=True)[:limit]
+        found = await self._jobs.read_all(
+            [("HMGET", keys.dead_letter(one, name), *_SHOWN) for _, name, one in places]
+        )
         return [
             _letter(name, dict(zip(_SHOWN, values, strict=True)))
-            for (name, _), values in zip(names, found, strict=True)
+            for (_, name, _), values in zip(places, found, strict=True)
             if values[0] is not None
         ]
 
-    async def _names(
+    async def _places(
         self, queue: str, limit: int, before: tuple[int, str] | None
-    ) -> list[tuple[str, int]]:
-        """Return names and times, the newest first; equal times are ordered by name."""
+    ) -> list[tuple[int, str]]:
+        """Return times and names, the newest first; of the same time in the reverse order."""
         top = "+inf" if before is None else before[0]
         offset = 0
-        taken: list[tuple[str, int]] = []
+        taken: list[tuple[int, str]] = []
         while len(taken) < limit:
-            rows: Any = await self._client.zrevrangebyscore(
-                keys.dead(queue), top, "-inf", start=offset, num=limit, withscores=True
-            )
+            rows = await self._jobs.call_once(
+                ("ZREVRANGEBYSCORE", keys.dead(queue), top, "-inf", "WITHSCORES", "LIMIT", offset,
+                 limit)
+            )  # fmt: skip
             offset += len(rows)
-            pairs = [(name.decode(), int(score)) for name, score in rows]
-            taken += [(name, at) for name, at in pairs if before is None or (at, name) < before]
+            pairs = ((int(score), name.decode()) for name, score in rows)
+            taken += [pair for pair in pairs if before is None or pair < before]
             if len(rows) < limit:
                 break
         return taken[:limit]
 
     async def show(self, queue: str, name: str) -> DeadLetter | None:
-        """Return one dead letter with all its fields; None if the name is unknown.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        try:
-            found: Any = await self._client.hgetall(keys.dead_letter(queue, name))
-        except RedisError as error:
-            raise translate(error) from error
-        if b"raw" not in found:
-            return None
-        return _letter(name, {key.decode(): value for key, value in found.items()})
+        """Return one dead letter with all its fields; None if the name is unknown."""
+        for one in await self._jobs.queues_of(queue):
+            found = await self._jobs.fields(keys.dead_letter(one, name))
+            if b"raw" in found:
+                return _letter(name, {key.decode(): value for key, value in found.items()})
+        return None
 
     async def requeue(self, queue: str, names: Sequence[str]) -> list[Outcome]:
         """Requeue dead letters at the end of their list, as the jobs that they were.
 
         Returns:
             For each name `queued`, `unknown`, `unreadable` (it can never run) or `alive` (a job of
-            its id waits or runs, or a later job of its id has ended).
-
-        Raises:
-            BrokerError: Redis does not answer; some may have been requeued.
+            its id waits or runs, or a later job of its id has ended). After an error some may have
+            been requeued.
         """
-        outcomes: list[Outcome] = []
-        for at in range(0, len(names), CHUNK):
-            chunk = names[at : at + CHUNK]
-            requeue = queue_scripts.requeue_dead_letters(queue, chunk)
-            answer = await self._jobs.call_once(requeue)
-            outcomes += [outcome.decode() for outcome in answer]
-        return outcomes
+        outcomes: dict[str, Outcome] = dict.fromkeys(names, "unknown")
+        for one in await self._jobs.queues_of(queue):
+            left = [name for name, outcome in outcomes.items() if outcome == "unknown"]
+            for chunk in pages_of(left, CHUNK):
+                requeue = queue_scripts.requeue_dead_letters(one, chunk)
+                answer = await self._jobs.call_once(requeue)
+                words = (outcome.decode() for outcome in answer)
+                outcomes.update(zip(chunk, words, strict=True))
+        return [outcomes[name] for name in names]
 
     async def purge(self, queue: str, names: Sequence[str]) -> int:
-        """Delete dead letters; return how many there were.
-
-        Raises:
-            BrokerError: Redis does not answer; some may have been deleted.
-        """
+        """Delete dead letters; return how many there were. After an error some may be deleted."""
         removed = 0
-        for at in range(0, len(names), CHUNK):
-            chunk = names[at : at + CHUNK]
-            purge = queue_scripts.purge_dead_letters(queue, chunk)
-            removed += int(await self._jobs.call_once(purge))
+        for one in await self._jobs.queues_of(queue):
+            for chunk in pages_of(names, CHUNK):
+                purge = queue_scripts.purge_dead_letters(one, chunk)
+                removed += int(await self._jobs.call_once(purge))
         return removed
 
     async def all_names(self, queue: str) -> list[str]:
-        """Return the names of all dead letters of a queue, the oldest first.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        try:
-            names: Any = await self._client.zrange(keys.dead(queue), 0, -1)
-        except RedisError as error:
-            raise translate(error) from error
-        return [name.decode() for name in names]
+        """Return the names of all dead letters of a queue, the oldest of each queue first."""
+        queues = await self._jobs.queues_of(queue)
+        found = await self._jobs.read_all([("ZRANGE", keys.dead(one), 0, -1) for one in queues])
+        return [name.decode() for names in found for name in names]
 
 
 _SHOWN: Final = ("reason", "id", "error", "attempts", "created", "at")

@@ -43,7 +43,6 @@ class Depths:
     """The state of many queues by column, in the order of the queues; see `Depth`.
 
     Attributes:
-        waiting: for each step.
         oldest_ages_s: for each step; 0 if it is unknown.
     """
 

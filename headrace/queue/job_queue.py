@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from headrace.access.api_key import ApiKey, key_from
 from headrace.errors import HeadraceError
+from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, job_from_record
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.queue.coalescer import Coalescer
@@ -25,11 +25,10 @@ from headrace.queue.submission import (
 )
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S, RedisClock
-from headrace.redis.outages import translate
 from headrace.redis.script_client import AsyncScriptClient
-from headrace.redis.scripts import access as access_scripts
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import script
 
 __all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
@@ -49,14 +48,15 @@ class JobQueue(AsyncScriptClient):
     """Submits, reads and cancels jobs over one asyncio client.
 
     Requests that are made at the same time (`submit`, `read`, `cancel_one`) share one call of their
-    script.
+    script. Methods to which an API key is given as `owner` know only its jobs. All methods raise a
+    BrokerError if Redis does not answer.
 
     Args:
         client: the connections.
         job_index_max: how many of a model's newest jobs are indexed for lists; 0 for none.
 
     Attributes:
-        clock: Redis' time, updated by each `expire`.
+        clock: Redis' time, updated by each `expire` and `read_clock`.
     """
 
     def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
@@ -97,60 +97,28 @@ class JobQueue(AsyncScriptClient):
         return read_receipts(jobs, answer)
 
     async def read(self, job_id: str) -> Job | None:
-        """Read one job with its result, together with all that are read at the same time.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
+        """Read one job with its result, together with all that are read at the same time."""
         return await self._reads.add(job_id)
 
     async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
-        """Read jobs; None for an unknown id.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
+        """Read jobs; None for an unknown id."""
         rows = await self.call(job_scripts.view(ids, results=results))
         return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
-    async def watched(self, ids: Sequence[str]) -> list[job_scripts.WatchedJob | None]:
-        """Read the state of jobs: less than `view`, and cheaper. None for an unknown id.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
-        return [job_scripts.read_watch(row) for row in await self.call(job_scripts.watch(ids))]
+    async def watched(self, ids: Sequence[str]) -> list[Any]:
+        """Read the state of jobs, for `watcher.read_status`: less than `view`, and cheaper."""
+        return list(await self.call(job_scripts.watch(ids)))
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
-        """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper.
-
-        Args:
-            ids: the jobs.
-            owner: the API key whose jobs are known; None for all.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
+        """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper."""
         return await read_outcomes(self._client, self.call_once, ids, owner)
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
-        """Delete those of these jobs that have ended; return how many.
-
-        Args:
-            ids: the jobs.
-            owner: the API key whose jobs are known; None for all.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Delete those of these jobs that have ended; return how many."""
         return int((await self.call(job_scripts.delete(ids, owner)))[0])
 
     async def listen(self, job_id: str) -> None:
-        """Let the end of a quiet job be published.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Let the end of a quiet job be published."""
         await self.call(job_scripts.listen(job_id))
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
@@ -158,15 +126,7 @@ class JobQueue(AsyncScriptClient):
         return await self._cancels.add(_owned(job_id, owner))
 
     async def cancel(self, ids: Sequence[str], owner: str | None = None) -> list[str]:
-        """Cancel jobs.
-
-        Args:
-            ids: the jobs.
-            owner: the API key whose jobs are known; None for all.
-
-        Returns:
-            For each job `unknown`, `removed`, `asked` (it was running) or `ended` (before).
-        """
+        """Cancel jobs; return for each `unknown`, `removed`, `asked` (it runs) or `ended`."""
         return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
 
     async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
@@ -181,83 +141,72 @@ class JobQueue(AsyncScriptClient):
         return None if reply is None else job_scripts.read_words(reply)
 
     async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
-        return job_scripts.read_words(await self.call(job_scripts.cancel(ids)))
+        return job_scripts.read_words(await self.call(job_scripts.cancel(ids, name=new_id())))
 
     async def expire(self) -> int:
-        """End waiting jobs that must have started by now; return how many were looked at.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """End waiting jobs that must have started by now; return how many were looked at."""
         looked_at, now_us = job_scripts.read_expire(await self.call(job_scripts.expire()))
         self.clock.update(now_us)
         return looked_at
 
+    async def read_clock(self) -> None:
+        """Update `clock` by Redis' time."""
+        seconds, us = await self.call_once(("TIME",))
+        self.clock.update(int(seconds) * US_PER_S + int(us))
+
     async def take_tokens(
         self, key_id: str, rate: float, wanted: int, least: int
     ) -> tuple[int, float]:
-        """Take tokens of an API key's rate; return how many, and seconds until `least` are there.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        take = access_scripts.take_tokens(key_id, rate, wanted, least)
+        """Take tokens of a key's rate; return how many, and seconds until `least` are there."""
+        take = script("access/take_tokens").call([], key_id, repr(rate), wanted, least)
         taken, wait_us = await self.call(take)
         return int(taken), int(wait_us) / US_PER_S
 
     async def api_key(self, key_id: str) -> ApiKey | None:
-        """Read an API key; None if it does not exist.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Read an API key; None if it does not exist."""
         fields = await self.fields(keys.api_key(key_id))
         return key_from(key_id, fields) if fields else None
 
     async def fields(self, key: str) -> dict[bytes, bytes]:
-        """Read a hash; empty if it does not exist.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        try:
-            found: dict[bytes, bytes] = await self._client.hgetall(key)
-        except RedisError as error:
-            raise translate(error) from error
+        """Read a hash; empty if it does not exist."""
+        found: dict[bytes, bytes] = await self.call_once(("HGETALL", key))
         return found
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Pause a queue, so that nothing is claimed from it, or resume it.
 
-        Raises:
-            BrokerError: Redis does not answer.
+        While a model's own queue is paused, those of its versions are paused too.
         """
-        change = self._client.sadd if paused else self._client.srem
-        try:
-            await change(keys.PAUSED, queue)
-        except RedisError as error:
-            raise translate(error) from error
+        await self.call_once(("SADD" if paused else "SREM", keys.PAUSED, queue))
 
     async def paused(self) -> set[str]:
-        """Return the paused queues.
+        """Return the paused queues."""
+        return {member.decode() for member in await self.call_once(("SMEMBERS", keys.PAUSED))}
 
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        try:
-            members: Any = await self._client.smembers(keys.PAUSED)
-        except RedisError as error:
-            raise translate(error) from error
-        return {member.decode() for member in members}
+    async def versions(self, models: Sequence[str]) -> list[list[str]]:
+        """Return for each model the versions whose queues are in use, or were lately."""
+        found = await self.read_all([("ZRANGE", keys.versions(model), 0, -1) for model in models])
+        return [sorted(version.decode() for version in versions) for versions in found]
+
+    async def queues_of(self, queue: str) -> list[str]:
+        """Return a queue; for a model's own queue, also those of its versions in use."""
+        model, version = keys.model_of(queue)
+        if version:
+            return [queue]
+        (versions,) = await self.versions([model])
+        return [queue, *(keys.version_queue(model, one) for one in versions)]
 
     async def purge(self, queue: str) -> int:
         """Cancel all waiting and delayed jobs of a queue; return how many.
 
-        Jobs that are submitted meanwhile may stay; running jobs are not touched.
+        A model's own queue means those of its versions too.
 
-        Raises:
-            BrokerError: Redis does not answer; some jobs may have been cancelled.
+        Jobs that are submitted meanwhile may stay; running jobs are not touched. After an error
+        some jobs may have been cancelled.
         """
+        return sum([await self._purge(one) for one in await self.queues_of(queue)])
+
+    async def _purge(self, queue: str) -> int:
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
         while left and cancelled < depth.total:
@@ -269,38 +218,24 @@ class JobQueue(AsyncScriptClient):
         return cancelled
 
     async def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """Read the depth of queues in one round trip, at a cost independent of their length."""
+        """Read the depth of queues in one round trip, at a cost independent of their length.
+
+        A model's own queue counts with those of its versions, and the queue of a version alone.
+        """
         return read_depths(queues, await self.call(queue_scripts.depth(queues)))
 
     async def worker_states(self) -> dict[str, WorkerReport]:
         """Return the reports of live workers, by owner."""
-        try:
-            owners = [owner.decode() for owner in await self._client.zrange(keys.WORKERS, 0, -1)]
-            states = await self._hashes([keys.worker(owner) for owner in owners])
-        except RedisError as error:
-            raise translate(error) from error
+        listed = await self.call_once(("ZRANGE", keys.WORKERS, 0, -1))
+        owners = [owner.decode() for owner in listed]
+        states = await self.read_all([("HGETALL", keys.worker(owner)) for owner in owners])
         pairs = zip(owners, states, strict=True)
         # A worker's key expires WORKER_TTL_S after its last report; its name may be listed longer.
         return {owner: read_report(state) for owner, state in pairs if state}
 
     async def ping(self) -> None:
-        """Check that Redis answers.
-
-        Raises:
-            BrokerUnavailable: it does not.
-        """
-        try:
-            await self._client.execute_command("PING")
-        except RedisError as error:
-            raise translate(error) from error
-
-    async def _hashes(self, names: Sequence[str]) -> list[dict[bytes, bytes]]:
-        if not names:
-            return []
-        pipe = self._client.pipeline(transaction=False)
-        for name in names:
-            pipe.hgetall(name)
-        return list(await pipe.execute())
+        """Check that Redis answers."""
+        await self.call_once(("PING",))
 
 
 def _owned(job_id: str, owner: str | None) -> str:

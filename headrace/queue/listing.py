@@ -31,7 +31,6 @@ class JobPage:
     """A part of a list.
 
     Attributes:
-        places: the jobs, newest first.
         end: where the next page begins; None on the last page.
     """
 
@@ -45,7 +44,6 @@ class _Walk:
 
     Attributes:
         at: the last place that was looked at.
-        found: matching jobs, newest first.
     """
 
     model: str

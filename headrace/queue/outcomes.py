@@ -12,7 +12,7 @@ from typing import Any, Final
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from headrace.jobs.job import FINAL_STATES
+from headrace.jobs.job import FINAL_STATES, State
 from headrace.redis import keys
 from headrace.redis.fast_connection import exchange
 from headrace.redis.fields import JobField
@@ -26,11 +26,13 @@ _FIELDS: Final = (
     JobField.TIMINGS,
     JobField.CREATED,
     JobField.ENDED,
+    JobField.DEVICE_WAIT,
     JobField.RESULT,
 )
 _RESULT: Final = len(_FIELDS) - 1
 #: The reply of jobs/outcomes.lua for an unknown job.
 _UNKNOWN: Final = 0
+_LEASED: Final = State.RUNNING.value.encode()
 _NO_OWNER: Final = b"-"
 _FINAL: Final = frozenset(state.value.encode() for state in FINAL_STATES)
 
@@ -93,7 +95,7 @@ async def _records(client: redis.asyncio.Redis, ids: Sequence[str], owner: str |
 
 
 def _is_rare(row: Any) -> bool:
-    """Return whether a row is an error, or an end without a result in the record."""
+    """Return whether a row is an error, a leased job, or an end without a result in the record."""
     if isinstance(row, list):
         return row[_RESULT] is None
-    return isinstance(row, Exception)
+    return isinstance(row, Exception) or row == _LEASED

@@ -14,7 +14,7 @@ from headrace.redis.scripts import jobs as job_scripts
 def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | None = 3) -> int:
     """Release the jobs of a dead worker to the head of their queues; return how many.
 
-    Each then runs alone, and only a job that ran alone when its worker died is charged.
+    Each then runs isolated, and only a job that ran exclusively when its worker died is charged.
 
     Args:
         redis_url: the Redis of the jobs.
@@ -30,13 +30,20 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | 
         # WORKER_TTL_S after the worker's death.
         report: Any = client.hgetall(keys.worker(incarnation))
         released = 0
-        mode = "free" if max_deliveries is None else "crash"
+        mode = "free" if max_deliveries is None else "lost"
         for model, state in read_report(report).models.items():
             base_us, most_us = state.backoff_us
             losses = f"{max_deliveries or 0} {base_us} {most_us}"
-            queue = keys.queue_name(model)
-            release = job_scripts.release_owner(queue, mode, losses, incarnation)
-            released += int(call_script(client, release))
+            queues = [keys.queue_name(model)]
+            if state.version:
+                queues.append(keys.version_queue(model, state.version))
+                # Of several versions in one worker, some are reported under both names.
+                name = model.partition(keys.VERSION_SEPARATOR)[0]
+                leases = keys.replica_leases(f"{name}{keys.VERSION_SEPARATOR}{state.version}")
+                client.hdel(leases, incarnation)
+            for queue in queues:
+                release = job_scripts.release_owner(queue, mode, losses, incarnation)
+                released += int(call_script(client, release))
         client.delete(keys.worker(incarnation))
         client.zrem(keys.WORKERS, incarnation)
     return released

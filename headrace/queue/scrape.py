@@ -71,8 +71,6 @@ class Scraper:
     """Reads what `/metrics` shows.
 
     Args:
-        client: the connections.
-        models: the registered models.
         send: sends packed commands, of which it is given the number, and returns their replies.
     """
 
@@ -95,6 +93,7 @@ class Scraper:
             ("SMEMBERS", keys.PAUSED),
             ("HGETALL", keys.SHARED_STATS),
             ("LLEN", keys.BACKGROUND_TASKS),
+            ("ZCARD", keys.WAITING_TASKS),
             ("ZCARD", keys.DUE_DELIVERIES),
             ("INFO", "memory"),
         ]
@@ -118,7 +117,7 @@ class Scraper:
         (commands, count), counters, guessed = self._first, self._counters, self._living
         all_commands = commands + counters.commands + guessed.commands
         replies = await self._replies(all_commands, count + counters.count + guessed.count)
-        rows, owners, channels, paused, shared, tasks, deliveries, memory = replies[:count]
+        (rows, owners, channels, paused, shared, tasks, later, deliveries, memory) = replies[:count]
         if isinstance(rows, NoScriptError):
             await self._client.execute_command(*load_command(self._depth))
             rows = (await self._replies(*self._first))[0]
@@ -146,7 +145,7 @@ class Scraper:
                 for api_id, number in zip(living.api_ids, waiting, strict=False)
             },
             paused=[queue in halted for queue in self._queues],
-            background_tasks=tasks if isinstance(tasks, int) else 0,
+            background_tasks=sum(one for one in (tasks, later) if isinstance(one, int)),
             webhooks=deliveries if isinstance(deliveries, int) else 0,
             memory=_memory(memory),
         )
@@ -191,12 +190,7 @@ class Scraper:
 
 
 class _Living:
-    """Live workers and API processes, and the commands that read their reports.
-
-    Args:
-        owners: the workers.
-        api_ids: the API processes.
-    """
+    """Live workers and API processes, and the commands that read their reports."""
 
     __slots__ = ("api_ids", "commands", "count", "owners")
 

@@ -21,6 +21,7 @@ from headrace.errors import (
     QueueFull,
     TooManyInFlight,
 )
+from headrace.jobs.input_details import NO_DETAILS, InputDetails
 from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import quiet_message, quiet_pieces, write_message
@@ -34,9 +35,11 @@ from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import NotQueued, SubmitCode
 from headrace.webhooks.task_message import webhook_fields
 
-_STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
+#: The step of each priority, rounded down as kombu does.
+_STEPS: Final = tuple(str(max(s for s in keys.STEPS if s <= p)) for p in range(10))
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class JobSubmission(msgspec.Struct, frozen=True, gc=False):
     """One job to be submitted.
 
@@ -78,6 +81,8 @@ def submission(
     caller: Caller = EVERYBODY,
     quiet: bool = False,
     trace: Trace | None = None,
+    details: InputDetails | None = None,
+    shadow_of: str = "",
 ) -> JobSubmission:
     """Return the submission of one job.
 
@@ -94,15 +99,27 @@ def submission(
         caller: the owner of the job.
         quiet: its end is not published; it has no Celery result, and is not listed.
         trace: the trace context of the submit.
+        details: what comes with the input; the metadata is taken from the options.
+        shadow_of: the job of which this is a copy for a shadow version, or "".
     """
-    if quiet and source is None and trace is None and _is_plain(options):
+    if (
+        not shadow_of
+        and details is None
+        and quiet
+        and source is None
+        and trace is None
+        and _is_plain(options)
+    ):
         shared, pieces = _quiet_kind(
-            model.name, model.version, model.max_queue_depth, model.timeout_s, options,
-            result_ttl_s, bool(request_hash), caller,
+            model.name, model.version, model.asked_version, model.max_queue_depth, model.timeout_s,
+            options, result_ttl_s, bool(request_hash), caller,
         )  # fmt: skip
         message = quiet_message(pieces, job_id, input_json)
         own = (job_id, message, request_hash) if request_hash else (job_id, message)
         return JobSubmission(job_id, model.name, shared, own, len(message))
+    if options.metadata is not None:
+        text = msgspec.json.encode(options.metadata)
+        details = msgspec.structs.replace(details or NO_DETAILS, metadata=text)
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
     message = write_message(
@@ -116,6 +133,8 @@ def submission(
         source=source,
         quiet=quiet,
         trace=trace,
+        details=details,
+        version=model.asked_version,
     )
     own = (job_id, message, request_hash) if request_hash else (job_id, message)
     rare: tuple[Arg, ...] = ()
@@ -126,9 +145,13 @@ def submission(
             rare += tuple(webhook_fields(job_id, model.name, caller.key_id, options))
             # No other job has the same fields: they must not displace shared entries of the cache.
             shared_by = _shared.__wrapped__
+    if shadow_of:
+        rare += (JobField.SHADOW_OF, shadow_of)
+        shared_by = _shared.__wrapped__
     shared = shared_by(
         model.name,
         model.version,
+        model.asked_version,
         queue,
         _STEPS[options.priority],
         model.max_queue_depth,
@@ -158,6 +181,7 @@ def _is_plain(options: JobOptions) -> bool:
 def _quiet_kind(
     model: str,
     version: str,
+    asked_version: str,
     max_depth: int,
     timeout_s: float | None,
     options: JobOptions,
@@ -166,10 +190,11 @@ def _quiet_kind(
     caller: Caller,
 ) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
     """Return what plain quiet jobs of a request share: their run, and most of the message."""
-    queue = keys.queue_name(model)
+    queue = keys.version_queue(model, asked_version) if asked_version else keys.queue_name(model)
     shared = _shared(
         model,
         version,
+        asked_version,
         queue,
         _STEPS[options.priority],
         max_depth,
@@ -182,13 +207,14 @@ def _quiet_kind(
         caller,
     )
     limit_s = options.timeout if options.timeout is not None else timeout_s
-    return shared, quiet_pieces(model, queue, options, limit_s)
+    return shared, quiet_pieces(model, queue, options, limit_s, asked_version)
 
 
 @lru_cache(maxsize=1024)
 def _shared(
     model: str,
     version: str,
+    asked_version: str,
     queue: str,
     step: str,
     max_depth: int,
@@ -202,6 +228,8 @@ def _shared(
 ) -> tuple[Arg, ...]:
     """Return the `submit_run` of such jobs: one object for many, so that runs compare quickly."""
     fields: list[Arg] = [JobField.MODEL, model, JobField.VERSION, version]
+    if asked_version:
+        fields += (JobField.ASKED_VERSION, asked_version)
     if ttl_s != keys.DEFAULT_TTL_S:
         fields += (JobField.TTL, ttl_s)
     owner = ""
@@ -239,7 +267,11 @@ def _backoff(options: JobOptions, model: ModelConfig) -> str:
 
 
 def hash_request(
-    model: str, input_json: bytes, options: JobOptions = DEFAULT_OPTIONS, version: str | None = None
+    model: str,
+    input_json: bytes,
+    options: JobOptions = DEFAULT_OPTIONS,
+    version: str | None = None,
+    details: InputDetails | None = None,
 ) -> str:
     """Return a short digest of a request, which is the same for a repeat and for no other.
 
@@ -249,10 +281,15 @@ def hash_request(
         options: the options that were requested.
         version: the version that was requested; None if any is accepted, so that a repeat matches
             after an update of the model too.
+        details: what comes with the input, without the metadata, which is an option.
     """
     # Metadata cannot be hashed; without it most requests of a client differ in their input alone.
     begun = _begun_digest if options.metadata is None else _begun_digest.__wrapped__
     digest = begun(model, options, version).copy()
+    if details is not None:
+        # A digest without details is as older versions made it. No input begins with `d`.
+        text = details.text()
+        digest.update(b"d%d\0%b" % (len(text), text))
     digest.update(input_json)
     return digest.hexdigest()
 

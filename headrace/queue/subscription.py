@@ -28,9 +28,7 @@ class Subscription:
     """Listens to channels. A publication is lost if the connection breaks: see `on_reconnect`.
 
     Args:
-        client: the connection is taken from its pool.
         name: what the channels are for, in log messages.
-        channels: the first channels.
         on_message: called with the channel and the data of each publication.
         on_reconnect: called when Redis has confirmed all channels of a new connection, the first
             one included. Publications before that may have been lost.

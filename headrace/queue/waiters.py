@@ -19,20 +19,102 @@ from typing import Final, Self
 import msgspec
 import redis.asyncio
 
-from headrace.queue.ended_job import EndedJob, read_ended
+from headrace.jobs.job import NO_WAIT, Job, State, read_batch, stored_result
 from headrace.queue.subscription import Subscription
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 
 logger = logging.getLogger(__name__)
 
+#: Several times faster than State(letter); used once for each job.
+_STATES: Final = {state.value: state for state in State}
 #: How long a wait for any job waits for its subscription; then it reads the record.
 SUBSCRIBE_MAX_S: Final = 1.0
 
 
-class JobWaiter:
-    """One request that waits for one job. Inside its context its `Waiters` can wake it."""
+class EndedJob(msgspec.Struct, array_like=True, frozen=True):
+    """How a job ended, as jobs/settle.lua publishes it.
 
-    __slots__ = ("_ended", "_future", "_loop", "_table", "_woken", "job_id")
+    A row with the id alone means that the record must be read. Times are microseconds of Redis'
+    clock as text; Lua writes an absent value as false.
+    """
+
+    id: str
+    state: str = ""
+    started_us: str | bool = ""
+    ended_us: str = ""
+    attempts: str | bool = ""
+    batch: str = ""
+    timings: str = ""
+    extra: str = ""
+    value: str = ""
+    meta: str = ""
+    dead: str = ""
+    device_wait: str = NO_WAIT
+    version: str = ""
+
+    @property
+    def at_us(self) -> int:
+        """When it ended; 0 if that cannot be read."""
+        return int(self.ended_us) if self.ended_us.isdecimal() else 0
+
+    def job(
+        self,
+        model: str,
+        version: str,
+        created_us: int,
+        metadata_json: str = "",
+        asked_version: str = "",
+    ) -> Job:
+        """Return the job as it would be read from its record.
+
+        `version` is for a publication that names none, as of a worker of an older Headrace.
+        """
+        batch_size, batch_padding = read_batch(self.batch)
+        return Job(
+            id=self.id,
+            model=model,
+            version=self.version or version,
+            state=_STATES[self.state],
+            created_us=created_us,
+            started_us=int(self.started_us or 0),
+            ended_us=int(self.ended_us or 0),
+            attempts=int(self.attempts or 0),
+            batch_size=batch_size,
+            batch_padding=batch_padding,
+            timings=self.timings,
+            device_wait=self.device_wait,
+            result_type=self.value if self.extra == JobField.RESULT_TYPE else "",
+            error_json=self.value if self.extra == JobField.ERROR else "",
+            metadata_json=metadata_json,
+            stored=stored_result(self.value) if self.extra == JobField.RESULT_REF else None,
+            recorded=self.value if self.extra == JobField.RESULT else "",
+            meta=self.meta,
+            dead_lettered=bool(self.dead),
+            asked_version=asked_version,
+        )
+
+
+_ROWS: Final = msgspec.msgpack.Decoder(list[EndedJob])
+
+
+def read_ended(data: bytes) -> list[EndedJob]:
+    """Read one publication.
+
+    Raises:
+        msgspec.MsgspecError: it cannot be read.
+    """
+    return _ROWS.decode(data)
+
+
+class JobWaiter:
+    """One request that waits for one job. Inside its context its `Waiters` can wake it.
+
+    An id names another job once a record is gone, perhaps of another API key. So only an end after
+    the job's creation counts, and of several the first.
+    """
+
+    __slots__ = ("_created_us", "_ended", "_future", "_loop", "_table", "_woken", "job_id")
 
     def __init__(
         self,
@@ -46,6 +128,7 @@ class JobWaiter:
         self._woken = False
         self._future: asyncio.Future[None] | None = None
         self._ended: EndedJob | None = None
+        self._created_us = 0
 
     def __enter__(self) -> Self:
         if self._table is not None:
@@ -62,12 +145,24 @@ class JobWaiter:
 
     def wake(self, ended: EndedJob | None = None) -> None:
         """Wake the request, with how the job ended, or None to make it read the record."""
-        if ended is not None:
+        if ended is not None and self._ended is None and ended.at_us >= self._created_us:
             self._ended = ended
         self._woken = True
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
+
+    def submitted(self, created_us: int) -> None:
+        """Note when the job was created; it may have ended by now."""
+        self._created_us = created_us
+        if self._ended is not None and self._ended.at_us < created_us:
+            self._ended = None
+
+    def watched(self, created_us: int) -> None:
+        """Note when an earlier request's job was created, and read its record first."""
+        self._created_us = created_us
+        self._ended = None
+        self.wake()
 
     async def woken(self) -> EndedJob | None:
         """Wait for the next `wake`; return how the job ended, if that is known."""
@@ -106,7 +201,7 @@ class Waiters:
             "waiting",
             [keys.done_channel(api_id)],
             self._read_publication,
-            on_reconnect=self._wake_all,
+            on_reconnect=self.wake_all,
         )
 
     @cached_property
@@ -136,7 +231,7 @@ class Waiters:
     def dismiss(self) -> None:
         """End every wait, now and in future: each reads its record and is answered."""
         self.dismissed.set()
-        self._wake_all()
+        self.wake_all()
 
     async def stop(self) -> None:
         """End every wait and close the connection."""
@@ -181,21 +276,22 @@ class Waiters:
             await self._subscription.unsubscribe(*_channels(job_id))
 
     def _read_publication(self, channel: str, data: bytes) -> None:
-        if channel.startswith(keys.META_PREFIX):
-            for waiter in self._others.get(channel.removeprefix(keys.META_PREFIX), ()):
+        if channel.startswith(keys.meta):
+            for waiter in self._others.get(channel.removeprefix(keys.meta), ()):
                 waiter.wake()
             return
         try:
             rows = read_ended(data)
         except msgspec.MsgspecError as error:
             logger.warning("unreadable publication, every waiter reads its record: %s", error)
-            self._wake_all()
+            self.wake_all()
             return
         for row in rows:
             for waiter in (*self._own.get(row.id, ()), *self._others.get(row.id, ())):
                 waiter.wake(row if row.state else None)
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
+        """Let every waiter read its record."""
         for waiter in [waiter for waiters in self._waiting() for waiter in waiters]:
             waiter.wake()
 

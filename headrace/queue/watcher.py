@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple, Self
 import redis.asyncio
 
 from headrace.errors import BrokerError
-from headrace.jobs.job import Job, State, read_progress
+from headrace.jobs.job import NEXT_PLACE, Job, State, not_begun, read_progress
 from headrace.jobs.progress import Progress
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.subscription import Subscription
 from headrace.redis import keys
-from headrace.redis.scripts.jobs import WatchedJob
+from headrace.redis.scripts import pages_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class JobStatus(NamedTuple):
     """The status of a job. Times are microseconds of Redis' clock; 0 for not yet.
 
     Attributes:
-        token: the fencing token of its claim.
         place: its place in the queue; 0 if it does not wait there.
         due_us: when it joins its queue, while it is scheduled.
         mark: differs between two reports of progress under the same token.
         error_json: how its last try ended, while it is scheduled.
+        created_us: when it was created: a later job under its id has another time.
     """
 
     state: State
@@ -58,6 +58,7 @@ class JobStatus(NamedTuple):
     mark: str
     progress: Progress | None
     error_json: str
+    created_us: int
 
 
 def status_of(job: Job) -> JobStatus:
@@ -73,44 +74,45 @@ def status_of(job: Job) -> JobStatus:
         job.progress_mark,
         job.progress,
         job.error_json if job.state is State.SCHEDULED else "",
+        job.created_us,
     )
 
 
-def read_status(row: WatchedJob | None) -> JobStatus | None:
-    """Return the status of a job from a reply of jobs/watch.lua; None if it is unknown."""
-    if row is None:
+def read_status(row: Any) -> JobStatus | None:
+    """Read a job's row in the reply of jobs/watch.lua; None if the job is unknown."""
+    if not isinstance(row, list):
         return None
-    state, token = State(row.state), row.token
-    mark, progress = "", None
-    if row.progress or row.stages:
-        mark, progress = read_progress(token, row.progress, row.stages)
+    values: list[Any] = [
+        value if isinstance(value, int) else value.decode("utf-8", "replace") for value in row
+    ]
+    letter, attempts, token, started, ended, place, reported, stages, error, created = values
+    leased, started_us = State(letter), int(started or 0)
+    state, times = not_begun(leased, int(attempts or 0), started_us)
+    if state is not leased:
+        place = NEXT_PLACE
     scheduled = state is State.SCHEDULED
+    mark, progress = read_progress(token, reported, stages) if reported or stages else ("", None)
     return JobStatus(
-        state,
-        int(row.attempts or 0),
-        token,
-        int(row.started_us or 0),
-        int(row.ended_us or 0),
-        0 if scheduled else int(row.place),
-        int(row.place) if scheduled else 0,
-        mark,
-        progress,
-        row.error,
-    )
+        state, times, token, started_us, int(ended or 0),
+        0 if scheduled else place, place if scheduled else 0, mark, progress, error,
+        int(created or 0),
+    )  # fmt: skip
 
 
 class JobWatch:
     """One client that watches one job. Inside its context its `JobWatcher` updates it.
 
     Attributes:
+        created_us: when the job was created: a record of another time is that of a later job.
         status: the status of the job, as last read; None before the first read.
         unknown: the job does not exist any more.
     """
 
-    __slots__ = ("_event", "_watcher", "job_id", "status", "unknown")
+    __slots__ = ("_event", "_watcher", "created_us", "job_id", "status", "unknown")
 
-    def __init__(self, watcher: JobWatcher, job_id: str) -> None:
-        self.job_id = job_id
+    def __init__(self, watcher: JobWatcher, job: Job) -> None:
+        self.job_id = job.id
+        self.created_us = job.created_us
         self.status: JobStatus | None = None
         self.unknown = False
         self._watcher = watcher
@@ -142,13 +144,7 @@ class JobWatch:
 
 
 class JobWatcher:
-    """Updates the watches of one API process.
-
-    Args:
-        client: the subscription uses its pool.
-        queue: reads the jobs.
-        api_id: the id of this process.
-    """
+    """Updates the watches of one API process."""
 
     def __init__(self, client: redis.asyncio.Redis, queue: JobQueue, api_id: str) -> None:
         self.dismissed = False
@@ -181,9 +177,9 @@ class JobWatcher:
         await cancel_and_wait(*tasks)
         await self._subscription.stop()
 
-    def watch(self, job_id: str) -> JobWatch:
+    def watch(self, job: Job) -> JobWatch:
         """Return a context within which a job is watched."""
-        return JobWatch(self, job_id)
+        return JobWatch(self, job)
 
     def add(self, watch: JobWatch) -> None:
         """Begin a watch."""
@@ -254,15 +250,15 @@ class JobWatcher:
         self._stir.clear()
 
     async def _read(self, ids: Sequence[str]) -> None:
-        for at in range(0, len(ids), READ_MAX_JOBS):
-            some = ids[at : at + READ_MAX_JOBS]
+        for some in pages_of(ids, READ_MAX_JOBS):
             for job_id, row in zip(some, await self._queue.watched(some), strict=True):
                 status = read_status(row)
                 for watch in list(self._watches.get(job_id, ())):
-                    watch.update(status)
+                    same = status is not None and status.created_us == watch.created_us
+                    watch.update(status if same else None)
 
     def _read_publication(self, channel: str, _: bytes) -> None:
-        for prefix in (keys.PROGRESS_PREFIX, keys.META_PREFIX):
+        for prefix in (keys.progress_channel, keys.meta):
             if channel.startswith(prefix):
                 self._note_change(channel.removeprefix(prefix))
 

@@ -11,10 +11,14 @@ import msgspec
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import webhooks as webhook_scripts
+from headrace.redis.scripts import script
 from headrace.webhooks.task_message import WebhookTask, message
 
 PREFIX: Final = "msg_"
+#: A field of `hr:hook:<id>` with how the job of an API key has ended; the key follows.
+_END: Final = b"e:"
+#: Replaces the API key of an end that is noted without one.
+UNKNOWN_OWNER: Final = "?"
 #: The counter of tries in `hr:stats:`; the outcome follows.
 COUNTER: Final = "webhooks"
 OUTCOMES: Final = ("delivered", "retried", "failed")
@@ -30,8 +34,6 @@ class Attempt(msgspec.Struct, frozen=True):
     """One try.
 
     Attributes:
-        at_us: when it began.
-        ms: how long it took.
         status: the HTTP status; 0 without an answer.
         error: what failed; "" if nothing did.
     """
@@ -48,16 +50,13 @@ class Delivery(msgspec.Struct, frozen=True):
     Attributes:
         id: the header `webhook-id`, the same for each try.
         type: as `job.succeeded`.
-        job: the job.
-        url: the receiver.
         owner: the API key that owns the job; "" for none.
-        model: the job's model.
         at_us: when the event happened.
         until_us: no try begins after this.
         created_us: when its first try was due.
         next_us: when it is tried again; 0 for never.
         tries: how many tries there were.
-        attempts: the newest tries.
+        turn: counts the background tasks that were made for it; an earlier one does nothing.
     """
 
     id: str
@@ -73,6 +72,7 @@ class Delivery(msgspec.Struct, frozen=True):
     next_us: int = 0
     tries: int = 0
     attempts: tuple[Attempt, ...] = ()
+    turn: int = 0
 
     def tried(self, attempt: Attempt) -> Delivery:
         """Return the delivery after one more try."""
@@ -104,30 +104,35 @@ class Change(msgspec.Struct, frozen=True):
         delay_s: after how long it is tried again; None for never.
         body: what it sends, to be saved; b"" keeps the saved one, None removes it.
         counted: a counter that grows by one.
+        begins: it is sent now. If the sender dies, it is tried again before `delay_s` is over.
     """
 
     delivery: Delivery
     delay_s: float | None = None
     body: bytes | None = b""
     counted: str = ""
+    begins: bool = False
 
 
 class DeliveryLog(msgspec.Struct, frozen=True):
-    """All webhook deliveries of one job.
+    """All webhook deliveries of one job id, which API keys may have used in turn.
 
     Attributes:
-        state: the letter of the state in which the job last ended, if a webhook wants it; else "".
-        ended_us: when that was.
+        ends: by API key ("" for none), how its job last ended, if a webhook wants it: the letter of
+            the state, and when.
     """
 
-    state: str = ""
-    ended_us: int = 0
+    ends: dict[str, tuple[str, int]] = {}
     deliveries: dict[str, PendingDelivery] = {}
 
-    @property
-    def surplus(self) -> list[str]:
-        """Deliveries to delete when one more is saved: the oldest that have ended."""
-        over = [one.delivery for one in self.deliveries.values()]
+    def end_of(self, owner: str) -> tuple[str, int] | None:
+        """Return how the job of an API key last ended; None if that is unknown."""
+        known = [self.ends[name] for name in (owner, UNKNOWN_OWNER) if name in self.ends]
+        return max(known, key=lambda end: end[1], default=None)
+
+    def surplus(self, owner: str) -> list[str]:
+        """Deliveries to delete when the owner saves one more: its oldest that have ended."""
+        over = [one.delivery for one in self.deliveries.values() if one.delivery.owner == owner]
         over.sort(key=lambda delivery: (delivery.state == "pending", delivery.created_us))
         return [delivery.id for delivery in over[: max(0, len(over) + 1 - DELIVERIES_MAX)]]
 
@@ -150,20 +155,35 @@ def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
         except msgspec.MsgspecError:
             continue
         found[name] = PendingDelivery(delivery, text, fields.get(b"b:" + raw, b""))
-    ended = fields.get(b"en", b"0")
-    state = fields.get(b"s", b"").decode("ascii", "replace")
-    return DeliveryLog(state, int(ended) if ended.isdigit() else 0, found)
+    ends = {
+        name[len(_END) :].decode("utf-8", "replace"): end
+        for name, text in fields.items()
+        if name.startswith(_END) and (end := _read_end(text)) is not None
+    }
+    last = _read_end(fields.get(b"s", b"") + fields.get(b"en", b""))
+    if last is not None and all(at_us < last[1] for _, at_us in ends.values()):
+        # An older version, which notes no API key, has ended the job last.
+        ends[UNKNOWN_OWNER] = last
+    return DeliveryLog(ends, found)
+
+
+def _read_end(text: bytes) -> tuple[str, int] | None:
+    """Return the letter and the time of `<letter><time>`; None if it cannot be read."""
+    letter, ended = text[:1].decode("ascii", "replace"), text[1:]
+    return (letter, int(ended)) if letter and ended.isdigit() else None
 
 
 class DeliveryStore:
     """Reads and keeps deliveries.
 
     Args:
-        queue: calls the scripts.
+        queue: the connection.
+        sender: the background worker that sends them; empty for a process that only changes them.
     """
 
-    def __init__(self, queue: JobQueue) -> None:
+    def __init__(self, queue: JobQueue, sender: str = "") -> None:
         self._queue = queue
+        self._sender = sender
 
     async def read(self, job_id: str) -> DeliveryLog:
         """Read the deliveries of a job.
@@ -175,37 +195,41 @@ class DeliveryStore:
 
     async def save(
         self, kept: PendingDelivery, change: Change, *, ttl_s: int, surplus: tuple[str, ...] = ()
-    ) -> bytes | None:
+    ) -> PendingDelivery | bytes:
         """Save a delivery, unless another process has changed it.
 
-        Args:
-            kept: as it was read.
-            change: the change.
-            ttl_s: how long the job's deliveries are kept.
-            surplus: deliveries of the job to delete.
-
         Returns:
-            None, or its text by now if another process has changed it.
+            As it is kept now, or its text by now if another process has changed it.
 
         Raises:
             BrokerError: Redis does not answer; it may have been saved.
         """
         new, delay_s = change.delivery, change.delay_s
-        again = b"" if delay_s is None else message(WebhookTask(new.job, delivery=new.id))
-        delay_us = None if delay_s is None else max(0, int(delay_s * US_PER_S))
-        save = webhook_scripts.save(
-            new.job, new.id, old=kept.text, new=msgspec.json.encode(new), ttl_s=ttl_s,
-            delay_us=delay_us, task=again, body=change.body, counter=change.counted,
-            forgotten=surplus,
+        again = b""
+        if delay_s is not None:
+            new = msgspec.structs.replace(new, turn=kept.delivery.turn + 1)
+            again = message(WebhookTask(new.job, delivery=new.id, turn=new.turn))
+        text = msgspec.json.encode(new)
+        delay_us = "" if delay_s is None else max(0, int(delay_s * US_PER_S))
+        body = b"-" if change.body is None else change.body
+        sending = f"{'+' if change.begins else '-'}{self._sender}" if self._sender else ""
+        save = script("webhooks/save").call(
+            [], new.job, new.id, kept.text, text, ttl_s, delay_us, again, body,
+            change.counted, sending, *surplus,
         )  # fmt: skip
         answer = await self._queue.call_once(save)
-        return None if answer[0] == 1 else bytes(answer[1])
+        # Our own text is there if the reply to an earlier try was lost.
+        saved = answer[0] == 1 or bytes(answer[1]) == text
+        return PendingDelivery(new, text) if saved else bytes(answer[1])
 
-    async def send_due(self, most: int) -> int:
-        """Send the background tasks of deliveries that are due; return how many.
+    async def send_due(self, most: int) -> tuple[int, int]:
+        """Send the background tasks of up to `most` deliveries that are due, and whose turn it is.
+
+        Returns:
+            How many deliveries were due, and how many tasks wait for their turn.
 
         Raises:
             BrokerError: Redis does not answer.
         """
-        (count,) = await self._queue.call_once(webhook_scripts.due(most))
-        return int(count)
+        due, waiting = await self._queue.call_once(script("webhooks/due").call([], most))
+        return int(due), int(waiting)

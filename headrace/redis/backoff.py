@@ -9,11 +9,7 @@ MAX_S: Final = 2.0
 
 
 class Backoff:
-    """Delays in seconds that double from MIN_S to `max_s`.
-
-    Args:
-        max_s: the longest delay.
-    """
+    """Delays in seconds that double from MIN_S to `max_s`."""
 
     def __init__(self, max_s: float = MAX_S) -> None:
         self._max_s = max_s

@@ -17,7 +17,6 @@ class CeleryUrl:
 
     Attributes:
         url: the URL in kombu's form.
-        database: the number of the database.
         transport_options: options that a URL cannot hold.
     """
 

@@ -24,7 +24,6 @@ class BrokerInfo:
         name: "redis" or "valkey".
         version: its own version, such as "7.0.15".
         aof: whether it writes an append-only file.
-        maxmemory_policy: what it does when its memory is full.
     """
 
     name: str
@@ -50,9 +49,6 @@ class BrokerInfo:
 
 def check_broker(url: str) -> BrokerInfo:
     """Connect to a URL and refuse a server that cannot work, with the reason in one line.
-
-    Args:
-        url: a URL that `headrace.redis.connection.connect` takes.
 
     Raises:
         BrokerUnavailable: nothing answers there, it refuses the password, or it is loading.

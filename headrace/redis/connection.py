@@ -45,9 +45,7 @@ class SentinelAddress:
     """The parts of a sentinel:// URL.
 
     Attributes:
-        hosts: host and port of each Sentinel.
         master: the name under which the Sentinels know the Redis server.
-        db: the database.
         username: the Redis server's user; empty for the default user.
         password: the Redis server's password; empty for none.
         sentinel_password: the Sentinels' own password; empty for none.
@@ -85,59 +83,39 @@ def redact_url(url: str) -> str:
 def connect(url: str, **options: Any) -> redis.Redis:
     """Return a client for a redis://, rediss://, unix:// or sentinel:// URL.
 
-    It connects at its first use.
-
-    Args:
-        url: where Redis is.
-        options: connection options of redis-py; they override the defaults here.
+    It connects at its first use. Options of redis-py override the defaults here.
 
     Raises:
         ConfigError: the URL cannot be read.
     """
     kwargs = {**_defaults(), "retry": Retry(NoBackoff(), 0), **options}
-    if _split(url).scheme == "sentinel":
-        address = parse_sentinel(url)
-        sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            address.hosts, sentinel_kwargs=_sentinel_kwargs(address, kwargs)
-        )
-        client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
-            address.master, connection_pool_class=_Pool, **_master_kwargs(address, kwargs)
-        )
-        return client
-    try:
-        plain = redis.Redis.from_url(url, **kwargs)
-    except ValueError:
-        raise _unreadable(url) from None
-    _check_options(plain.connection_pool, url)
-    return plain
+    client: redis.Redis = _client(url, redis.Redis, Sentinel, _Pool, kwargs)
+    return client
 
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
-    """Return an asyncio client for a URL that `connect` takes.
-
-    Args:
-        url: where Redis is.
-        options: connection options of redis-py; they override the defaults here.
-
-    Raises:
-        ConfigError: the URL cannot be read.
-    """
+    """Return an asyncio client; arguments and errors are those of `connect`."""
     kwargs = {**_defaults(), "retry": AsyncRetry(NoBackoff(), 0), **options}
+    client: redis.asyncio.Redis = _client(
+        url, redis.asyncio.Redis, AsyncSentinel, _AsyncPool, kwargs
+    )
+    use_fast_connections(client)
+    return client
+
+
+def _client(url: str, kind: Any, sentinel_kind: Any, pool: Any, kwargs: dict[str, Any]) -> Any:
+    """Return a client of a class of redis-py, blocking or asyncio."""
     if _split(url).scheme == "sentinel":
         address = parse_sentinel(url)
-        sentinel = AsyncSentinel(  # type: ignore[no-untyped-call]
-            address.hosts, sentinel_kwargs=_sentinel_kwargs(address, kwargs)
+        sentinel = sentinel_kind(address.hosts, sentinel_kwargs=_sentinel_kwargs(address, kwargs))
+        return sentinel.master_for(
+            address.master, connection_pool_class=pool, **_master_kwargs(address, kwargs)
         )
-        client: redis.asyncio.Redis = sentinel.master_for(
-            address.master, connection_pool_class=_AsyncPool, **_master_kwargs(address, kwargs)
-        )
-    else:
-        try:
-            client = redis.asyncio.Redis.from_url(url, **kwargs)
-        except ValueError:
-            raise _unreadable(url) from None
-        _check_options(client.connection_pool, url)
-    use_fast_connections(client)
+    try:
+        client = kind.from_url(url, **kwargs)
+    except ValueError:
+        raise _unreadable(url) from None
+    _check_options(client.connection_pool, url)
     return client
 
 

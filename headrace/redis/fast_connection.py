@@ -3,13 +3,9 @@
 Written against redis-py 8.0 and 8.1 (`redis>=8,<9`). `tests/unit/headrace/redis/
 test_fast_connection.py` names each private part that is used here and fails if one goes.
 
-redis-py makes a task for every send, runs about ten coroutines to take a connection from its pool,
-and three to read a reply. A connection of `use_fast_connections` writes a short command at once, is
-taken from the pool directly if it is idle, and reads all replies that have arrived in one loop.
-
-Measured in 2026-11 with redis-py 8.1, as CPU time of the client: a script call takes 22 µs, and
-26 µs without either of the first two. Each of 256 replies to one write takes 0.3 µs, and 5 µs
-without the third.
+redis-py runs three coroutines to read a reply; `exchange` reads all that have arrived in one loop.
+Measured in 2026-11 with redis-py 8.1, as CPU time of the client: each of 256 replies to one write
+takes 0.3 µs, and 5 µs without it.
 """
 
 from __future__ import annotations
@@ -32,10 +28,6 @@ from typing_extensions import override
 from headrace.redis.scripts import Command
 from headrace.redis.traffic import TRAFFIC
 
-#: A connection with at most this many unsent bytes is written to without waiting; asyncio buffers
-#: 64 KiB before it pauses a writer.
-AT_ONCE_MAX_BYTES: Final = 32 * 1024
-
 #: Return a command as it is sent. The type stub of hiredis requires a tuple of one element.
 pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
@@ -50,9 +42,10 @@ class ConnectTimeout(RedisTimeoutError):
 
 
 class FastConnection(AbstractConnection):
-    """A connection that counts its writes and sends short commands at once.
+    """A connection that counts its writes, and can read many replies.
 
-    If uvloop has closed its socket, it raises a ConnectionError instead of a RuntimeError.
+    If uvloop has closed its socket, or another task has disconnected it meanwhile, it raises a
+    ConnectionError instead of a RuntimeError or an AttributeError.
     """
 
     @override
@@ -61,25 +54,11 @@ class FastConnection(AbstractConnection):
     ) -> None:
         TRAFFIC.round_trips += 1
         try:
-            if not self._sent_at_once(command):
-                await super().send_packed_command(command, check_health)
-        except RuntimeError as error:
+            await super().send_packed_command(command, check_health)
+        except (RuntimeError, AttributeError) as error:
+            if isinstance(error, AttributeError) and self._writer is not None:
+                raise
             raise RedisConnectionError(f"the connection was lost: {error}") from error
-
-    def _sent_at_once(self, command: bytes | str | Iterable[bytes]) -> bool:
-        """Send a short command without waiting; return whether that was possible."""
-        # redis-py types neither, and has neither while it is not connected.
-        reader: Any = self._reader
-        writer: Any = self._writer
-        if writer is None or reader is None or self.health_check_interval:
-            return False
-        if not isinstance(command, bytes) or reader.exception() or writer.is_closing():
-            return False
-        unsent = writer.transport.get_write_buffer_size()
-        if unsent + len(command) > AT_ONCE_MAX_BYTES:
-            return False
-        writer.write(command)
-        return True
 
     @property
     def in_order(self) -> bool:
@@ -131,13 +110,7 @@ async def take_connection(client: redis.asyncio.Redis) -> Any:
         ConnectTimeout: Redis did not answer in time.
         RedisError: no connection could be made.
     """
-    # redis-py does not type what is in a pool.
-    pool: Any = client.connection_pool
-    idle = pool._available_connections
-    if idle and isinstance(idle[-1], FastConnection) and idle[-1].in_order:
-        connection = idle.pop()
-        pool._in_use_connections.add(connection)
-        return connection
+    pool: Any = client.connection_pool  # redis-py does not type it
     try:
         return await pool.get_connection()
     except RedisTimeoutError as error:

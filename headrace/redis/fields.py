@@ -13,7 +13,8 @@ class JobField:
 
     STATE: Final = "s"  # a letter of headrace.jobs.job.State
     MODEL: Final = "m"
-    VERSION: Final = "v"
+    VERSION: Final = "v"  # that its model has; once claimed, the version of the worker
+    ASKED_VERSION: Final = "pv"  # that it asks for, if it is in the queue of that version
     CREATED: Final = "c"
     STEP: Final = "p"
     TICKET: Final = "n"  # place in its list, counted from the queue's first message
@@ -24,11 +25,14 @@ class JobField:
     OWNER: Final = "o"  # incarnation of the worker that leased it last
     ATTEMPTS: Final = "a"  # claims; an orderly release undoes one
     CRASHES: Final = "k"  # model processes that crashed while it ran alone
-    ALONE: Final = "x"  # must run alone: it was in a batch that crashed
-    STARTED: Final = "st"
+    ALONE: Final = "x"  # was lost before: 1 runs isolated, 2 exclusively, 3 so and is withheld
+    ISOLATED: Final = "xa"  # token of the claim that runs isolated; "token w": exclusively, r: soon
+    LOSSES: Final = "xl"  # how often its worker was lost without a charge
+    STARTED: Final = "st"  # when its attempt began in a model process; absent before
     ENDED: Final = "en"
     BATCH: Final = "b"  # how many ran together; 5+3 where 3 inputs were added to 5
     TIMINGS: Final = "tm"  # queued,hold,preprocess,inference,postprocess in ms
+    DEVICE_WAIT: Final = "dw"  # the timing between hold and preprocess
     RESULT: Final = "r"  # JSON text of a quiet job's result, which has no Celery result
     RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
     ERROR: Final = "e"  # JSON {type, message, retryable}
@@ -38,6 +42,7 @@ class JobField:
     REQUEST_HASH: Final = "h"
     DEAD: Final = "dl"
     CANCEL: Final = "cr"  # its cancellation was requested while it ran
+    CANCELLED_BY: Final = "cb"  # name of the call that has cancelled it, and " asked" if it ran
     TRACEBACK: Final = "tb"
     INPUT_REF: Final = "ir"  # reference of an input in the payload store
     FOLLOWED: Final = "fw"  # the token under which its callbacks are sent
@@ -45,8 +50,9 @@ class JobField:
     STAGES: Final = "sg"  # JSON: the stages of a pipeline's job
     WEBHOOK: Final = "wh"  # background task that sends the webhook of the end
     WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
-    WEBHOOK_STARTED: Final = "ws"  # the same for the first claim, until it is sent
+    WEBHOOK_STARTED: Final = "ws"  # the same for its first start, until it is sent
     PROGRESS: Final = "pg"  # progress: token of the claim, a number, and JSON
+    SHADOW_OF: Final = "sh"  # the job of which this is a copy for a shadow version
     FREED: Final = "fd"  # a stage job's result was used by its pipeline and freed
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a stored result
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import time
 from typing import Final
 
 from redis.exceptions import (
@@ -36,6 +38,8 @@ DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
 #: The codes of a server that is not the primary, or not any more.
 NO_PRIMARY: Final = ("READONLY", "MASTERDOWN")
+#: Seconds between two lines of one kind.
+LINE_EVERY_S: Final = 1.0
 #: redis-py removes the code from errors for which it has a class.
 _TAKEN_OFF: Final = {ReadOnlyError: "READONLY", MasterDownError: "MASTERDOWN"}
 # Redis 6.2 puts the line of the script before the error of a command in it.
@@ -58,6 +62,33 @@ def outage_code(error: BaseException) -> str:
     return found[1] if found else ""
 
 
+class LineLimit:
+    """Allows one log line per second and kind: in an outage each request has the same one."""
+
+    def __init__(self) -> None:
+        # By kind, when its last line was written, and how many have been left out since.
+        self._last: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def allows(self, kind: str) -> str | None:
+        """Return what the line ends with (how many were left out before it); None to leave it out.
+
+        Args:
+            kind: one of a few texts.
+        """
+        now = time.monotonic()
+        with self._lock:
+            at, missing = self._last.get(kind, (float("-inf"), 0))
+            if now - at < LINE_EVERY_S:
+                self._last[kind] = at, missing + 1
+                return None
+            self._last[kind] = now, 0
+        return f" (and {missing} more)" if missing else ""
+
+
+OUTAGE_LINES: Final = LineLimit()
+
+
 def translate(error: RedisError) -> HeadraceError:
     """Return the error of `headrace.errors` for one of redis-py.
 
@@ -69,7 +100,9 @@ def translate(error: RedisError) -> HeadraceError:
             "Redis is at its maxmemory and takes no new jobs",
             hint="Wait until queued jobs have ended, or raise maxmemory; running jobs still end.",
         )
-    logger.warning("Redis command failed: %s: %s", type(error).__name__, error)
+    kind = type(error).__name__
+    if (more := OUTAGE_LINES.allows(kind)) is not None:
+        logger.warning("Redis command failed: %s: %s%s", kind, error, more)
     hint = "Try again in a moment."
     if isinstance(error, BusyLoadingError):
         return BrokerUnavailable("Redis is loading its data", hint=hint)

@@ -6,7 +6,7 @@ then load the script and call it again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.redis.connection import drop_connections
-from headrace.redis.fast_connection import ConnectTimeout, exchange, pack
+from headrace.redis.fast_connection import ConnectTimeout, exchange, pack, pack_all
 from headrace.redis.outages import NO_PRIMARY, outage_code, translate
 from headrace.redis.scripts import Arg, Command, load_command
 
@@ -35,13 +35,22 @@ def call_script(client: redis.Redis, call: Command) -> Any:
         return execute(*call)
 
 
+def _repeated(send: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Send something, a second time if the connection breaks."""
+    try:
+        try:
+            return send(*arguments, **options)
+        except (RedisConnectionError, RedisTimeoutError):
+            return send(*arguments, **options)
+    except RedisError as error:
+        raise translate(error) from error
+
+
 class ScriptClient:
     """Calls scripts and commands over a blocking client; any thread may use it.
 
     Everything is sent a second time if the connection breaks, so each call must allow a repeat.
-
-    Args:
-        client: Redis, with its own pool of connections.
+    All methods raise a BrokerError if Redis does not answer, or refuses.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -49,57 +58,23 @@ class ScriptClient:
         self.client: Any = client
 
     def call(self, call: Command) -> Any:
-        """Call a script.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses.
-        """
-        try:
-            try:
-                return call_script(self.client, call)
-            except (RedisConnectionError, RedisTimeoutError):
-                return call_script(self.client, call)
-        except RedisError as error:
-            raise translate(error) from error
+        """Call a script."""
+        return _repeated(call_script, self.client, call)
 
     def execute(self, *command: Arg, **options: Any) -> Any:
         """Send a command.
 
-        Args:
-            command: the command and its arguments.
-            options: how redis-py parses the reply.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses.
+        redis-py parses the reply by the options.
         """
-        try:
-            try:
-                return self.client.execute_command(*command, **options)
-            except (RedisConnectionError, RedisTimeoutError):
-                return self.client.execute_command(*command, **options)
-        except RedisError as error:
-            raise translate(error) from error
+        return _repeated(self.client.execute_command, *command, **options)
 
     def replies(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands in one round trip; return each reply, or the error of its command.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        try:
-            try:
-                return self._pipeline(commands, raise_on_error=False)
-            except (RedisConnectionError, RedisTimeoutError):
-                return self._pipeline(commands, raise_on_error=False)
-        except RedisError as error:
-            raise translate(error) from error
+        """Send commands in one round trip; return each reply, or the error of its command."""
+        found: list[Any] = _repeated(self._pipeline, commands, raise_on_error=False)
+        return found
 
     def read_all(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands that only read in one round trip; return their replies.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses a command.
-        """
+        """Send commands that only read in one round trip; return their replies."""
         try:
             return self._pipeline(commands, raise_on_error=True)
         except RedisError as error:
@@ -113,10 +88,9 @@ class ScriptClient:
 
 
 class AsyncScriptClient:
-    """Calls scripts over an asyncio client.
+    """Calls scripts, and sends commands, over an asyncio client.
 
-    Args:
-        client: the connections.
+    All methods raise a BrokerError if Redis does not answer, or refuses.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -124,10 +98,9 @@ class AsyncScriptClient:
         self._client: Any = client
 
     async def call_once(self, call: Command) -> Any:
-        """Call a script for which a repeat would have another reply or effect.
+        """Call a script for which a repeat would have another reply or effect, or send a command.
 
-        Raises:
-            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
+        After an error the outcome may be unknown.
         """
         try:
             return await self._call(call, pack(call))
@@ -135,11 +108,7 @@ class AsyncScriptClient:
             raise translate(error) from error
 
     async def call(self, call: Command) -> Any:
-        """Call a script, a second time if the connection breaks; the script must allow a repeat.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses.
-        """
+        """Call a script, a second time if the connection breaks; the script must allow a repeat."""
         packed = pack(call)
         try:
             try:
@@ -153,24 +122,32 @@ class AsyncScriptClient:
         except RedisError as error:
             raise translate(error) from error
 
+    async def read_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that only read in one round trip; return their replies."""
+        try:
+            return await self._exchange(pack_all(commands), len(commands)) if commands else []
+        except RedisError as error:
+            raise translate(error) from error
+
     async def _call(self, call: Command, packed: bytes) -> Any:
         try:
-            return await self._exchange(packed)
+            return (await self._exchange(packed, 1))[0]
         except NoScriptError:
-            await self._exchange(pack(load_command(call)))
-            return await self._exchange(packed)
+            await self._exchange(pack(load_command(call)), 1)
+            return (await self._exchange(packed, 1))[0]
 
-    async def _exchange(self, packed: bytes) -> Any:
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
         try:
-            (reply,) = await exchange(self._client, packed, 1)
+            replies = await exchange(self._client, packed, count)
         except ConnectTimeout:
             raise
         except RedisTimeoutError:
             await drop_connections(self._client, idle=True)
             raise
-        if isinstance(reply, ResponseError):
-            if outage_code(reply) in NO_PRIMARY:
-                # The same name is another server now.
-                await drop_connections(self._client, idle=False)
-            raise reply
-        return reply
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                if outage_code(reply) in NO_PRIMARY:
+                    # The same name is another server now.
+                    await drop_connections(self._client, idle=False)
+                raise reply
+        return replies

@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+
+from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-
-#: The suffixes of a run's files next to its output: checkpoint, lock, spool, and temporary files.
-_OWN_SUFFIXES: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
-
-
-def path_text(path: Path | str) -> str:
-    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+from headrace.payloads.file_store import sync_folder
+from headrace.runs.interfaces import CheckpointStore
 
 
-def is_of_output(path: str, output: str) -> bool:
-    """Return whether a file is a run's output, or one of the run's files next to it.
+class LocalCheckpoints(CheckpointStore):
+    """Stores the checkpoint in `<output>.run`, and locks `<output>.run.lock`."""
 
-    Args:
-        path: the file.
-        output: the output, in the same form; "" for none.
-    """
-    if not output or not path.startswith(output):
-        return False
-    return _OWN_SUFFIXES.fullmatch(path[len(output) :]) is not None
-
-
-class LocalCheckpoints:
-    """Stores the checkpoint in `<output>.run`, and locks `<output>.run.lock`.
-
-    Args:
-        output: the output's path.
-    """
-
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, saved: Callable[[], None] = lambda: None) -> None:
         self._output = output
+        self._saved = saved
         self._path = output.with_name(f"{output.name}.run")
         self._lock_path = output.with_name(f"{output.name}.run.lock")
         self._lock: int | None = None
 
+    @override
     def acquire(self) -> None:
-        """Lock the output; the kernel unlocks it when this process ends.
-
-        Raises:
-            Conflict: another process has it.
-            ConfigError: the folder cannot be written to.
-        """
+        """Lock the output; the kernel unlocks it when this process ends."""
         while self._lock is None:
             try:
                 lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -78,20 +54,16 @@ class LocalCheckpoints:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
+    @override
     def release(self) -> None:
-        """Unlock the output."""
         if self._lock is not None:
             with suppress(OSError):  # a disk that fails; the lock counts, not the file
                 self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
+    @override
     def load(self) -> bytes | None:
-        """Return what was saved last.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -99,13 +71,10 @@ class LocalCheckpoints:
         except OSError as error:
             raise ConfigError(f"{self._path}: cannot be read: {error.strerror}") from None
 
+    @override
     def save(self, data: bytes) -> None:
-        """Write a new file and rename it over the old one.
-
-        Raises:
-            OSError: the disk is full or cannot be written.
-        """
         replace_file(self._path, data)
+        self._saved()
 
 
 def same_file(path: Path, descriptor: int) -> bool:
@@ -130,16 +99,3 @@ def replace_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(part, path)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, even if the machine crashes.
-
-    Raises:
-        OSError: the folder cannot be synced.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,8 +29,8 @@ _OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 NOTHING_CARRIED: Final[Carried] = {}
 
 
-class Entry(msgspec.Struct, gc=False):
-    """One input of a run.
+class Entry(msgspec.Struct):
+    """One input of a run; tracked by the garbage collector, as its input may be an error.
 
     Attributes:
         n: its number, from 0; the same in each reading of the source.
@@ -52,6 +52,7 @@ class Entry(msgspec.Struct, gc=False):
     content_type: str | None = None
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Row(msgspec.Struct, gc=False):
     """The outcome of one input.
 
@@ -59,7 +60,7 @@ class Row(msgspec.Struct, gc=False):
         n: the number of its entry.
         key: the key of its entry.
         status: `succeeded`, `failed`, `expired`, `cancelled`; `rejected` if no job was created.
-        attempts: how often the job was sent to a model process.
+        attempts: how often the job has begun.
         timings: milliseconds by stage, as a JSON object; None if the job never ran.
         result: the result as JSON, one that is not JSON as `{"content_type", "base64"}`; None
             unless the job succeeded, or if the handler's result was not kept.
@@ -117,28 +118,35 @@ class CheckpointStore(Protocol):
 
         Raises:
             Conflict: another run has it.
+            ConfigError: it cannot be locked.
         """
 
     def release(self) -> None:
         """Unlock the output."""
 
     def load(self) -> bytes | None:
-        """Return what was saved last; None if nothing was."""
+        """Return what was saved last; None if nothing was.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
 
     def save(self, data: bytes) -> None:
-        """Replace what was saved: completely or not at all, even if the machine crashes."""
+        """Replace what was saved: completely or not at all, even if the machine crashes.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
 
 
 class Sink(Protocol):
     """Where the rows of a run go. `recover` or `retract` is called first, and once.
 
     Attributes:
-        checkpoints: where the run's checkpoint is stored.
+        checkpoints: where the run's checkpoint is stored, next to the rows.
     """
 
-    @property
-    def checkpoints(self) -> CheckpointStore:
-        """Where the run's checkpoint is stored, next to the rows."""
+    checkpoints: CheckpointStore
 
     def describe(self) -> str:
         """Return the output as the user knows it, in one form only: an absolute path, a URL."""
@@ -156,6 +164,7 @@ class Sink(Protocol):
         Raises:
             Conflict: the output exists and belongs to another run, or rows before the mark are
                 gone.
+            ConfigError: it cannot be written.
         """
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -166,6 +175,9 @@ class Sink(Protocol):
 
         Returns:
             JSON by which `recover` finds where the rows end so far.
+
+        Raises:
+            Conflict: the output was removed or replaced.
         """
 
     def finish(self) -> Mark:

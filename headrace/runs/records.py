@@ -6,71 +6,71 @@ output, and not this record.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-import redis.asyncio
-from redis.exceptions import RedisError
+from msgspec import Meta
 
 from headrace.access.api_key import NO_OWNER, Caller
-from headrace.errors import Conflict, RunNotFound
-from headrace.jobs.job import iso
+from headrace.errors import RunNotFound
+from headrace.jobs.job import Time, iso
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.outages import translate
-from headrace.redis.scripts import runs as run_scripts
+from headrace.redis.scripts import Command, script
 
 TTL_S: Final = 30 * 86_400
-#: How many records are kept; older ones are removed.
+#: How many records of an API key are kept; older ones are deleted.
 KEPT: Final = 1000
+#: The most characters of a text in a record, and of the command that resumes a run.
+TEXT_MAX_CHARS: Final = 1024
+COMMAND_MAX_CHARS: Final = 4096
 #: A run that has not reported for this long has lost its process.
 SILENT_S: Final = 30
 RUNNING: Final = "running"
 LOST: Final = "lost"
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+_Count = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
-class RunStatus(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a run reports about itself.
-
-    Attributes:
-        state: `running`, `ended`, `stopped`, `cancelled` or `failed`.
-        total: the number of inputs, if it is known.
-        per_second: inputs that ended per second since its process began.
-        command: the command that resumes it, for `headrace runs resume`.
-        host: where its process runs.
-        folder: the working directory there.
-        error: why it failed.
-    """
-
+class _RunFields(msgspec.Struct, kw_only=True):
     model: str
-    name: str = ""
-    source: str = ""
-    output: str = ""
+    name: Annotated[str, Meta(description="The name that its user has given.")] = ""
+    source: Annotated[str, Meta(description="The source of its inputs.")] = ""
+    output: Annotated[str, Meta(description="The destination of its rows.")] = ""
+    total: Annotated[_Count | None, Meta(description="The number of inputs, if known.")] = None
+    succeeded: Annotated[_Count, Meta(description="Rows with a result.")] = 0
+    failed: Annotated[_Count, Meta(description="Rows without one.")] = 0
+    in_flight: _Count = 0
+    per_second: Annotated[
+        float, Meta(ge=0, description="Inputs that ended per second since its process began.")
+    ] = 0.0
+    command: Annotated[list[str], Meta(description="The command that resumes it.")] = []
+    host: Annotated[str, Meta(description="Where its process runs.")] = ""
+    folder: Annotated[str, Meta(description="Its working directory on the host.")] = ""
+    error: Annotated[str, Meta(description="Why it failed.")] = ""
+
+
+class RunStatus(_RunFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run reports about itself."""
+
     state: Literal["running", "ended", "stopped", "cancelled", "failed"] = RUNNING
-    total: Count | None = None
-    succeeded: Count = 0
-    failed: Count = 0
-    in_flight: Count = 0
-    per_second: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    started_at: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
-    command: list[str] = []
-    host: str = ""
-    folder: str = ""
-    error: str = ""
+    started_at: Annotated[float, Meta(ge=0, le=1e11, description="Seconds since 1970.")] = 0.0
+
+
+class Run(_RunFields, kw_only=True):
+    """A run as it last reported; `lost` if it runs and has not reported for 30 s."""
+
+    id: str
+    state: Literal["running", "ended", "stopped", "cancelled", "failed", "lost"]
+    started_at: Time
+    told_at: Time
+    cancel_requested: bool
 
 
 class RunRecords:
-    """Writes and reads the records.
+    """Writes and reads the records. All methods raise a BrokerError if Redis is unavailable."""
 
-    Args:
-        client: the connection.
-        queue: runs the scripts.
-    """
-
-    def __init__(self, client: redis.asyncio.Redis, queue: JobQueue) -> None:
-        self._client = client
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
     async def save_status(
@@ -78,46 +78,36 @@ class RunRecords:
     ) -> bool:
         """Save what a run reports; return whether it was asked to end.
 
-        Args:
-            run_id: the run.
-            status: its report.
-            caller: the API key that reports.
-            begun: this is the first report of the run's process.
+        `begun` marks the first report of the run's process.
 
         Raises:
-            Conflict: the run belongs to another API key.
-            BrokerError: Redis is unavailable.
+            RunNotFound: the run belongs to another API key.
         """
-        text = msgspec.json.encode(status)
-        save = run_scripts.save_run_status(
-            run_id, text, begun=begun, ttl_s=TTL_S, kept=KEPT, owner=caller.key_id or NO_OWNER
-        )
+        text = msgspec.json.encode(_bounded(status))
+        owner = caller.key_id or NO_OWNER
+        save = script("runs/save_status").call([], run_id, text, int(begun), TTL_S, KEPT, owner)
         (cancelled,) = await self._queue.call(save)
         if cancelled < 0:
-            raise Conflict(
-                f"the run {run_id} belongs to another API key", hint="Use another --run-id."
+            raise RunNotFound(
+                f"the run id {run_id} is not available to this API key",
+                hint="Use another --run-id.",
             )
         return bool(cancelled)
 
-    async def all(self, caller: Caller) -> list[dict[str, Any]]:
-        """Return every record that the caller may see, the last to report first.
-
-        Raises:
-            BrokerError: Redis is unavailable.
-        """
-        try:
-            found: list[Any] = await self._client.zrevrange(keys.RUNS, 0, KEPT)
-        except RedisError as error:
-            raise translate(error) from error
+    async def all(self, caller: Caller) -> list[Run]:
+        """Return every record that the caller may see, the last to report first."""
+        newest: Command = ("ZREVRANGE", keys.RUNS, 0, KEPT - 1)
+        if not caller.sees_all:
+            newest = script("runs/list").call([], caller.key_id or NO_OWNER, KEPT)
+        found = await self._queue.call_once(newest)
         records = await self._read([run_id.decode() for run_id in found], caller)
         return [record for record in records if record is not None]
 
-    async def one(self, run_id: str, caller: Caller) -> dict[str, Any]:
+    async def one(self, run_id: str, caller: Caller) -> Run:
         """Return one record.
 
         Raises:
             RunNotFound: the caller may see no such record.
-            BrokerError: Redis is unavailable.
         """
         (record,) = await self._read([run_id], caller)
         if record is None:
@@ -127,35 +117,34 @@ class RunRecords:
             )
         return record
 
-    async def cancel(self, run_id: str, caller: Caller) -> dict[str, Any]:
+    async def cancel(self, run_id: str, caller: Caller) -> Run:
         """Ask a run to end if it is running; return its record.
 
         Raises:
             RunNotFound: the caller may see no such record.
-            BrokerError: Redis is unavailable.
         """
         record = await self.one(run_id, caller)
-        if record["state"] == RUNNING:
-            try:
-                await self._client.hset(keys.run(run_id), "cancel", "1")
-            except RedisError as error:
-                raise translate(error) from error
-            record["cancel_requested"] = True
+        if record.state == RUNNING:
+            await self._queue.call_once(("HSET", keys.run(run_id), "cancel", "1"))
+            record.cancel_requested = True
         return record
 
-    async def _read(self, ids: list[str], caller: Caller) -> list[dict[str, Any] | None]:
-        try:
-            pipe = self._client.pipeline(transaction=False)
-            pipe.time()
-            for run_id in ids:
-                pipe.hgetall(keys.run(run_id))
-            (seconds, _), *found = await pipe.execute()
-        except RedisError as error:
-            raise translate(error) from error
+    async def _read(self, ids: list[str], caller: Caller) -> list[Run | None]:
+        (seconds, _), *found = await self._queue.read_all(
+            [("TIME",), *(("HGETALL", keys.run(run_id)) for run_id in ids)]
+        )
         return [
             _record(run_id, fields, int(seconds)) if _is_known(fields, caller) else None
             for run_id, fields in zip(ids, found, strict=True)
         ]
+
+
+def _bounded(status: RunStatus) -> RunStatus:
+    """Return what is kept of a report; a command that is too long to be kept is left out."""
+    texts = ("model", "name", "source", "output", "host", "folder", "error")
+    short = {name: getattr(status, name)[:TEXT_MAX_CHARS] for name in texts}
+    long = sum(map(len, status.command)) + len(status.command) > COMMAND_MAX_CHARS
+    return msgspec.structs.replace(status, **short, command=[] if long else status.command)
 
 
 def _is_known(fields: dict[bytes, bytes], caller: Caller) -> bool:
@@ -163,13 +152,15 @@ def _is_known(fields: dict[bytes, bytes], caller: Caller) -> bool:
     return b"told" in fields and caller.may_see("" if owner == NO_OWNER else owner)
 
 
-def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> dict[str, Any]:
+def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> Run:
     status = msgspec.json.decode(fields[b"told"], type=RunStatus)
     at_us = int(fields.get(b"at", b"0"))
-    record = {name: getattr(status, name) for name in status.__struct_fields__}
-    if status.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S:
-        record["state"] = LOST
-    record["started_at"] = iso(int(status.started_at * US_PER_S))
-    return {
-        "id": run_id, **record, "told_at": iso(at_us), "cancel_requested": b"cancel" in fields,
-    }  # fmt: skip
+    silent = status.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S
+    return Run(
+        **{name: getattr(status, name) for name in _RunFields.__struct_fields__},
+        id=run_id,
+        state=LOST if silent else status.state,
+        started_at=iso(int(status.started_at * US_PER_S)),
+        told_at=iso(at_us),
+        cancel_requested=b"cancel" in fields,
+    )

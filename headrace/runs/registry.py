@@ -15,18 +15,16 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ConfigError
 from headrace.runs.interfaces import Sink, Source
 from headrace.runs.sinks.jsonl import JsonlSink
-from headrace.runs.sinks.s3 import JsonLines, OutputFormat, S3Target, spool_path
+from headrace.runs.sinks.s3 import OutputFormat, S3Target, spool_path
 from headrace.runs.sinks.spooled import SpooledSink
-from headrace.runs.sources.csv import csv_source
+from headrace.runs.sources.csv import CsvSource
 from headrace.runs.sources.files import SourceFile, local_files
-from headrace.runs.sources.folder import FolderSource
 from headrace.runs.sources.jsonl import JsonlSource
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.path_list import PathsSource
+from headrace.runs.sources.paths import FolderSource, PathsSource
 from headrace.runs.sources.patterns import is_pattern
-from headrace.runs.sources.s3 import SCHEME, RunBucket, s3_files, split
-from headrace.runs.sources.s3_objects import S3Objects
-from headrace.runs.sources.webdataset import tar_source
+from headrace.runs.sources.s3 import SCHEME, RunBucket, S3Objects, s3_files, split
+from headrace.runs.sources.webdataset import TarSource
 
 STDIN: Final = "-"
 
@@ -35,7 +33,6 @@ class _Kind(NamedTuple):
     """A kind of file.
 
     Attributes:
-        open: makes a source of such files.
         unused: the options that mean nothing for it.
     """
 
@@ -51,9 +48,9 @@ def _parquet_source(files: Sequence[SourceFile], options: SourceOptions) -> Sour
 
 
 _JSONL: Final = _Kind(JsonlSource, ("glob", "content_type", "by_ref", "delimiter"))
-_CSV: Final = _Kind(csv_source, ("glob", "by_ref"))
+_CSV: Final = _Kind(CsvSource, ("glob", "by_ref"))
 _PARQUET: Final = _Kind(_parquet_source, ("glob", "by_ref", "delimiter"))
-_TAR: Final = _Kind(tar_source, ("glob", "key", "by_ref", "delimiter"))
+_TAR: Final = _Kind(TarSource, ("glob", "key", "by_ref", "delimiter"))
 #: The kinds of files with many inputs, by suffix; of several that match, the longest counts.
 FILES: Final[dict[str, _Kind]] = {
     ".jsonl": _JSONL,
@@ -126,7 +123,7 @@ def sink_for(name: str, source: Source | None = None) -> Sink:
 
 def _s3_sink(url: str, suffix: str, source: Source | None) -> Sink:
     bucket_name, key = split(url)
-    output_format: OutputFormat = JsonLines()
+    output_format: OutputFormat | None = None
     if suffix == ".parquet":
         need_pyarrow(url)
         from headrace.runs.sinks.parquet import ParquetFormat

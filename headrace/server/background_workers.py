@@ -15,7 +15,7 @@ import redis
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
-from headrace.redis.scripts import background as background_scripts
+from headrace.redis.scripts import script
 from headrace.server.supervisor.proc import start_time_ticks
 
 #: How the Celery node name of a background worker begins.
@@ -27,7 +27,6 @@ class WorkerLiveness(msgspec.Struct, frozen=True):
 
     Attributes:
         node: its Celery node name.
-        pid: its process.
     """
 
     node: str
@@ -55,18 +54,22 @@ def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: 
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    requeue = background_scripts.requeue_dead(owner, msgspec.json.encode(alive), dead)
-    return int(call_script(client, requeue))
+    return _requeue_dead(client, owner, msgspec.json.encode(alive), *dead)
 
 
 def requeue_tasks(redis_url: str, owner: str) -> int:
     """Requeue the tasks of a dead background worker at once; return how many.
 
     Raises:
-        redis.RedisError: Redis does not answer; a live worker requeues them after ERRANDS_TTL_S.
+        redis.RedisError: Redis does not answer; a live worker requeues them after BACKGROUND_TTL_S.
     """
     with connect(redis_url) as client:
-        return int(call_script(client, background_scripts.requeue_dead("", b"", [owner])))
+        return _requeue_dead(client, "", b"", owner)
+
+
+def _requeue_dead(client: redis.Redis, living: str, state: bytes, *dead: str) -> int:
+    requeue = script("background/requeue_dead").call([], living, state, *dead)
+    return int(call_script(client, requeue))
 
 
 def live_workers(client: redis.Redis) -> list[WorkerLiveness]:

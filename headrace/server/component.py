@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 from headrace.config.model_catalog import load_catalog
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import Settings
-from headrace.errors import ConfigError
+from headrace.models.catalog import load_models
 from headrace.observability import logs
-from headrace.redis.compatibility import check_broker
+from headrace.redis.compatibility import BrokerInfo, check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import background_workers, components, state_dir
 from headrace.server.gpus import worker_devices
+from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.console import Console, console_for
-from headrace.server.supervisor.supervisor import OWN_NAME, Supervisor
+from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.supervisor import Supervisor
 
 
 def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, str]) -> None:
@@ -29,21 +31,15 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
         BrokerError: Redis cannot be used.
         HeadraceError: a worker cannot be started.
     """
-    url = _redis_url(settings, "worker")
-    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    require_extras("worker", "worker")
+    url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)
-    console = _console([device.name for device in devices], settings)
-
-    def report(text: str) -> None:
-        console.print(OWN_NAME, text)
-
-    for warning in check_broker(url).warnings():
-        report(warning)
+    console = _console([device.name for device in devices], settings, check_broker(url))
+    report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
     children = [components.worker_child(device, settings, variables, report) for device in devices]
-    Supervisor(
-        children, console, on_ready=lambda: report(f"{len(children)} workers on {redact_url(url)}")
-    ).run()
+    ready = f"{len(children)} workers on {redact_url(url)}"
+    Supervisor(children, console, on_ready=partial(report, ready)).run()
 
 
 def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -54,21 +50,14 @@ def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
         BrokerError: Redis cannot be used.
         HeadraceError: it cannot be started.
     """
-    url = _redis_url(settings, "background")
-    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-    console = _console([background_workers.NODE], settings)
-
-    def report(text: str) -> None:
-        console.print(OWN_NAME, text)
-
-    for warning in check_broker(url).warnings():
-        report(warning)
-    child = components.background_child(
-        settings, components.environment(settings, url, environ), report
-    )
-    Supervisor(
-        [child], console, on_ready=lambda: report(f"background worker on {redact_url(url)}")
-    ).run()
+    require_extras("background", "worker")
+    url = _prepare(settings, "background")
+    console = _console([background_workers.NODE], settings, check_broker(url))
+    report = partial(console.print, OWN_NAME)
+    variables = components.environment(settings, url, environ)
+    child = components.background_child(settings, variables, report)
+    ready = f"background worker on {redact_url(url)}"
+    Supervisor([child], console, on_ready=partial(report, ready)).run()
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -79,15 +68,20 @@ def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
         BrokerError: Redis cannot be used.
         HeadraceError: an API process cannot be started.
     """
-    url = _redis_url(settings, "api")
-    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    require_extras("api", "api")
+    url = _prepare(settings, "api")
     listeners = components.listen_for_api(settings)
     try:
-        warnings = check_broker(url).warnings()
+        broker = check_broker(url)
         variables = components.environment(settings, url, environ)
         if settings.api_processes == 1:
             _become_api(listeners, variables)
-        _supervise_api(settings, listeners, variables, warnings)
+        children = components.api_children(settings, variables, listeners)
+        console = _console([child.name for child in children], settings, broker)
+        address = http_url(settings.host, settings.port, tls=settings.tls)
+        ready = partial(console.print, OWN_NAME, f"{len(children)} API processes on {address}")
+        on_stop = partial(close_all, listeners)
+        Supervisor(children, console, on_ready=ready, on_stop=on_stop).run()
     finally:
         close_all(listeners)
 
@@ -99,38 +93,16 @@ def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) ->
     os.execve(command[0], command, variables)  # noqa: S606
 
 
-def _supervise_api(
-    settings: Settings,
-    listeners: list[socket.socket],
-    variables: Mapping[str, str],
-    warnings: list[str],
-) -> None:
-    children = components.api_children(settings, variables, listeners)
-    console = _console([child.name for child in children], settings)
-    for warning in warnings:
-        console.print(OWN_NAME, warning)
-    url = http_url(settings.host, settings.port, tls=settings.tls)
-    ready = f"{len(children)} API processes on {url}"
-    Supervisor(
-        children,
-        console,
-        on_ready=lambda: console.print(OWN_NAME, ready),
-        on_stop=lambda: close_all(listeners),
-    ).run()
-
-
 def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
     """Run `headrace runner`: run batches until a signal stops it.
 
-    Args:
-        settings: of the deployment.
-        environ: its environment; HEADRACE_URL overrides the API's address in the settings.
+    HEADRACE_URL overrides the API's address in the settings.
 
     Raises:
         ConfigError: HEADRACE_REDIS_URL is not set, or the payload store cannot be used.
         BrokerError: Redis cannot be used.
     """
-    url = _redis_url(settings, "runner")
+    url = settings.needed_redis_url("headrace runner")
     logs.configure(
         settings.log_format, settings.log_level, "runner", environ=environ, redis_url=url
     )
@@ -158,8 +130,8 @@ def run_flower(
             other machines could reach it without a password, or its history cannot be written.
         BrokerError: Redis cannot be used.
     """
-    url = _redis_url(settings, "flower")
-    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    require_extras("flower", "worker")
+    url = _prepare(settings, "flower")
     change = "publish it on 127.0.0.1 only"
     components.check_flower(published_at or settings.flower_host, environ, change=change)
     change = "choose another with HEADRACE_FLOWER_PORT"
@@ -170,15 +142,20 @@ def run_flower(
     os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
 
 
-def _console(names: Sequence[str], settings: Settings) -> Console:
+def _console(names: Sequence[str], settings: Settings, broker: BrokerInfo) -> Console:
+    """Return the console for children of these names, after the warnings about Redis."""
     as_json = components.log_format(settings) == logs.JSON
-    return console_for([OWN_NAME, *names], as_json=as_json)
+    console = console_for([OWN_NAME, *names], as_json=as_json)
+    for warning in broker.warnings():
+        console.print(OWN_NAME, warning)
+    return console
 
 
-def _redis_url(settings: Settings, component: str) -> str:
-    if settings.redis_url is None:
-        raise ConfigError(
-            f"headrace {component} needs HEADRACE_REDIS_URL, which is not set",
-            hint="set it, or start everything with `headrace up`",
-        )
-    return settings.redis_url
+def _prepare(settings: Settings, component: str) -> str:
+    """Return the URL of Redis, after the models file was checked."""
+    url = settings.needed_redis_url(f"headrace {component}")
+    if component == "worker":
+        load_models(settings)
+    else:  # a source that cannot be read here is no reason not to start
+        load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    return url

@@ -28,9 +28,9 @@ from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
-from headrace.server.embedded_redis import EmbeddedServer
+from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.gpus import Device
-from headrace.server.ports import http_connection, http_url, listen, reachable
+from headrace.server.ports import http_get, http_url, listen, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
@@ -59,13 +59,13 @@ _READ_BYTES: Final = 64
 #: A drained worker closes its model processes and connections.
 _WORKER_CLOSE_S: Final = 15.0
 #: Flower stops serving while it writes its history: 4 s of CPU with its own default of max_tasks.
-#: All tasks have one name, so the list shows their arguments, which include the model.
+#: Our tasks have one name, so the list shows their arguments, which include the model.
 _FLOWER_DEFAULTS: Final = {
     "FLOWER_MAX_TASKS": "20000",
     "FLOWER_STATE_SAVE_INTERVAL": "60000",
-    "FLOWER_TASKS_COLUMNS": "kwargs,uuid,state,received,runtime,worker",
+    "FLOWER_TASKS_COLUMNS": "name,kwargs,uuid,state,received,runtime,worker",
 }
-_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER")
+_FLOWER_OAUTH: Final = ("FLOWER_AUTH_PROVIDER", "FLOWER_AUTH")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
@@ -89,6 +89,7 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
         "HEADRACE_HOST": settings.host,
         "HEADRACE_PORT": str(settings.port),
+        "HEADRACE_WORKER_LABELS": ",".join(settings.worker_labels),
         # Components write to a pipe; only this process knows whether there is a terminal.
         "HEADRACE_LOG_FORMAT": log_format(settings),
     }
@@ -105,10 +106,7 @@ def log_format(settings: Settings) -> str:
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:
     """Return the embedded server, which inherits the lock of the state directory.
 
-    Args:
-        server: the server.
-        lock: the lock's file descriptor.
-        on_ready: called after each start, before anything else uses the server.
+    `on_ready` is called after each start, before anything else uses the server.
     """
 
     def ready(_: Mapping[str, str]) -> bool:
@@ -127,6 +125,8 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
         ready_timeout_s=_LOAD_TIMEOUT_S,
         stop_timeout_s=_SAVE_TIMEOUT_S,
         death_signal="TERM",
+        # The state directory may have been there, and be open to other users.
+        private=True,
         pass_fds=(lock,),
     )
 
@@ -200,14 +200,7 @@ def node_name(device: Device) -> str:
 def worker_child(
     device: Device, settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """Return the Celery worker of one device. Each start has an incarnation of its own.
-
-    Args:
-        device: its device.
-        settings: its drain timeout and log level.
-        environ: the environment of the components.
-        report: called with a line when its leases are released.
-    """
+    """Return the Celery worker of one device. Each start has an incarnation of its own."""
     node = node_name(device)
     url = environ["HEADRACE_REDIS_URL"]
 
@@ -224,20 +217,14 @@ def worker_child(
 
     return _celery_worker(
         device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
-        new_environment, release, lambda env: _key_exists(url, keys.worker(env[INCARNATION])),
+        new_environment, release, lambda env: _has_key(url, keys.worker(env[INCARNATION])),
     )  # fmt: skip
 
 
 def background_child(
     settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """Return the background worker. Each start has an incarnation of its own.
-
-    Args:
-        settings: its drain timeout and log level.
-        environ: the environment of the components.
-        report: called with a line when its tasks are requeued.
-    """
+    """Return the background worker. Each start has an incarnation of its own."""
     node = background_workers.node_name()
     url = environ["HEADRACE_REDIS_URL"]
 
@@ -251,7 +238,7 @@ def background_child(
     return _celery_worker(
         background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings,
         new_environment, release,
-        lambda env: _key_exists(url, keys.background_alive(env[INCARNATION])),
+        lambda env: _has_key(url, keys.background_alive(env[INCARNATION])),
     )  # fmt: skip
 
 
@@ -279,13 +266,7 @@ def _celery_worker(
 def runner_child(
     settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """Return the batch runner. Without it batches wait, and everything else serves.
-
-    Args:
-        settings: the address of the API.
-        environ: the environment of the components.
-        report: called with a line when its batches are released.
-    """
+    """Return the batch runner. Without it batches wait, and everything else serves."""
     url = environ["HEADRACE_REDIS_URL"]
 
     def new_environment() -> dict[str, str]:
@@ -304,7 +285,7 @@ def runner_child(
         environment=new_environment,
         stage=2,
         stop_rank=0,
-        ready=lambda env: _runner_is_live(url, env[INCARNATION]),
+        ready=lambda env: is_true(url, lambda client: env[INCARNATION] in live_runners(client)),
         stop_timeout_s=RUNNER_STOP_S,
         essential=False,
         on_exit=release,
@@ -322,7 +303,10 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
     Raises:
         ConfigError: the address is not a loopback address, and no password is set.
     """
-    if address in _LOOPBACK or any(environ.get(name) for name in _FLOWER_AUTH):
+    if address in _LOOPBACK or environ.get("FLOWER_BASIC_AUTH"):
+        return
+    # Flower asks its provider only where it knows who may enter.
+    if all(environ.get(name) for name in _FLOWER_OAUTH):
         return
     raise ConfigError(
         f"Flower must have a password to listen on {address}, because it can stop workers",
@@ -350,6 +334,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
         stop_rank=2,
         ready=lambda _: _listens(settings.flower_host, settings.flower_port),
         essential=False,
+        private=True,  # Its state has the beginnings of results.
     )
 
 
@@ -393,16 +378,11 @@ def release_batches(redis_url: str, runner: str, report: Callable[[str], None]) 
 
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
     """Return the JSON of the API's answer to a GET; None without a 2xx answer."""
-    connection = http_connection(host, port, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        return json.loads(body or b"{}") if response.status < 300 else None
+        status, body, _ = http_get(host, port, path, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
+        return json.loads(body or b"{}") if status < 300 else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
-    finally:
-        connection.close()
 
 
 def _worker(app: str) -> list[str]:
@@ -414,14 +394,6 @@ def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONWARNINGS": warnings}
 
 
-def _key_exists(redis_url: str, key: str) -> bool:
-    return _is_true(redis_url, lambda client: bool(client.exists(key)))
-
-
-def _runner_is_live(redis_url: str, incarnation: str) -> bool:
-    return _is_true(redis_url, lambda client: incarnation in live_runners(client))
-
-
 def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
     """Return host and pid of each live runner, by its name."""
     members: Any = client.zrange(keys.RUNNERS, 0, -1)
@@ -429,16 +401,8 @@ def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
     return {owner: (host, int(pid)) for owner, host, pid in named}
 
 
-def _is_true(redis_url: str, question: Callable[[redis.Redis], bool]) -> bool:
-    """Return the answer of a question to Redis; False if Redis does not answer."""
-    timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
-    client = connect(redis_url, **timeouts)
-    try:
-        return question(client)
-    except (redis.exceptions.RedisError, OSError):
-        return False
-    finally:
-        client.close()
+def _has_key(redis_url: str, key: str) -> bool:
+    return is_true(redis_url, lambda client: bool(client.exists(key)))
 
 
 def _listens(host: str, port: int) -> bool:

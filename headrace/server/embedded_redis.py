@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
 import subprocess
+from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+import redis
 import redis.exceptions
 
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.redis.connection import connect
 from headrace.server.ports import free_port, is_free
@@ -25,7 +29,7 @@ CONFIG_NAME: Final = "redis.conf"
 AUTH_NAME: Final = "redis.password"
 PORT_NAME: Final = "redis.port"
 _PASSWORD_BYTES: Final = 32
-_PING_TIMEOUT_S: Final = 0.5
+_PROBE_TIMEOUT_S: Final = 0.5
 _VERSION_TIMEOUT_S: Final = 10
 _ON_PATH: Final = ("valkey-server", "redis-server")
 
@@ -35,9 +39,7 @@ class EmbeddedServer:
     """A configured server that is not started yet.
 
     Attributes:
-        program: the server's program.
         config_file: its configuration, which holds the password.
-        port: its port on loopback.
         password: generated once per state directory.
     """
 
@@ -69,14 +71,17 @@ class EmbeddedServer:
 
     def is_ready(self) -> bool:
         """Return whether it answers PING. It does not while it loads its data."""
-        timeouts = {"socket_timeout": _PING_TIMEOUT_S, "socket_connect_timeout": _PING_TIMEOUT_S}
-        client = connect(self.url, **timeouts)
+        return is_true(self.url, lambda client: bool(client.ping()))
+
+
+def is_true(url: str, question: Callable[[redis.Redis], bool]) -> bool:
+    """Return the answer of a question to Redis; False if Redis does not answer in time."""
+    timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
+    with connect(url, **timeouts) as client:
         try:
-            return bool(client.ping())
+            return question(client)
         except (redis.exceptions.RedisError, OSError):
             return False
-        finally:
-            client.close()
 
 
 def find_server() -> str:
@@ -118,7 +123,16 @@ def prepare(state_dir: Path) -> EmbeddedServer:
         # Histograms per command, updated by each call of a script; nothing reads them.
         lines.append("latency-tracking no")
     write_private(config_file, "\n".join(lines) + "\n")
+    _close_data(state_dir)
     return EmbeddedServer(program, config_file, port, password)
+
+
+def _close_data(state_dir: Path) -> None:
+    """Make the data of earlier versions, which others may read, private."""
+    for name in ("appendonlydir", "appendonly.aof", "dump.rdb"):
+        path = state_dir / name
+        with contextlib.suppress(FileNotFoundError):
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def prepared_url(state_dir: Path) -> str | None:
@@ -129,6 +143,21 @@ def prepared_url(state_dir: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return f"redis://:{password}@{HOST}:{port}/0"
+
+
+def redis_url_here(settings: Settings) -> str:
+    """Return the URL of the settings, else of the server that `headrace up` prepared here.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    url = settings.redis_url or prepared_url(settings.state_dir)
+    if url is None:
+        raise ConfigError(
+            f"no Redis URL is set, and `headrace up` has no Redis in {settings.state_dir}",
+            hint="set HEADRACE_REDIS_URL, or change to the folder where `headrace up` runs",
+        )
+    return url
 
 
 def _configuration(state_dir: Path, port: int, password: str) -> list[str]:

@@ -1,7 +1,8 @@
 """`headrace health`: whether a component on this host serves.
 
 For the health checks of containers, whose images have no curl. A check asks the component itself;
-workers and runners are looked up in Redis.
+workers and runners are looked up in Redis. It returns a line about what it found, and raises a
+HeadraceError if the component does not serve.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace.redis import keys
 from headrace.redis.connection import connect, redact_url
 from headrace.server import background_workers, components
 from headrace.server.gpus import worker_devices
-from headrace.server.ports import http_connection, http_url
+from headrace.server.ports import http_get, http_url
 from headrace.server.supervisor.proc import start_time_ticks
 
 #: A loaded machine answers late. The timeout of the container's check must be longer.
@@ -72,17 +73,7 @@ def check(
 ) -> str:
     """Check one component, in the environment it was started in.
 
-    Args:
-        component: the component.
-        settings: its address.
-        workers: the `--workers` of `headrace worker`.
-        environ: the environment of `headrace worker`, for the GPUs that it may use.
-
-    Returns:
-        A line about what was found.
-
     Raises:
-        HeadraceError: it does not serve.
         ConfigError: the check needs Redis, and HEADRACE_REDIS_URL is not set.
     """
     if component is Component.WORKER:
@@ -99,41 +90,25 @@ def check(
 
 
 def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False) -> str:
-    """Check that a server answers a GET with 2xx in time.
-
-    Raises:
-        HeadraceError: it does not.
-    """
+    """Check that a server answers a GET with 2xx in time."""
     where = f"{what}: GET {http_url(host, port, tls=tls)}{path}"
-    connection = http_connection(host, port, timeout_s=TIMEOUT_S, tls=tls)
     try:
-        connection.request("GET", path)
-        status = connection.getresponse().status
+        status, _, _ = http_get(host, port, path, timeout_s=TIMEOUT_S, tls=tls)
     except (OSError, http.client.HTTPException) as error:
         raise HeadraceError(f"{where}: {str(error) or type(error).__name__}") from error
-    finally:
-        connection.close()
     if not 200 <= status < 300:
         raise HeadraceError(f"{where}: answered {status}")
     return f"{where}: {status}"
 
 
 def check_redis(url: str) -> str:
-    """Check that Redis answers PING. It does not while it loads its data.
-
-    Raises:
-        HeadraceError: it does not.
-    """
+    """Check that Redis answers PING. It does not while it loads its data."""
     _ask(url, lambda client: client.ping())
     return f"Redis at {redact_url(url)}: PONG"
 
 
 def check_background(url: str) -> str:
-    """Check that the background worker of this host is alive.
-
-    Raises:
-        HeadraceError: it has not reported in time, or its process is gone.
-    """
+    """Check that the background worker of this host is alive."""
     node = background_workers.node_name()
     if node not in {alive.node for alive in _ask(url, background_workers.live_workers)}:
         raise HeadraceError(f"not seen in the last {keys.BACKGROUND_TTL_S} s: {node}")
@@ -144,9 +119,6 @@ def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> 
     """Check that each worker of `headrace worker` on this host is alive.
 
     `GET /ready?models=all` checks whether its models are loaded.
-
-    Raises:
-        HeadraceError: one of them has not reported in time.
     """
     wanted = [components.node_name(device) for device in worker_devices(environ, workers)]
     seen = _ask(url, _live_nodes)
@@ -157,11 +129,7 @@ def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> 
 
 
 def check_runner(url: str) -> str:
-    """Check that a runner of this host is alive.
-
-    Raises:
-        HeadraceError: none is.
-    """
+    """Check that a runner of this host is alive."""
     host = socket.gethostname()
     found = _ask(url, components.live_runners).values()
     pids = [pid for at, pid in found if at == host and start_time_ticks(pid) is not None]

@@ -8,6 +8,8 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import closing
+from email.message import Message
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,20 +37,27 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
-def http_connection(
-    host: str, port: int, *, timeout_s: float, tls: bool = False
-) -> http.client.HTTPConnection:
-    """Return a connection to a local server of this deployment, to probe it.
+def http_get(
+    host: str, port: int, path: str, *, timeout_s: float, tls: bool = False
+) -> tuple[int, bytes, Message]:
+    """Return status, body and headers of a local server's answer to a GET, to probe it.
 
     Its certificate is for the name that clients use, so it is not verified. No secret is sent.
+
+    Raises:
+        OSError, http.client.HTTPException: it does not answer.
     """
     name = reachable(host)
-    if not tls:
-        return http.client.HTTPConnection(name, port, timeout=timeout_s)
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(name, port, timeout=timeout_s, context=context)
+    connection = http.client.HTTPConnection(name, port, timeout=timeout_s)
+    if tls:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(name, port, timeout=timeout_s, context=context)
+    with closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -94,12 +103,6 @@ def require_free(what: str, host: str, port: int, *, change: str) -> None:
 
 def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socket]:
     """Listen on a port, on each local address of a host name.
-
-    Args:
-        what: the component, for the error.
-        host: the address or name to listen on.
-        port: the port.
-        change: how to choose another port, for the hint.
 
     Raises:
         ConfigError: the port is taken, or the address cannot be listened on.

@@ -57,10 +57,6 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
 def make(path: Path, change: str) -> None:
     """Create the directory if needed, for a component that shares it.
 
-    Args:
-        path: the state directory.
-        change: how to choose another one, for the hint.
-
     Raises:
         ConfigError: it cannot be created.
     """

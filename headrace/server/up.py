@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.model_catalog import load_catalog
 from headrace.config.settings import Settings
+from headrace.models.catalog import load_models
 from headrace.observability import logs
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import background_workers, components, embedded_redis, state_dir
 from headrace.server.gpus import worker_devices
+from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
+from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
-from headrace.server.supervisor.console import Console, console_for
-from headrace.server.supervisor.supervisor import OWN_NAME, Supervisor
+from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +31,17 @@ class UpOptions:
 
     Attributes:
         workers: how many Celery workers; None for one per GPU, or one on a machine without GPUs.
-        flower: whether to run Flower.
-        background: whether to run the background worker.
-        runner: whether to run the batch runner.
     """
 
     workers: int | None = None
     flower: bool = True
     background: bool = True
     runner: bool = True
+    reload: bool = False
 
 
 class Up:
-    """One run of `headrace up`.
-
-    Args:
-        settings: the deployment's settings.
-        options: what to run.
-        environ: the environment that the components inherit.
-    """
+    """One run of `headrace up`."""
 
     def __init__(self, settings: Settings, options: UpOptions, environ: Mapping[str, str]) -> None:
         self._settings = settings
@@ -67,7 +62,8 @@ class Up:
             HeadraceError: a component cannot be started.
         """
         settings, options = self._settings, self._options
-        load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+        require_extras("up", *SERVER_EXTRAS)
+        load_models(settings)
         if options.flower:
             components.check_flower(
                 settings.flower_host,
@@ -99,6 +95,7 @@ class Up:
             supervisor.run()
         finally:
             state_dir.remove_record(self._settings.state_dir)
+        self._report("stopped; queued jobs are kept")
 
     def _close_port(self) -> None:
         """Stop listening: a connection that waits while the workers drain gets no answer."""
@@ -168,6 +165,7 @@ class Up:
         found = (child.environment.get(components.INCARNATION) for child in living)
         record = {
             "urls": self._urls(),
+            "models_file": str(self._settings.models_file.absolute()),
             "pids": {
                 OWN_NAME: os.getpid(),
                 **{c.spec.name: c.process.pid for c in living if c.process is not None},
@@ -182,7 +180,7 @@ class Up:
             self._report(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
 
     def _announce(self) -> None:
-        settings = self._settings
+        settings, options = self._settings, self._options
         urls = self._urls()
         state = components.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
         lines = ["up" if state else "up, but not ready: GET /ready shows why"]
@@ -190,9 +188,16 @@ class Up:
         lines.append(f"  broker  {urls['broker']}")
         if "flower" in urls:
             lines.append(f"  Flower  {urls['flower']}")
-        lines.append(f"  models  {_models(state)}")
+        lines.append(f"  models  {_models(state)}, from {settings.models_file}")
         lines.append(f"  state   {settings.state_dir.absolute()}")
+        if options.reload:
+            lines.append("  reload  a changed handler or models file is loaded at once")
         lines.append("Ctrl-C stops everything; queued jobs are kept")
+        reloader = Reloader(settings, self._broker_url, self._report, watch=options.reload)
+        reloader.start()
+        if not sys.stdout.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            # Of a terminal that was closed, SIGHUP is a request to stop; nohup ignores it.
+            signal.signal(signal.SIGHUP, lambda *_: reloader.apply())
         self._report("\n".join(lines))
 
     def _report(self, text: str) -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, WEBHOOK_URL_MAX_CHARS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
 
 if TYPE_CHECKING:
     from headrace.config.settings import Settings
 
-URL_MAX_CHARS: Final = 2048
 _PORTS: Final = {"http": 80, "https": 443}
 #: The characters of a URL, without those that parsers treat differently.
 _CHARS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
@@ -30,7 +29,6 @@ class Endpoint:
     Attributes:
         host: a name, or an address without brackets, in lower case.
         literal: the address, if the host is one.
-        authority: the value of the header Host.
         path: the path with its query.
     """
 
@@ -48,8 +46,8 @@ def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
     Raises:
         InvalidRequest: webhooks cannot be sent there; the message has the reason.
     """
-    if len(url) > URL_MAX_CHARS:
-        raise _wrong(f"the URL has {len(url)} characters, more than {URL_MAX_CHARS}")
+    if len(url) > WEBHOOK_URL_MAX_CHARS:
+        raise _wrong(f"the URL has {len(url)} characters, more than {WEBHOOK_URL_MAX_CHARS}")
     if not _CHARS.fullmatch(url):
         raise _wrong("the URL has invalid characters", "Percent-encode them.")
     try:
@@ -97,11 +95,7 @@ def _literal(host: str, *, bracketed: bool) -> Address | None:
 
 
 class WebhookPolicy:
-    """Checks the webhook of a request.
-
-    Args:
-        settings: of the deployment.
-    """
+    """Checks the webhook of a request."""
 
     def __init__(self, settings: Settings) -> None:
         self._on = bool(settings.webhook_secrets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
@@ -18,19 +18,22 @@ TASK: Final = "headrace.webhook"
 DEFAULT_EVENTS: Final = tuple(ENDS)
 EVENTS: Final[tuple[str, ...]] = get_args(WebhookEvent)
 STARTED: Final = "started"
+#: The `type` of a webhook.
+WebhookType = Annotated[
+    str, msgspec.Meta(extra_json_schema={"enum": [f"job.{event}" for event in EVENTS]})
+]
 
 
 class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
     """The arguments of the task. A field's name in the message stays when it changes here.
 
     Attributes:
-        job: the job.
         message_id: the id of this message, which identifies a repeat; "" for a retry.
-        url: the webhook's URL.
         model: the job's model, in case its record has expired.
         owner: its API key, in the same case.
         started: whether the event is the job's start and not its end.
         delivery: the delivery, for a retry.
+        turn: the delivery's `turn` when the task was made; -1 if an older version made it.
     """
 
     job: str
@@ -40,6 +43,7 @@ class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
     owner: str = ""
     started: bool = False
     delivery: str = ""
+    turn: int = -1
 
 
 def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> list[str | bytes]:

@@ -45,7 +45,19 @@ _MODEL_SHARES = {"fast": 0.6, "slow": 0.3, "rough": 0.1}
 _CANCELLED, _STOCK = 0.03, 0.03
 #: One deck of kills; more of them are more decks, shuffled apart.
 ALL = "redis, worker, api"
-_DECK = ("model", "worker", "model", "api", "redis", "model", "redis, worker", "model", ALL, "api")
+_DECK = (
+    "model",
+    "worker",
+    "stop",
+    "model",
+    "api",
+    "redis",
+    "model",
+    "redis, worker",
+    "model",
+    ALL,
+    "api",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,8 @@ class Kill:
 
     Attributes:
         at: the share of the jobs that have ended by then.
-        what: model, worker, api, redis or several; of `ALL` each process.
+        what: model, worker, api, redis or several; of `ALL` each process. `stop` kills nothing: it
+            suspends a worker until others have its jobs.
         draw: 0 to 1; chooses the victim, and how long Redis stays away.
     """
 

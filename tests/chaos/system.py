@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import msgspec
 import redis
 
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from headrace.server.supervisor.proc import start_time_ticks
 from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, MAX_DELIVERIES, Kill, models
-from tests.harness.processes.processes import descendants, gone
+from tests.harness.processes.processes import descendants, gone, suspend
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
@@ -53,6 +54,8 @@ class System:
         """Carry it out, and say whom it hit."""
         if kill.what == "model":
             return self._kill_model(kill.draw)
+        if kill.what == "stop":
+            return self._suspend(_one_of(WORKERS, kill.draw))
         names = [
             name
             for what, several in (("worker", WORKERS), ("api", APIS))
@@ -77,12 +80,51 @@ class System:
             return False
         return any(0 <= killed - at <= WINDOW_S for killed in self.redis_killed)
 
-    def _kill_part(self, name: str) -> None:
+    def _running(self, name: str) -> int:
+        """The pid of a part, once it runs."""
+
         def running() -> int:
             pid = int(self.up.record()["pids"].get(name, 0))
             return pid if start_time_ticks(pid) is not None else 0
 
-        pid = wait_until(running, f"{name} runs", 120)
+        return wait_until(running, f"{name} runs", 120)
+
+    def _suspend(self, name: str) -> str:
+        """Stop a worker until its leases were reaped; what it settles then must be refused."""
+        pid = self._running(name)
+        self.lost.update(BATCH.keys())
+        suspend(pid)
+        try:
+            raw: Any = self.server.client()
+            with raw as client:
+                owner = self._owner_of(client, pid)
+
+                def held() -> list[bytes]:
+                    return [
+                        job_id
+                        for queue in map(keys.queue_name, BATCH)
+                        for job_id in client.zrange(keys.lease(queue), 0, -1)
+                        if client.hget(keys.job(job_id.decode()), JobField.OWNER) == owner
+                    ]
+
+                before = len(held())
+                wait_until(lambda: gone(pid) or not held(), f"what {name} holds is reaped", 120)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return f"{name}, suspended with {before} jobs and not"
+
+    @staticmethod
+    def _owner_of(client: Any, pid: int) -> bytes:
+        """The name under which a worker holds its leases; empty before it has reported."""
+        for owner in client.zrange(keys.WORKERS, 0, -1):
+            state = client.hget(keys.worker(owner.decode()), "")
+            if state and msgspec.json.decode(state).get("pid") == pid:
+                return bytes(owner)
+        return b""
+
+    def _kill_part(self, name: str) -> None:
+        pid = self._running(name)
         os.kill(pid, signal.SIGKILL)
         if name in WORKERS:
             self.lost.update(BATCH.keys())
@@ -163,7 +205,7 @@ class Ends:
         self._stop = threading.Event()
 
     def __enter__(self) -> Ends:
-        self._pubsub.psubscribe(keys.META_PREFIX + "*")
+        self._pubsub.psubscribe(keys.meta + "*")
         self._thread.start()
         return self
 
@@ -181,5 +223,5 @@ class Ends:
                 self._stop.wait(0.05)  # it is away; redis-py subscribes again when it is back
                 continue
             if message is not None and message["type"] == "pmessage":
-                job_id = message["channel"].decode().removeprefix(keys.META_PREFIX)
+                job_id = message["channel"].decode().removeprefix(keys.meta)
                 self.seen.setdefault(job_id, []).append(time.monotonic())

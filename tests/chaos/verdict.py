@@ -82,7 +82,7 @@ def _check_queues(client: Any) -> None:
 
 
 def _check_records(client: Any, load: Load) -> None:
-    records = {key.decode() for key in client.scan_iter(f"{keys.JOB_PREFIX}*", count=1000)}
+    records = {key.decode() for key in client.scan_iter(f"{keys.job}*", count=1000)}
     assert records == {keys.job(job.id) for job in load.jobs}
     pipeline = client.pipeline(transaction=False)
     for job in load.jobs:
@@ -115,7 +115,7 @@ def _check_payloads(client: redis.Redis) -> None:
     raw: Any = client
     named = {
         fields[0].decode().split()[0]
-        for key in raw.scan_iter(f"{keys.JOB_PREFIX}*", count=1000)
+        for key in raw.scan_iter(f"{keys.job}*", count=1000)
         if (fields := raw.hmget(key, JobField.RESULT_REF))[0]
     }
     make_due(client)
@@ -124,7 +124,7 @@ def _check_payloads(client: redis.Redis) -> None:
         "the account of payloads names the results that are kept, and nothing else",
         60,
     )
-    stored = {key.removeprefix(keys.PAYLOAD_PREFIX) for key in payload_keys(client)}
+    stored = {key.removeprefix(keys.payload) for key in payload_keys(client)}
     assert stored == {reference.partition(":")[2] for reference in named}
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headrace.redis import keys
-from tests.harness.clients.script_calls import Job, Queue, foreign
+from tests.harness.clients.script_calls import STARTED, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
 
@@ -42,12 +42,21 @@ def test_a_claim_leases_and_says_what_a_worker_needs(queue: Queue) -> None:
     leased = queue.claim_one(owner="worker-1")
     assert leased.raw == queue.message(job)
     assert (leased.id, leased.created, leased.attempts) == (job.id, str(created), 1)
-    assert (leased.alone, leased.retries) == (False, "")
+    assert (leased.alone, leased.retries) == ("", "")
     assert (leased.step, leased.since) == (0, "")
     assert queue.held() == {job.id: leased.raw}
     record = queue.record(job.id)
     assert (record["s"], record["t"], record["o"]) == ("r", leased.token, "worker-1")
-    assert int(record["st"]) >= created
+    assert "st" not in record, "it has not begun to run"
+
+
+def test_a_claim_forgets_the_start_of_the_attempt_before(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.settle(queue.claim_one(), state="f", extra=("e", "{}"), retry_us="0")
+    assert queue.record(job_id)["st"] == STARTED, "that of its last attempt"
+    queue.sweep()
+    assert queue.claim_one().attempts == 2
+    assert "st" not in queue.record(job_id)
 
 
 def test_a_stock_clients_message_gets_a_record_and_no_time(queue: Queue) -> None:

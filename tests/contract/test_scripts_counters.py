@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
+from headrace.redis.scripts.jobs import EXCLUSIVE, IN_EITHER
 from tests.harness.clients.script_calls import Leased, Queue, foreign
 
 LATER_US = "1000000000"
@@ -115,7 +116,9 @@ def _lose(queue: Queue, job: Leased, lose: Callable[[Leased], object]) -> None:
     """Lose a job alone until it is given up, without a wait in between."""
     queue.release(job, mode="alone")
     for _ in range(3):
-        lose(queue.claim_one(lease_us=0))
+        job = queue.claim_one(lease_us=0)
+        assert queue.isolate(job, IN_EITHER) == EXCLUSIVE
+        lose(job)
 
 
 @_leased(failed=1, dead=1)
@@ -130,7 +133,7 @@ def _reaped_again_and_again(queue: Queue, job: Leased) -> None:
 
 @_leased(failed=1, dead=1)
 def _lost_with_its_worker_again_and_again(queue: Queue, job: Leased) -> None:
-    _lose(queue, job, lambda _: queue.release_owner("w1", mode="crash"))
+    _lose(queue, job, lambda _: queue.release_owner("w1", mode="lost"))
 
 
 @_leased(retried=1)

@@ -102,8 +102,8 @@ def test_neighbours_in_one_call_pass_and_fail_apart(queue: Queue) -> None:
     a, b, c, d = queue.claim().jobs
     queue.release(b)
     queue.settle(c)
-    forged = Leased(d.raw, d.id, "999999", "", 1, alone=False, retries="")
-    unknown = Leased(b"", "nobody", "1", "", 1, alone=False, retries="")
+    forged = Leased(d.raw, d.id, "999999", "", 1, alone="", retries="")
+    unknown = Leased(b"", "nobody", "1", "", 1, alone="", retries="")
     assert queue.renew(a, b, c, forged, unknown) == [1, 0, 0, 0, 0]
     assert queue.settle(a, b, c, forged, unknown) == [1, 0, 2, 0, 0]
     assert queue.settle(d, queue.claim_one()) == [1, 1]

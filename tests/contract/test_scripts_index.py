@@ -156,7 +156,7 @@ def test_a_stretch_is_bounded_by_what_it_looks_at(queue: Queue) -> None:
 def test_states_and_time_select(queue: Queue) -> None:
     old = queue.submit_one()
     new, delayed = queue.submit_one(), queue.submit_one(delay_us=10**9)
-    queue.claim(1)
+    queue.start(*queue.claim(1).jobs)
     assert walk(queue, states="q")[0] == [new]
     assert walk(queue, states="rd")[0] == [delayed, old]
     since = int(queue.record(new)["c"])

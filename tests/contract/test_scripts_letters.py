@@ -70,7 +70,7 @@ def test_a_crash_letter_is_charged_anew(queue: Queue) -> None:
     assert queue.letters()[job_id]["attempts"] == b"4"
     assert queue.requeue(job_id) == ["queued"]
     leased = queue.claim_one()
-    assert (leased.attempts, leased.alone) == (1, False)
+    assert (leased.attempts, leased.alone) == (1, "")
 
 
 def test_a_letter_outlives_its_record(queue: Queue) -> None:

@@ -16,6 +16,7 @@ from headrace.payloads.store import PayloadMissing, new_entry
 from headrace.redis import keys
 from headrace.redis.outages import outage_code, translate
 from headrace.redis.scripts import NAMES, Arg, script
+from headrace.redis.scripts.jobs import EXCLUSIVE, IN_EITHER
 from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue
 
 
@@ -71,8 +72,9 @@ def test_leases_are_reaped(queue: Queue) -> None:
     with full_memory(queue):
         assert queue.sweep()[1] == 1
         for _ in range(MAX_CRASHES):
-            queue.claim_one(owner="w", lease_us=0)
-            assert queue.release_owner("w", mode="crash") == 1
+            leased = queue.claim_one(owner="w", lease_us=0)
+            assert queue.isolate(leased, IN_EITHER) == EXCLUSIVE
+            assert queue.release_owner("w", mode="lost") == 1
         assert list(queue.letters()) == [job_id]
 
 
@@ -103,6 +105,28 @@ def test_dead_letters_are_written_put_back_and_purged(queue: Queue) -> None:
         assert queue.purge_letters(gone) == 1
         assert queue.settle(queue.claim_one()) == [1]
     assert (queue.record(kept)["s"], queue.letters()) == ("s", {})
+
+
+def test_background_tasks_are_taken_held_and_settled(queue: Queue) -> None:
+    """And their worker says that it is alive; those of a dead one are requeued."""
+    client = queue.client
+    client.lpush(keys.BACKGROUND_TASKS, "one", "two")
+    with full_memory(queue):
+        for name in (b"one", b"two"):
+            assert queue.call("background/take", [], "w") == name
+            assert client.lrange(keys.background_taken("w"), 0, -1) == [name]
+            queue.call("background/hold", [], "w", b"tag " + name, name)
+            assert not client.exists(keys.background_taken("w"))
+        assert queue.call("background/take", [], "w") is None
+        for name, requeue in ((b"one", 1), (b"two", 0)):
+            settle: tuple[Any, ...] = ("background/settle", [], "w", b"tag " + name, requeue)
+            assert [queue.call(*settle) for _ in range(2)] == [1, 0]
+            assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"one"]
+        queue.call("background/take", [], "dead")
+        assert queue.call("background/requeue_dead", [], "w", "{}", "dead") == 1
+        assert client.ttl(keys.background_alive("w")) > 0
+    assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"one"]
+    client.delete(keys.BACKGROUND_TASKS)
 
 
 def test_what_waits_is_purged(queue: Queue) -> None:
@@ -136,7 +160,7 @@ def test_a_worker_goes_on_saying_that_it_lives(queue: Queue) -> None:
     with full_memory(queue):
         for _ in range(2):
             added = (stats, "ran", "1.5", stats, "took@1", "1 2 0.25")
-            queue.call("workers/report", [], "w", 15, 2, "m", "{}", *added)
+            queue.call("workers/report", [], "w", 2, "m", "{}", *added)
     assert queue.client.hgetall(keys.worker("w")) == {b"m": b"{}"}
     assert 0 < queue.client.ttl(keys.worker("w")) <= 15
     assert queue.client.zrange(keys.WORKERS, 0, -1) == [b"w"]
@@ -147,7 +171,7 @@ def test_who_lives_is_told_by_the_clock_of_redis(queue: Queue) -> None:
     """However wrong a worker's own clock is, it makes nobody else look gone."""
     seconds, _ = queue.client.time()
     queue.client.zadd(keys.WORKERS, {"gone": seconds - 16, "silent": seconds - 5})
-    queue.call("workers/report", [], "w", 15, 2, ":clock", "99999999999")
+    queue.call("workers/report", [], "w", 2, ":clock", "99999999999")
     found: Any = queue.client.zrange(keys.WORKERS, 0, -1, withscores=True)
     told = dict(found)
     assert list(told) == [b"silent", b"w"]
@@ -264,28 +288,40 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.client.script_flush()
     arguments: dict[str, list[Arg]] = {
         "jobs/submit": [0], "queues/list_jobs": ["m", "", "", 0, "", 1, 1],
-        "jobs/view": [keys.QUEUE_PREFIX, 1], "jobs/cancel": [keys.QUEUE_PREFIX, 0], "queues/depth":
+        "jobs/view": [1], "jobs/cancel": [0], "queues/depth":
         [], "jobs/claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "queues/sweep": [queue.name,
-        1, 3, 10], "jobs/settle": [queue.name], "jobs/renew": [1], "jobs/release": [queue.name,
-        "free", 3], "jobs/release_owner": [queue.name, "free", 3, "w"],
+        1, 3, 10], "jobs/settle": [queue.name, "1"], "jobs/move": [queue.name, "1"],
+        "jobs/renew": [1], "jobs/release": [queue.name, "free", 3, "", ""],
+        "jobs/release_owner": [queue.name, "free", 3, "w"],
         "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
         "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e", "r", 1,
-        0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 0, 2,
+        0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 2,
         "m", "{}"], "files/begin": ["f", 0], "files/part": ["f", "redis:0", 0, 1, 1, 1],
-        "files/finish": ["f", "batch", 1, 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
-        [keys.QUEUE_PREFIX, 1, "expired", "JobExpired", "late"],
+        "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
+        [1, "expired", "JobExpired", "late"],
         "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
-        "runs/save_status": ["r", "{}", "", 60, 10, "-"], "background/requeue_dead": ["", "", 1],
-        "pipelines/save_stages": ["x", 1, "{}", "y"], "pipelines/hand_over": ["e", "e2"],
-        "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, 0], "batches/cancel":
+        "runs/save_status": ["r", "{}", "", 60, 10, "-"], "runs/list": ["-", 10],
+        "background/requeue_dead": ["", ""],
+        "background/settle": ["w", "t", 1], "background/take": ["w"],
+        "background/hold": ["w", "t", "x"],
+        "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2"],
+        "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel":
         ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
-        ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", ""], "webhooks/due":
-        [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [keys.QUEUE_PREFIX],
+        ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
+        "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
+        "jobs/start": ["x", 1, 1],
+        "jobs/isolate": ["x", 1, "either", "here"],
+        "registry/change": ["", 10, "id", "m", "0", "", "{}"],
+        "workers/lease_replicas": ["w", 1, 0, 1, 0],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):
         queue.execute(*command)
     assert queue.execute(*known.load_command()).decode() == known.sha
     queue.execute(*command)
-    queue.client.delete(keys.WORKERS, keys.rate("k"), keys.RUNS, keys.run("r"), keys.PAYLOADS)
+    queue.client.delete(
+        keys.WORKERS, keys.worker("w"), keys.rate("k"), keys.RUNS, keys.runs_of("-"), keys.run("r"),
+        keys.PAYLOADS, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
+        keys.background_held("w"),
+    )  # fmt: skip
     assert queue.client.dbsize() == 0

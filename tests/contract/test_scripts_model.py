@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 )
 
 from headrace.redis import keys
+from headrace.redis.scripts.jobs import FENCED, IN_EITHER, IN_PROCESS, IN_WORKER, ISOLATION_ENDS
 from tests.harness.clients.script_calls import Job, Leased, Queue
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -95,7 +96,7 @@ class History(RuleBasedStateMachine):
             assert code == 1
             self._end(job.id)
 
-    @rule(data=st.data(), mode=st.sampled_from(["free", "alone", "crash"]))
+    @rule(data=st.data(), mode=st.sampled_from(["free", "alone", "crash", "lost"]))
     def release(self, data: st.DataObject, mode: str) -> None:
         if not self.claims:
             return
@@ -106,6 +107,14 @@ class History(RuleBasedStateMachine):
         if ours:
             assert (fate == "cancelled") == (job.id in self.asked)
             self._given_back(job.id, fate)
+
+    @rule(data=st.data(), scope=st.sampled_from([IN_PROCESS, IN_WORKER, IN_EITHER, ISOLATION_ENDS]))
+    def isolate(self, data: st.DataObject, scope: str) -> None:
+        if not self.claims:
+            return
+        job = data.draw(st.sampled_from(self.claims))
+        ours = self.current.get(job.id) == job.token
+        assert (self.queue.isolate(job, scope) == FENCED) == (not ours)
 
     @rule(data=st.data(), expired=st.booleans())
     def renew(self, data: st.DataObject, expired: bool) -> None:
@@ -131,7 +140,7 @@ class History(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["v", "w"]), data=st.data())
     def release_owner(self, owner: str, data: st.DataObject) -> None:
         keep = data.draw(st.lists(st.sampled_from(sorted(self.current.values()) or ["0"])))
-        self.queue.release_owner(owner, *keep, mode="crash")
+        self.queue.release_owner(owner, *keep, mode="lost")
         self._look_at_leases()
         assert not set(keep) - {"0"} - set(self.current.values()), "gave back what was kept"
 

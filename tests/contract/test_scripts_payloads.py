@@ -11,7 +11,8 @@ from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
 from headrace.redis.fields import JobField
-from headrace.redis.scripts.payloads import put as put_payload
+from headrace.redis.scripts import script
+from headrace.redis.scripts.jobs import IN_EITHER
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.payloads import make_due, noted
 from tests.harness.clients.script_calls import Queue
@@ -31,8 +32,8 @@ def put(store: RedisPayloadStore, job_id: str, kind: str = "i", body: bytes = BO
 
 
 def index_of(store: RedisPayloadStore) -> PayloadIndex:
-    assert isinstance(store.account, PayloadIndex)
-    return store.account
+    assert isinstance(store.index, PayloadIndex)
+    return store.index
 
 
 def total(client: redis.Redis) -> int:
@@ -40,7 +41,7 @@ def total(client: redis.Redis) -> int:
 
 
 def there(store: RedisPayloadStore, entry: PayloadEntry) -> bool:
-    key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
+    key = keys.payload(entry.ref.partition(":")[2])
     return bool(index_of(store).client.exists(key))
 
 
@@ -124,7 +125,7 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     index = PayloadIndex(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
-    index.call(put_payload(entry.text, entry.ref, grace_us=1, limit="", size=len(body)))
+    index.call(script("payloads/put").call([], entry.text, entry.ref, 1, "", len(body)))
     with full_memory(queue), pytest.raises(BrokerFull):
         index._write(entry, body, "", bounded=True)
     assert (noted(queue.client), total(queue.client)) == ([], 0)
@@ -189,8 +190,8 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPay
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref)
     for _ in range(8):
-        queue.claim_one(owner="w", lease_us=0)
-        queue.release_owner("w", mode="crash")
+        queue.isolate(queue.claim_one(owner="w", lease_us=0), IN_EITHER)
+        queue.release_owner("w", mode="lost")
         if queue.letters():
             break
     assert list(queue.letters()) == ["j"]
@@ -236,7 +237,7 @@ def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
     assert queue.settle(leased, extra=(JobField.RESULT_REF, f"{entry.ref} 1000 image/png")) == [1]
     sweep(queue, store)
     assert not there(store, lost)  # another claim's, which was fenced
-    key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
+    key = keys.payload(entry.ref.partition(":")[2])
     assert 400 < int(queue.client.ttl(key)) <= 500
     queue.client.delete(keys.job("j"))
     sweep(queue, store)
@@ -248,7 +249,7 @@ def test_a_result_whose_time_is_over_is_counted_no_more(
     queue: Queue, store: RedisPayloadStore
 ) -> None:
     entry = put(store, "j", "r")
-    queue.client.delete(keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2])  # as its TTL does
+    queue.client.delete(keys.payload(entry.ref.partition(":")[2]))  # as its TTL does
     assert total(queue.client) == len(BODY)
     sweep(queue, store)
     assert total(queue.client) == 0

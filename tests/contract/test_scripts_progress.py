@@ -11,7 +11,6 @@ from headrace.jobs.progress import Progress
 from headrace.queue.job_queue import _job
 from headrace.queue.watcher import JobStatus, read_status, status_of
 from headrace.redis import keys
-from headrace.redis.scripts.jobs import read_watch
 from tests.harness.clients.script_calls import Job, Leased, Queue
 from tests.harness.wait import wait_until
 
@@ -21,7 +20,7 @@ HALF = '{"fraction":0.5}'
 def status(queue: Queue, job_id: str) -> JobStatus:
     """How a job stands, which a look at it alone and its whole record tell alike."""
     (row,), (whole,) = queue.watch(job_id), queue.view(job_id)
-    found, job = read_status(read_watch(row)), _job(job_id, whole)
+    found, job = read_status(row), _job(job_id, whole)
     assert found is not None
     assert job is not None
     assert found == status_of(job)
@@ -31,6 +30,7 @@ def status(queue: Queue, job_id: str) -> JobStatus:
 def test_it_stands_in_the_record_while_the_job_runs(queue: Queue) -> None:
     job_id = queue.submit_one()
     leased = queue.claim_one()
+    queue.start(leased)
     assert queue.progress(leased, f"1 {HALF}") == 1
     assert status(queue, job_id).progress == Progress(0.5)
     assert queue.progress(leased, '2 {"fraction":null,"message":"nearly"}') == 1
@@ -87,7 +87,7 @@ def test_only_a_poke_is_published(queue: Queue) -> None:
 def test_a_look_tells_places_and_times_as_the_record_does(queue: Queue) -> None:
     ids = queue.submit(Job(step=3), Job(), Job(delay_us=10**9), Job())
     assert ids is not None
-    rows = [read_status(read_watch(row)) for row in queue.watch(*_ids(queue), "nobody")]
+    rows = [read_status(row) for row in queue.watch(*_ids(queue), "nobody")]
     assert rows[-1] is None
     known = [row for row in rows if row is not None]
     assert {row.state for row in known} == {State.QUEUED, State.SCHEDULED}
@@ -106,7 +106,7 @@ def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
     job_id = queue.submit_one()
     odd, good = queue.watch("odd", job_id)
     assert odd == 0
-    assert read_watch(good) is not None
+    assert read_status(good) is not None
     leased = queue.claim_one()
     assert queue.call("jobs/progress", [], "odd", "1", "1 {}", leased.id, leased.token, "1 {}") == 1
     queue.settle(leased)

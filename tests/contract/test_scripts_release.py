@@ -7,7 +7,20 @@ import json
 import pytest
 
 from headrace.redis import keys
-from tests.harness.clients.script_calls import MAX_CRASHES, Queue
+from headrace.redis.scripts.jobs import (
+    EXCLUSIVE,
+    FENCED,
+    HOST_TAKEN,
+    IN_EITHER,
+    IN_PROCESS,
+    IN_WORKER,
+    ISOLATED,
+    ISOLATION_ENDS,
+    RESERVED,
+    Run,
+    held_message,
+)
+from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue
 
 pytestmark = pytest.mark.leaves_keys
 
@@ -20,7 +33,7 @@ def test_a_free_release_takes_the_attempt_back(queue: Queue) -> None:
     assert (record["s"], record["a"]) == ("q", "0")
     assert record.keys().isdisjoint({"t", "st", "x"})
     again = queue.claim_one()
-    assert (again.attempts, again.alone, again.raw) == (1, False, leased.raw)
+    assert (again.attempts, again.alone, again.raw) == (1, "", leased.raw)
 
 
 def test_jobs_given_back_stand_first_again_in_their_order(queue: Queue) -> None:
@@ -45,7 +58,7 @@ def test_a_lost_batch_runs_alone_next_and_nobody_is_charged(queue: Queue, mode: 
     assert queue.release(*queue.claim().jobs, mode=mode) == ["queued"] * 3
     again = queue.claim()
     assert again.ids == ids
-    assert [job.alone for job in again.jobs] == [True] * 3
+    assert [job.alone for job in again.jobs] == ["1"] * 3
     assert [job.attempts for job in again.jobs] == [2] * 3
     assert all("k" not in queue.record(job_id) for job_id in ids)
 
@@ -65,7 +78,8 @@ def test_what_crashes_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
     for _ in range(MAX_CRASHES - 1):
         assert queue.release(second, mode="crash") == ["queued"]
         second = queue.claim_one()
-    assert queue.release(second, mode="crash") == ["dead"]
+    stacks = 'File "handler.py", line 3 in \u00fcber/\\'
+    assert queue.release(second, mode="crash", traceback=stacks) == ["dead"]
     assert queue.claim().jobs == []
     assert queue.held() == {}
     letter = queue.letters()[poison]
@@ -74,10 +88,14 @@ def test_what_crashes_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
     assert (record["s"], record["dl"], record["k"]) == ("f", "1", str(MAX_CRASHES))
     error = json.loads(record["e"])
     assert (error["type"], error["retryable"]) == ("replica-lost", False)
-    assert str(MAX_CRASHES) in error["message"]
+    assert error["message"] == (
+        "the model process died each of the 3 times that it ran this input alone; "
+        "attempt 4 ended by SIGSEGV"
+    )
     meta = json.loads(queue.meta(poison) or b"")
     assert (meta["status"], meta["task_id"]) == ("FAILURE", poison)
-    assert meta["result"]["exc_type"] == "ReplicaLost"
+    assert (meta["result"]["exc_type"], meta["traceback"]) == ("ReplicaLost", stacks)
+    assert letter["traceback"] == stacks.encode()
     assert queue.kept_s(poison) == pytest.approx(99, abs=30)
     assert queue.record(good)["s"] == "s"
 
@@ -154,16 +172,30 @@ def test_a_job_whose_cancel_was_asked_ends_instead_of_going_back(queue: Queue) -
     assert (queue.listed(), queue.held()) == ([], {})
 
 
+def test_a_job_that_ends_without_its_process_has_its_last_run(queue: Queue) -> None:
+    run = Run("1700000000000000", "0.5", "1,2,0,30,0")
+    doomed, cancelled = queue.submit_one(), queue.submit_one()
+    first, second = queue.claim().jobs
+    queue.cancel(cancelled)
+    assert queue.release(second, mode="alone", run=run) == ["cancelled"]
+    assert queue.release(first, mode="crash", losses=1, run=run) == ["queued"]
+    assert {"st", "dw", "tm"}.isdisjoint(queue.record(doomed)), "it waits again"
+    assert queue.release(queue.claim_one(), mode="crash", losses=1, run=run) == ["dead"]
+    for job_id in (doomed, cancelled):
+        record = queue.record(job_id)
+        assert Run(record["st"], record["dw"], record["tm"]) == run
+
+
 def test_an_owner_that_died_gives_back_all_and_only_its_own(queue: Queue) -> None:
     ids = [queue.submit_one() for _ in range(6)]
     mine = [*queue.claim(2, owner="dead").jobs]
     others = queue.claim(2, owner="alive").jobs
     mine += queue.claim(2, owner="dead").jobs
-    assert queue.release_owner("dead", mode="crash") == 4
-    assert queue.release_owner("dead", mode="crash") == 0
+    assert queue.release_owner("dead", mode="lost") == 4
+    assert queue.release_owner("dead", mode="lost") == 0
     again = queue.claim()
     assert again.ids == [ids[0], ids[1], ids[4], ids[5]], "in the order of their claims"
-    assert all(job.alone for job in again.jobs)
+    assert {job.alone for job in again.jobs} == {"1"}
     assert queue.settle(*mine) == [0] * 4
     assert queue.settle(*others) == [1, 1]
 
@@ -196,7 +228,7 @@ def test_a_sweep_reaps_leases_that_ran_out_and_no_others(queue: Queue) -> None:
     assert queue.sweep() == (0, 0, -1, 2)
     again = queue.claim()
     assert again.ids == ids[:2]
-    assert all(job.alone for job in again.jobs)
+    assert {job.alone for job in again.jobs} == {"1"}
 
 
 def test_a_sweep_that_may_not_reap_reaps_nothing(queue: Queue) -> None:
@@ -216,11 +248,127 @@ def test_a_sweep_is_bounded(queue: Queue) -> None:
 
 def test_what_is_reaped_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
     job_id = queue.submit_one()
-    for _ in range(MAX_CRASHES + 1):
-        assert queue.claim(lease_us=0).ids == [job_id]
+    for _ in range(MAX_CRASHES):
+        leased = queue.claim_one(lease_us=0)
+        assert queue.isolate(leased, IN_EITHER) == EXCLUSIVE
         assert queue.sweep()[1] == 1
     assert list(queue.letters()) == [job_id]
     assert queue.claim().jobs == []
+
+
+def test_jobs_that_a_dead_owner_only_held_are_never_charged(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(4)]
+    queue.release(*queue.claim().jobs, mode="alone")
+    for _ in range(3 * MAX_CRASHES):
+        assert [job.alone for job in queue.claim(owner="w").jobs] == ["1"] * 4
+        assert queue.release_owner("w", mode="lost") == 4
+    assert all("k" not in queue.record(job_id) for job_id in ids)
+    queue.settle_all()
+
+
+def test_what_began_isolated_in_a_lost_worker_runs_exclusively_next(queue: Queue) -> None:
+    queue.submit_one()
+    leased = queue.claim_one(owner="w")
+    assert queue.isolate(leased, IN_PROCESS) == ISOLATED
+    queue.release_owner("w", mode="lost")
+    leased = queue.claim_one(owner="w")
+    assert leased.alone == "2"
+    # The mark of an earlier claim says nothing of this one.
+    queue.release_owner("w", mode="lost")
+    assert "k" not in queue.record(leased.id)
+    leased = queue.claim_one(owner="w")
+    assert queue.isolate(leased, IN_WORKER) == EXCLUSIVE
+    queue.release_owner("w", mode="lost")
+    leased = queue.claim_one(owner="w")
+    assert (leased.alone, queue.record(leased.id)["k"]) == ("2", "1")
+    assert queue.settle(leased) == [1]
+
+
+def test_a_job_that_has_left_its_process_is_not_charged_for_its_worker(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one(owner="w")
+    queue.isolate(leased, IN_WORKER)
+    assert queue.isolate(leased, ISOLATION_ENDS) == ISOLATED
+    queue.release_owner("w", mode="lost")
+    assert "k" not in queue.record(job_id)
+    queue.settle_all()
+
+
+def test_of_one_host_one_job_at_a_time_runs_exclusively(queue: Queue) -> None:
+    queue.submit(Job(), Job(), Job())
+    first, second, third = queue.claim().jobs
+    assert queue.isolate(first, IN_EITHER) == EXCLUSIVE
+    assert queue.isolate(first, IN_WORKER) == EXCLUSIVE, "a repeat is granted"
+    assert queue.isolate(second, IN_WORKER) == HOST_TAKEN
+    assert queue.isolate(second, IN_EITHER) == ISOLATED
+    assert queue.isolate(third, IN_WORKER, host="there") == EXCLUSIVE
+    queue.isolate(first, ISOLATION_ENDS)
+    assert queue.isolate(second, IN_WORKER) == EXCLUSIVE
+    queue.settle(second)
+    assert queue.isolate(first, IN_WORKER) == EXCLUSIVE
+    assert queue.isolate(second, IN_WORKER) == FENCED
+    assert queue.isolate(first, ISOLATION_ENDS) == ISOLATED
+    assert queue.settle(first, third) == [1, 1]
+
+
+def test_a_reserved_host_is_taken_and_charges_nothing(queue: Queue) -> None:
+    queue.submit(Job(), Job(), Job())
+    for job in queue.claim(owner="w").jobs:
+        queue.isolate(job, IN_PROCESS)
+    queue.release_owner("w", mode="lost")
+    first, second, third = queue.claim(owner="w").jobs
+    assert queue.isolate(first, RESERVED) == EXCLUSIVE
+    assert queue.isolate(second, RESERVED) == HOST_TAKEN
+    assert queue.isolate(second, IN_WORKER) == HOST_TAKEN
+    assert queue.isolate(third, RESERVED, host="there") == EXCLUSIVE
+    assert queue.isolate(first, ISOLATION_ENDS) == ISOLATED
+    assert queue.isolate(second, RESERVED) == EXCLUSIVE
+    queue.release_owner("w", mode="lost")
+    again = queue.claim().jobs
+    assert [job.alone for job in again] == ["2"] * 3
+    assert all("k" not in queue.record(job.id) for job in again)
+    queue.settle(*again)
+
+
+def test_a_job_whose_worker_is_lost_again_and_again_is_withheld_and_then_charged(
+    queue: Queue,
+) -> None:
+    good, bad = queue.submit_one(), queue.submit_one()
+    for losses in range(10):
+        claimed = queue.claim(owner="w").jobs
+        assert [job.id for job in claimed] == [good, bad]
+        assert all(job.raw for job in claimed), losses
+        queue.release_owner("w", mode="lost")
+    for charged in range(MAX_CRASHES):
+        claimed = queue.claim(owner="w").jobs
+        assert [job.alone for job in claimed] == ["3"] * 2
+        assert [job.raw for job in claimed] == [b""] * 2
+        assert queue.send(held_message(queue.name, claimed[1])) == queue.held()[bad]
+        assert queue.isolate(claimed[1], RESERVED) == EXCLUSIVE
+        assert queue.isolate(claimed[1], IN_WORKER) == EXCLUSIVE
+        assert queue.record(bad).get("k", "0") == str(charged)
+        queue.release_owner("w", mode="lost")
+    assert list(queue.letters()) == [bad]
+    assert "k" not in queue.record(good)
+    (last,) = queue.claim().jobs
+    assert last.id == good
+    assert queue.settle(last) == [1]
+    assert queue.requeue(bad) == ["queued"]
+    (again,) = queue.claim().jobs
+    assert again.raw, "a dead letter that is queued again begins anew"
+    queue.settle(again)
+
+
+def test_a_job_that_an_older_version_wrote_is_charged_once_it_is_marked(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.client.hset(keys.job(job_id), mapping={"x": "1", "k": "1"})
+    queue.claim_one(owner="old")
+    queue.release_owner("old", mode="lost")
+    assert queue.record(job_id)["k"] == "1"
+    for _ in range(MAX_CRASHES - 1):
+        queue.isolate(queue.claim_one(owner="w"), IN_EITHER)
+        queue.release_owner("w", mode="lost")
+    assert list(queue.letters()) == [job_id]
 
 
 def test_a_sweep_promotes_what_is_due_and_says_when_the_next_is(queue: Queue) -> None:

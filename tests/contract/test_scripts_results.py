@@ -14,8 +14,10 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from headrace.errors import InvalidRequest, ReplicaLost
-from headrace.queue.ended_job import read_ended
+from headrace.queue.waiters import read_ended
 from headrace.redis import keys
+from headrace.redis.scripts import script
+from headrace.redis.scripts.jobs import IN_EITHER
 from tests.harness.clients.script_calls import MAX_CRASHES, SUCCESS, TTL_S, Job, Queue
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -35,9 +37,11 @@ def _read(app: Celery, job_id: str) -> tuple[str, Any]:
 
 
 def _crash_to_death(queue: Queue, job_id: str) -> None:
-    for _ in range(MAX_CRASHES + 1):
-        assert queue.claim().ids == [job_id]
-        queue.release_owner("w1", mode="crash")
+    for _ in range(MAX_CRASHES):
+        leased = queue.claim_one()
+        assert leased.id == job_id
+        queue.isolate(leased, IN_EITHER)
+        queue.release_owner("w1", mode="lost")
 
 
 @pytest.mark.parametrize("how", ["queued", "delayed", "running", "released"])
@@ -114,17 +118,10 @@ DATES = ("1970-01-01", "1999-12-31", "2000-02-29", "2026-11-21", "2100-02-28", "
 @pytest.mark.parametrize("date", DATES)
 def test_the_scripts_calendar_is_pythons(queue: Queue, date: str) -> None:
     when = datetime.fromisoformat(f"{date}T23:59:58+00:00")
-    library = script_text("lib/keys").replace(
-        "redis.call('TIME')", f"{{'{int(when.timestamp())}', '42'}}"
-    )
-    said = queue.client.eval(library + script_text("lib/finish") + "return iso_now()", 0)
+    library = script("queues/purge").source.partition("local limit, cancelled")[0]
+    library = library.replace("redis.call('TIME')", f"{{'{int(when.timestamp())}', '42'}}")
+    said = queue.client.eval(library + "return iso_now()", 0)
     assert said == (when + timedelta(microseconds=42)).isoformat().encode()
-
-
-def script_text(name: str) -> str:
-    from importlib.resources import files
-
-    return files("headrace.redis.scripts").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def test_nothing_expires_before_it_is_final_and_everything_after(queue: Queue) -> None:
@@ -190,11 +187,14 @@ def test_the_end_of_a_job_is_published_to_its_waiter_and_on_its_result(queue: Qu
     assert published[channels[2]] == SUCCESS.encode()
     rows = msgspec.msgpack.decode(published[channels[0]])
     assert [row[0] for row in rows] == [ids[0], ids[2]], "one publication a batch"
-    _, state, started, ended, attempts, batch, timings, field, value, meta, dead = rows[0]
+    _, state, started, ended, attempts, batch, timings, field, value, meta, dead, waited, ran = (
+        rows[0]
+    )
     record = queue.record(ids[0])
     assert (state, started, ended, attempts) == ("s", record["st"], record["en"], "1")
-    assert (batch, timings) == ("4", "1.0,2.0,3.0,4.0,5.0")
+    assert (batch, timings, waited) == ("4", "1.0,2.0,3.0,4.0,5.0", "6.0")
     assert (field, value, meta, dead) == ("rt", "image/png", SUCCESS, "")
+    assert ran == record["v"] == "1.0"
     assert len(msgspec.msgpack.decode(heard[3][1])[0]) == 1, "look at the record"
 
 

@@ -19,7 +19,7 @@ TYPE = "application/json"
 
 
 def say(queue: Queue, of: Leased, *freed: str, token: str = "") -> int:
-    return int(queue.call("pipelines/save_stages", [], of.id, token or of.token, NOTE, *freed))
+    return int(queue.call("pipelines/save_stages", [], of.id, token or of.token, NOTE, "1", *freed))
 
 
 def ended(queue: Queue, **settled: object) -> str:
@@ -62,7 +62,7 @@ def test_a_result_is_freed_with_the_note_and_its_record_stays(queue: Queue) -> N
     assert index.due()[0] == 1
     assert say(queue, job, short, long) == 1
     assert not queue.client.exists(keys.PAYLOADS, keys.PAYLOAD_SIZES)
-    assert not queue.client.exists(keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2])
+    assert not queue.client.exists(keys.payload(entry.ref.partition(":")[2]))
     queue.settle_all()
 
 
@@ -119,7 +119,7 @@ def test_stages_are_cancelled_and_cleared_by_whoever_holds_the_job_alone(
     lose(queue, job, lost)
     token = "1" if lost == "another's" else job.token
     sake = f"0 {job.id} {token}"
-    said = queue.call("jobs/cancel", [], keys.QUEUE_PREFIX, sake, waiting, over)
+    said = queue.call("jobs/cancel", [], sake, waiting, over)
     assert said == (None if lost else [b"removed", b"ended"])
     assert queue.record(waiting)[JobField.STATE] == ("q" if lost else "c")
     assert queue.call("pipelines/clear", [], job.id, token, over, waiting) == (0 if lost else 1)

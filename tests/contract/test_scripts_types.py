@@ -69,8 +69,8 @@ def test_background_tasks_of_one_worker_wait_while_anothers_cannot_be_read(queue
     for owner in owners:
         for name in (keys.background_taken(owner), keys.background_held(owner)):
             with refused_whole(client, name):
-                queue.call("background/requeue_dead", [], "", "", 0)
-    assert queue.call("background/requeue_dead", [], "", "", 0) == 2 * len(owners)
+                queue.call("background/requeue_dead", [], "", "")
+    assert queue.call("background/requeue_dead", [], "", "") == 2 * len(owners)
     said = {f"{word} {owner}".encode() for owner in owners for word in ("task of", "held by")}
     assert set(client.lrange(keys.BACKGROUND_TASKS, 0, -1)) == said
     client.delete(keys.BACKGROUND_TASKS)
@@ -87,11 +87,11 @@ def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> 
         assert queue.requeue(odd, good) == ["queued", "queued"]
     assert queue.letters() == {}
     assert [raw in listed for listed in queue.listed()].count(True) == 1
-    queue.client.delete(*queue.keys, *queue.client.keys(keys.JOB_PREFIX + "*"))
+    queue.client.delete(*queue.keys, *queue.client.keys(keys.job + "*"))
 
 
 def batch(queue: Queue, batch_id: str) -> None:
-    queue.call("batches/create", [], batch_id, "{}", 60, 60, 60)
+    queue.call("batches/create", [], batch_id, "{}", 60, 60, "k")
 
 
 def claimed(queue: Queue) -> list[Any]:
@@ -118,9 +118,24 @@ def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
     _, token, *_ = claimed(queue)
     file = ("output", "-", 3, 60, "", 1, "redis:0a", 0)
     said = ("a", token, LEASE_US, "in_progress", 60, 2, "total", 5, "f1", *file, "f2", *file)
-    for name in (keys.FILES, keys.file("f2"), keys.file_parts("f2")):
+    lists = (keys.FILES, keys.INDEXED_FILES, keys.files_of("-"))
+    for name in (*lists, keys.file("f2"), keys.file_parts("f2")):
         with refused_whole(queue.client, name):
             queue.call("batches/save", [], *said)
     assert queue.call("batches/save", [], *said)[0] == 1
     assert queue.client.hget(keys.batch("a"), "total") == b"5"
     assert queue.client.zcard(keys.file_parts("f2")) == 1
+
+
+def test_an_id_is_in_every_list_of_its_kind_or_in_none(queue: Queue) -> None:
+    queue.call("files/begin", [], "f", 60_000, "n", "in", "k", "me", "b", 0)
+    for name in (keys.FILES, keys.INDEXED_FILES, keys.files_of("me")):
+        with refused_whole(queue.client, name):
+            queue.call("files/finish", [], "f", "batch", 60)
+    queue.call("files/finish", [], "f", "batch", 60)
+    for name in (keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES):
+        with refused_whole(queue.client, name):
+            batch(queue, "a")
+    batch(queue, "a")
+    for name in (keys.files_of("me"), keys.batches_of("k")):
+        assert queue.client.zcard(name) == 1

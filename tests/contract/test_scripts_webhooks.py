@@ -9,6 +9,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from headrace.redis import keys
+from headrace.redis.scripts.jobs import IN_EITHER
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.script_calls import MAX_CRASHES, TTL_S, Queue
 
@@ -27,8 +28,10 @@ def noted(queue: Queue, job_id: str) -> str:
     """How the job has ended, as it is noted for its webhook."""
     fields: Any = queue.client.hgetall(keys.deliveries(job_id))
     ttl: Any = queue.client.ttl(keys.deliveries(job_id))
-    assert set(fields) == {b"s", b"en"}
+    # The last is how it is noted for its API key, which is none here.
+    assert set(fields) == {b"s", b"en", b"e:"}
     assert fields[b"en"].decode() == queue.record(job_id)["en"]
+    assert fields[b"e:"] == fields[b"s"] + fields[b"en"]
     assert ttl > TTL_S, "it outlives the record"
     return str(fields[b"s"].decode())
 
@@ -67,8 +70,8 @@ def purged(queue: Queue) -> None:
 
 
 def lost_too_often(queue: Queue) -> None:
-    for _ in range(MAX_CRASHES + 1):
-        queue.claim_one(lease_us=0)
+    for _ in range(MAX_CRASHES):
+        queue.isolate(queue.claim_one(lease_us=0), IN_EITHER)
         queue.sweep()
 
 
@@ -119,6 +122,44 @@ def test_a_job_that_expires_while_it_waits(queue: Queue) -> None:
     assert queue.claim().jobs == []
 
 
+def end_as(queue: Queue, key: str, count: int) -> list[str]:
+    """Jobs of an API key end, and their tasks are sent; the tasks in this order."""
+    ids = [queue.submit_one(webhook_ends=ENDS) for _ in range(count)]
+    for job_id in ids:
+        if key:
+            queue.client.hset(keys.job(job_id), "ky", key)
+        settled(queue)
+    return [f"end of {job_id}" for job_id in ids]
+
+
+def taken(queue: Queue, count: int) -> list[str]:
+    """The tasks that background workers take, after each of which one looks for more."""
+    found = []
+    for _ in range(count):
+        raw: Any = queue.client.rpop(keys.BACKGROUND_TASKS)
+        found.append(raw.decode())
+        queue.call("webhooks/due", [], 10)
+    return found
+
+
+@pytest.mark.leaves_keys
+def test_a_key_with_many_tasks_delays_only_its_own(queue: Queue) -> None:
+    many = end_as(queue, "a" * 12, 100)
+    few = end_as(queue, "b" * 12, 3) + end_as(queue, "", 1)
+    more = end_as(queue, "a" * 12, 5)
+    assert queue.client.llen(keys.BACKGROUND_TASKS) == 64
+    assert queue.client.zcard(keys.WAITING_TASKS) == 45
+    order = taken(queue, 109)
+    assert sorted(order) == sorted([*many, *few, *more]), "each once"
+    assert order[:64] == many[:64]
+    assert [one for one in order if one in many] == many, "a key's own are in order"
+    assert max(map(order.index, few)) < 64 + 2 * len(few)
+    assert not queue.client.exists(keys.WAITING_TASKS, keys.TASK_TURNS)
+    assert end_as(queue, "a" * 12, 1) == taken(queue, 1)
+    for one in order:
+        queue.client.delete(keys.deliveries(one.split()[-1]))
+
+
 def test_a_retry_is_no_end_and_a_requeue_ends_again(queue: Queue) -> None:
     asked = queue.submit_one(webhook_ends=ENDS, webhook_started=True)
     queue.settle(queue.claim_one(), state="f", extra=FAILED, retry_us="1")
@@ -132,14 +173,28 @@ def test_a_retry_is_no_end_and_a_requeue_ends_again(queue: Queue) -> None:
     assert (tasks(queue), noted(queue, asked)) == ([f"end of {asked}"], "s")
 
 
-def test_the_first_claim_alone_tells_of_a_start(queue: Queue) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["settled", "started"])
+def test_the_first_start_alone_is_told(queue: Queue, long: bool) -> None:
     asked, other = queue.submit_one(webhook_started=True), queue.submit_one()
+    queue.release(*queue.claim().jobs)
     claimed = queue.claim().jobs
-    assert tasks(queue) == [f"start of {asked}"]
-    queue.release(*claimed)
-    queue.settle(*queue.claim().jobs)
-    assert tasks(queue) == []
+    assert tasks(queue) == [], "no worker has begun to run it"
+    if long:
+        assert queue.start(*claimed) == 2
+        assert tasks(queue) == [f"start of {asked}"]
+        queue.release(*claimed, mode="alone")
+        claimed = queue.claim().jobs
+        queue.start(*claimed)
+        assert tasks(queue) == []
+    queue.settle(*claimed)
+    assert tasks(queue) == ([] if long else [f"start of {asked}"])
     assert {queue.record(job_id)["s"] for job_id in (asked, other)} == {"s"}
+
+
+def test_the_start_of_a_job_that_never_ran_is_not_told(queue: Queue) -> None:
+    asked = queue.submit_one(webhook_ends=ENDS, webhook_started=True)
+    queue.settle(queue.claim_one(), state="x")
+    assert tasks(queue) == [f"end of {asked}"]
 
 
 def test_a_repeated_settlement_sends_nothing_more(queue: Queue) -> None:
@@ -156,11 +211,15 @@ def test_keys_of_another_type_hinder_no_end(queue: Queue) -> None:
     queue.client.set(keys.deliveries(asked), "another's", ex=60)
     settled(queue)
     assert queue.record(asked)["s"] == "s"
-    queue.client.delete(keys.BACKGROUND_TASKS)
+    queue.client.delete(keys.BACKGROUND_TASKS, keys.WAITING_TASKS, keys.TASK_TURNS)
 
 
-def save(queue: Queue, was: str, now: str, *more: str | int) -> list[Any]:
-    answer: list[Any] = queue.call("webhooks/save", [], "job", "msg_1", was, now, 60, *more)
+def save(
+    queue: Queue, was: str, now: str, *more: str | int, sending: str = "", old: str = "other"
+) -> list[Any]:
+    answer: list[Any] = queue.call(
+        "webhooks/save", [], "job", "msg_1", was, now, 60, *more, sending, old
+    )
     return answer
 
 
@@ -172,25 +231,40 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
         assert queue.client.hgetall(hook) == {
             b"msg_1": b"one", b"b:msg_1": b"body", b"m:msg_1": b"task",
         }  # fmt: skip
-        assert queue.call("webhooks/due", [], 10) == [1]
+        assert queue.call("webhooks/due", [], 10) == [1, 0]
     assert tasks(queue) == ["task"]
-    assert queue.call("webhooks/due", [], 10) == [0]
-    assert save(queue, "one", "three", "", "", "-", "webhooks:delivered", "old") == [1]
+    assert queue.call("webhooks/due", [], 10) == [0, 0]
+    assert save(queue, "one", "three", "", "", "-", "webhooks:delivered") == [1]
     assert queue.client.hgetall(hook) == {b"msg_1": b"three"}
     assert 0 < int(queue.client.ttl(hook)) <= 60
     counted: Any = queue.client.hgetall(keys.SHARED_STATS)
     assert counted == {b"webhooks:retried": b"1", b"webhooks:delivered": b"1"}
 
 
+def test_what_a_dead_worker_was_sending_is_due_at_once(queue: Queue) -> None:
+    client, sending = queue.client, keys.background_sending("dead")
+    assert save(queue, "", "one", 10**12, "task", "body", "", sending="+dead") == [1]
+    assert 0 < int(client.ttl(sending)) <= 3600
+    assert queue.call("background/requeue_dead", [], "dead", "{}", "dead") == 0
+    assert queue.call("webhooks/due", [], 10) == [0, 0], "it has lost its connection alone"
+    with full_memory(queue):
+        assert queue.call("background/requeue_dead", [], "", "", "dead") == 0
+        assert queue.call("webhooks/due", [], 10) == [1, 0]
+    assert tasks(queue) == ["task"]
+    assert save(queue, "one", "two", 10**12, "task", "", "", sending="+next") == [1]
+    assert save(queue, "two", "three", "", "", "-", "", sending="-next") == [1]
+    assert not client.exists(sending, keys.background_sending("next"), keys.DUE_DELIVERIES)
+
+
 def test_what_is_not_due_waits_and_what_is_gone_is_passed_over(queue: Queue) -> None:
     save(queue, "", "one", 10**9, "task", "body", "")
-    assert queue.call("webhooks/due", [], 10) == [0]
+    assert queue.call("webhooks/due", [], 10) == [0, 0]
     queue.client.zadd(
         keys.DUE_DELIVERIES, {"gone msg_2": 1, "no member of ours": 1, "job msg_1": 2}
     )
-    assert queue.call("webhooks/due", [], 2) == [2]
+    assert queue.call("webhooks/due", [], 2) == [2, 0]
     assert tasks(queue) == []
-    assert queue.call("webhooks/due", [], 2) == [1]
+    assert queue.call("webhooks/due", [], 2) == [1, 0]
     assert tasks(queue) == ["task"]
     queue.client.set(keys.BACKGROUND_TASKS, "another's", ex=60)
     queue.client.zadd(keys.DUE_DELIVERIES, {"job msg_1": 2})

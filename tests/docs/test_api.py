@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from api.app import create_app
-from api.components.model_status import BEST_FIRST, NO_WORKER
+from api.components.model_status import NO_WORKER
 from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS
 from headrace.config.settings import Settings
 from headrace.jobs.job import State
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.observability.worker_report import BEST_FIRST
 from tests.harness.servers.api_server import catalog
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
@@ -64,7 +65,7 @@ def test_every_option_is_documented() -> None:
 def test_every_field_of_the_job_object_is_documented() -> None:
     text = section("The job object").partition("`GET")[0]
     documented = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
-    assert sorted(documented) == sorted(SCHEMAS["Job"]["properties"])
+    assert sorted(documented) == sorted(SCHEMAS["JobObject"]["properties"])
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ ELSEWHERE = frozenset(
         "headrace.attempt",
         "headrace.batch.id",
         "headrace.batch.reason",
+        "headrace.queued_ms",
+        "headrace.hold_ms",
+        "headrace.device_wait_ms",
         "headrace.model",
         "headrace.tests.yml",  # in deploy/prometheus
         "headrace/_server",  # in a wheel

@@ -59,6 +59,11 @@ def test_every_option_of_the_help_is_documented_and_none_is_invented(command: st
     assert list(documented(command)) == options[:-1]
 
 
+@pytest.mark.parametrize("command", sorted({*COMMANDS, *CLIENTS}))
+def test_no_help_names_a_type_of_python(command: str) -> None:
+    assert re.findall(r"<(?:int|float|str|path|bool|list)\b[^>]*>", helped(command)) == []
+
+
 @pytest.mark.parametrize("command", CLIENTS)
 def test_short_names_and_defaults_are_those_of_the_help(command: str) -> None:
     table = documented(command)

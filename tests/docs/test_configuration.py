@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.config.input_schema import TYPES, OutputSection
 from headrace.config.model_catalog import check_config
 from headrace.config.model_options import ModelOptions
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
@@ -30,7 +31,9 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row[0].strip(" `"): row[1:] for row in cells}
 
 
-MODEL_ROWS = rows(section("The models file"))
+_MODELS, _, _BELOW = section("The models file").partition("\n### Inputs and outputs\n")
+MODEL_ROWS = rows(_MODELS)
+INPUT_ROWS = rows(_BELOW.partition("\n### ")[0])
 SETTING_ROWS = rows(section("Settings"))
 OTHER_ROWS = rows(section("Other variables"))
 
@@ -76,6 +79,11 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 def test_every_key_of_the_models_file_is_there_in_order() -> None:
     assert list(MODEL_ROWS) == [field.name for field in fields(ModelOptions)]
+
+
+def test_every_key_of_inputs_and_outputs_is_there_in_order() -> None:
+    assert list(INPUT_ROWS) == [field.name for field in fields(OutputSection)]
+    assert all(f"`{name}`" in _BELOW for name in TYPES)
 
 
 def test_every_setting_is_there_in_order() -> None:
@@ -149,6 +157,6 @@ def test_the_mistakes_that_are_shown_read_so(
     path = Path("configs/models.yaml")
     path.write_text(
         "models:\n  digits:\n    handler: digits\n"
-        "    max_batchsize: 3\n    version: 1.0\n    replicas: 0\n"
+        "    max_batchsize: 3\n    version: 1.0\n    replicas: -1\n"
     )
     assert check_config(path) == shown

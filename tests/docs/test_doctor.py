@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.cli.doctor.registry import CHECKS
+from headrace.cli.doctor.command import CHECKS
 
 ROOT = Path(__file__).parents[2]
 NAMES = [check.name for check in CHECKS]

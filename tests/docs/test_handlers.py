@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from PIL import Image
 
 from handlers.image_classifier import ClassifierOptions
-from handlers.images import FORMATS
+from handlers.images import FORMATS, ImageOptions
 from handlers.loader import VERBS, load_handler
-from handlers.options import ImageOptions
 from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.config.model_catalog import load_catalog
+from headrace.config.parameters import Parameter
 from headrace.errors import BY_CODE
 from headrace.handler import Context
 
@@ -59,6 +61,31 @@ def test_the_examples_models_file_loads_it(tmp_path: Path) -> None:
     loaded = load_handler(model.handler, catalog.base_dir)
     assert isinstance(loaded, type)
     assert loaded.__name__ == "WordCount"
+
+
+def test_the_example_with_parameters_runs_by_its_section(tmp_path: Path) -> None:
+    path = tmp_path / "configs" / "models.yaml"
+    path.parent.mkdir()
+    path.write_text(blocks("yaml")[1])
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    model = load_catalog(path).get("colours")
+    loaded = load_handler(model.handler, path.parent)
+    assert isinstance(loaded, type)
+    handler = loaded()
+    given = [{"top_k": 2, "language": "de"}, {"top_k": 1, "language": "en"}]
+    assert given[1].keys() == model.parameters.keys()
+    handler.initialize(Context("colours", "1.0", "cpu", model_dir=Path(), parameters=given))
+    image = io.BytesIO()
+    Image.new("RGB", (9, 9), "yellow").save(image, "PNG")
+    items = handler.preprocess([image.getvalue(), image.getvalue()])
+    assert handler.postprocess(handler.inference(items)) == [["gelb"], ["yellow"]]
+    assert handler.preprocess([b"none"])[0].message == "send an image"
+
+
+def test_every_key_of_a_parameter_is_there() -> None:
+    rows = table_after("## Inputs with parameters")
+    named = [name.strip("` ") for row in rows for name in row.split(",")]
+    assert sorted(named) == sorted(Parameter.__struct_fields__)
 
 
 def test_the_test_that_is_shown_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import redis
 from headrace.redis import keys
 from headrace.server.supervisor.proc import children_of
 from tests.harness.deploy.containers import Service, Stack, can_sandbox, stack
-from tests.harness.processes.processes import command_line, descendants, environment, gone
+from tests.harness.processes.processes import command_line, descendants, environment, gone, suspend
 from tests.harness.servers.flower import asked
 from tests.harness.servers.up import ROOT, write_models
 from tests.harness.wait import wait_until
@@ -40,12 +40,15 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def project(folder: Path, **variables: str) -> Path:
-    """What a user has beside the Compose file, with an `.env` of these."""
+    """What a user has beside the Compose file, with an `.env` and a `settings.env` of these."""
     made = folder / "project"
     made.mkdir()
-    for name in ("configs", "models", "deploy"):
+    for name in ("configs", "models", "deploy", "tls"):
         shutil.copytree(ROOT / name, made / name)
-    (made / ".env").write_text("".join(f"{k}={v}\n" for k, v in variables.items()))
+    settings = {k: v for k, v in variables.items() if k.startswith("HEADRACE_")}
+    others = {k: v for k, v in variables.items() if k not in settings}
+    for name, values in ((".env", others), ("settings.env", settings)):
+        (made / name).write_text("".join(f"{k}={v}\n" for k, v in values.items()))
     return made
 
 
@@ -99,7 +102,7 @@ def workers_of(service: Service) -> list[int]:
 
 def say_nothing(stack: Stack, pid: int, password: str | None = None) -> None:
     """Stop a worker, and let what it has said run out as it would in some seconds."""
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     with redis.Redis(port=stack["redis"].ports["6379"], password=password) as client:
         owners: Any = client.zrange(keys.WORKERS, 0, -1)
         said = {

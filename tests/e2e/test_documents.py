@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cli.develop.new_project import write_project
 from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -24,7 +25,10 @@ DOCUMENTS = ("README.md", "docs/quickstart.md")
 
 
 def blocks(document: str, language: str) -> list[str]:
-    text = (ROOT / document).read_text("utf-8")
+    return blocks_of((ROOT / document).read_text("utf-8"), language)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -41,8 +45,26 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         yield running
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> None:
+@pytest.fixture
+def project_up(tmp_path: Path) -> Iterator[RunningUp]:
+    """The project that docs/quickstart.md starts with, beside the demo's models."""
+    write_project(tmp_path)
+    models = {"digits": {"handler": "digits"}, "echo": {"handler": "echo"}}
+    mine = {"my_model": {"handler": "handler.py"}}
+    with running_up(tmp_path, models=write_models(tmp_path, models | mine)) as running:
+        yield running
+
+
+def test_the_commands_of_the_readme_give_what_they_promise(up: RunningUp) -> None:
+    run_curl(up, "README.md")
+
+
+def test_the_commands_of_the_quickstart_give_what_they_promise(project_up: RunningUp) -> None:
+    run_curl(project_up, "docs/quickstart.md")
+
+
+def run_curl(up: RunningUp, document: str) -> None:
+    """Run the document's curl commands: none is answered with a problem, some jobs succeed."""
     job_id, statuses = "", []
     for block in (block for block in blocks(document, "console") if "curl" in block):
         for line in block.splitlines():
@@ -66,13 +88,31 @@ def test_the_sessions_with_headrace_print_what_is_shown(
     up: RunningUp, tmp_path: Path, document: str
 ) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = clean_environment(HEADRACE_URL=f"http://127.0.0.1:{up.port}", PATH=path)
     sessions = [block for block in blocks(document, "console") if "curl" not in block]
     assert sessions
+    run_sessions(up, tmp_path, sessions)
+
+
+@pytest.mark.slow
+def test_a_file_becomes_a_canary_as_the_document_of_models_shows(tmp_path: Path) -> None:
+    _, _, rest = (ROOT / "docs/models.md").read_text("utf-8").partition("\n## From a file to a c")
+    section = rest.partition("\n## ")[0]
+    found = {language: blocks_of(section, language) for language in ("python", "yaml", "console")}
+    for name, text in zip(("words.py", "words2.py"), found["python"], strict=True):
+        (tmp_path / name).write_text(text)
+    models = tmp_path / "models.yaml"
+    models.write_text(found["yaml"][0])
+    with running_up(tmp_path, models=models, HEADRACE_MODEL_API="true") as up:
+        run_sessions(up, tmp_path, found["console"])
+
+
+def run_sessions(up: RunningUp, folder: Path, sessions: list[str]) -> None:
+    """Run each command in a folder; it prints what is shown after it, if anything is."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = clean_environment(HEADRACE_URL=f"http://127.0.0.1:{up.port}", PATH=path)
     for command, *shown in (part.splitlines() for b in sessions for part in b.split("$ ")[1:]):
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=environ, text=True,
+            ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}: {done.stdout}"
@@ -86,10 +126,11 @@ def test_the_sessions_with_headrace_print_what_is_shown(
 
 
 def plain(text: str) -> list[str]:
-    """The lines of an output without what differs from run to run: ids, numbers, widths."""
+    """The lines of an output without what differs from run to run: ids, numbers, folders."""
     for pattern, instead in (
         (r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
         (r" \([\d,]+ per second\)", ""),
+        (r"(?<= )/\S+/", "FOLDER/"),
         (r"\d+(\.\d+)?(e-\d+)?", "0"),
     ):
         text = re.sub(pattern, instead, text)

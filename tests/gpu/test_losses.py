@@ -11,7 +11,7 @@ from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
-from workers.batching.memory_limit import PATIENCE_MIN
+from workers.batching.estimates import PATIENCE_MIN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -14,14 +15,31 @@ from tests.harness.servers.redis_servers import RedisServer
 BODY_LIMIT_BYTES = 256 * 1024
 
 
-@pytest.fixture(scope="module")
-def _api(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
+#: The fake workers of these tests know no payloads: tests/integration/payloads/test_api.py.
+LIMITS: dict[str, Any] = {
+    "body_limit_bytes": BODY_LIMIT_BYTES,
+    "inline_limit_bytes": BODY_LIMIT_BYTES,
+}
+
+
+def _serve(
+    servers: dict[str, RedisServer], request: pytest.FixtureRequest, **settings: Any
+) -> Iterator[ApiServer]:
+    """Serve with the settings of the test module: its `API_SETTINGS`, or else `LIMITS`."""
     models = catalog(echo={}, tiny={"max_queue_depth": 100, "version": "2.1"})
-    url = _servers["valkey9"].url
-    # The fake workers of these tests know no payloads: tests/integration/payloads/test_api.py.
-    limits = {"body_limit_bytes": BODY_LIMIT_BYTES, "inline_limit_bytes": BODY_LIMIT_BYTES}
-    with api_server(url, models, **limits) as server:
+    settings = {**getattr(request.module, "API_SETTINGS", LIMITS), **settings}
+    with api_server(servers["valkey9"].url, models, **settings) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def _api(_servers: dict[str, RedisServer], request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    yield from _serve(_servers, request)
+
+
+@pytest.fixture(scope="module")
+def _hasty(_servers: dict[str, RedisServer], request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    yield from _serve(_servers, request, request_timeout_s=1.0)
 
 
 @pytest.fixture
@@ -29,6 +47,13 @@ def api(_api: ApiServer, redis_db: RedisServer) -> ApiServer:
     """An API over `redis_db`, with the models echo and tiny; one server a test module."""
     assert redis_db.url == _api.redis_url
     return _api
+
+
+@pytest.fixture
+def hasty(_hasty: ApiServer, redis_db: RedisServer) -> ApiServer:
+    """One that waits for a second; to the others this machine may stand still for longer."""
+    assert redis_db.url == _hasty.redis_url
+    return _hasty
 
 
 @pytest.fixture(scope="module")

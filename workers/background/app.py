@@ -16,25 +16,42 @@ from typing import Any, Final
 import msgspec
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
+from celery.bootsteps import StartStopStep
 from celery.exceptions import Reject
 from kombu import Queue
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog, load_catalog
-from headrace.config.settings import Settings, load_settings
-from headrace.errors import BrokerError, ConfigError
+from headrace.config.model_catalog import Catalog
+from headrace.config.settings import Settings
+from headrace.errors import BrokerError
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
+from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.outages import OUTAGE_LINES
+from headrace.server import background_workers
 from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
-from workers.background.bootsteps import LivenessStep, PipelinesStep, WebhooksStep
+from workers.background.pipelines.orchestrator import PipelineOrchestrator
 from workers.background.webhooks.delivery import WebhookDeliverer
-from workers.celery.config import common_conf, deployed_step, log_as, refuse
+from workers.celery.celery_internals import drop_unreadable_messages, treat_as_lost_connections
+from workers.celery.config import (
+    ThreadStep,
+    built_on_demand,
+    common_conf,
+    deployed_step,
+    deployment,
+    log_as,
+    refuse,
+)
 
 logger = logging.getLogger(__name__)
 
-#: The number of tasks that run at once. Most of them wait for receivers of webhooks.
+#: The number of tasks that run at once. They wait for Redis alone.
 THREADS: Final = 16
+#: Seconds between two heartbeats.
+HEARTBEAT_S: Final = 3.0
 _FIXED: Final = f"a background worker always has {THREADS} threads: run another background worker"
 #: Remote-control commands that do not work here, with what to do instead.
 REFUSED: Final = {
@@ -47,22 +64,12 @@ REFUSED: Final = {
 
 
 def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
-    """Return the Celery app of a deployment's background workers.
-
-    Args:
-        settings: the deployment's settings.
-        catalog: its models and pipelines.
-        owner: this incarnation of the worker; a new name at each start.
+    """Return the Celery app of a deployment's background workers; `owner` is new at each start.
 
     Raises:
         ConfigError: `redis_url` is not set, or `webhook_ca_file` cannot be read.
     """
-    url = settings.redis_url
-    if not url:
-        raise ConfigError(
-            "no Redis URL is set for the background worker",
-            hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
-        )
+    url = settings.needed_redis_url("a background worker")
     target = celery_url(url)
     app = Celery("headrace-errands", broker=target.url, backend=NoResults, set_as_current=False)
     app.conf.update(
@@ -78,15 +85,13 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
         worker_pool="threads",
         worker_prefetch_multiplier=1,
     )
-    delivery = WebhookDeliverer(settings, url)
+    delivery = WebhookDeliverer(settings, url, owner=owner)
     add_webhook_task(app, delivery)
     app.steps["consumer"].add(deployed_step(LivenessStep, redis_url=url, owner=owner))
     app.steps["worker"].add(deployed_step(WebhooksStep, delivery=delivery))
     if catalog.pipelines:
-        step = deployed_step(
-            PipelinesStep, settings=settings, catalog=catalog, redis_url=url, owner=owner
-        )
-        app.steps["worker"].add(step)
+        deployment = (settings, catalog, url, owner)
+        app.steps["worker"].add(deployed_step(PipelinesStep, deployment=deployment))
     return app
 
 
@@ -98,7 +103,8 @@ def add_webhook_task(app: Celery, delivery: WebhookDeliverer) -> None:
         try:
             delivery.deliver(msgspec.convert(arguments["errand"], WebhookTask))
         except BrokerError as error:
-            logger.warning("webhook waits for Redis", extra={"reason": error.message})
+            if (more := OUTAGE_LINES.allows("webhook")) is not None:
+                logger.warning("webhook waits for Redis%s", more, extra={"reason": error.message})
             # Requeued, so that it runs again once Redis accepts writes.
             raise Reject(str(error), requeue=True) from error
 
@@ -116,24 +122,105 @@ class NoResults(DisabledBackend):
         return states.PENDING
 
 
+class LivenessStep(StartStopStep):
+    """Sends this worker's heartbeat, and requeues the tasks of dead workers.
+
+    It belongs to Celery's consumer, which restarts when its connection was lost. Tasks that were
+    taken over the old connection cannot be acknowledged any more, so they are requeued too.
+    """
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+    name = "headrace-liveness"
+    redis_url: str
+    owner: str
+    _timer: Any = None
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._liveness = background_workers.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
+        self._client = connect(
+            self.redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
+        )
+
+    @override
+    def start(self, parent: Any) -> None:
+        try:
+            self._report(self.owner)
+        except RedisError as error:
+            if isinstance(error, RedisConnectionError):
+                raise
+            # Celery starts its consumer again. Otherwise tasks would stay with the old connection.
+            raise RedisConnectionError(f"Redis refuses a heartbeat: {error}") from error
+        self._timer = parent.timer.call_repeatedly(HEARTBEAT_S, self._beat)
+
+    @override
+    def stop(self, parent: Any) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._client.close()
+
+    def shutdown(self, parent: Any) -> None:
+        """Stop for good; Celery calls it when its consumer ends."""
+        self.stop(parent)
+
+    def _beat(self) -> None:
+        try:
+            self._report()
+        except (RedisError, OSError) as error:
+            # Celery notices the outage by itself, and restarts its consumer.
+            logger.warning("heartbeat failed: %s", error)
+
+    def _report(self, *dead: str) -> None:
+        requeued = background_workers.report_alive(self._client, self.owner, self._liveness, *dead)
+        if requeued:
+            logger.warning("%d tasks of dead workers or lost connections requeued", requeued)
+
+
+class WebhooksStep(StartStopStep):
+    """Starts the thread that delivers webhooks. The thread ends with the process."""
+
+    name = "headrace-webhooks"
+    delivery: WebhookDeliverer
+
+    @override
+    def start(self, parent: Any) -> None:
+        self.delivery.start()
+
+    @override
+    def stop(self, parent: Any) -> None:
+        self.delivery.stop()
+
+    @override
+    def terminate(self, parent: Any) -> None:
+        """Do nothing: an attempt that is cut off is made again."""
+
+
+class PipelinesStep(ThreadStep):
+    """Runs the pipelines, independently of Celery's own connection."""
+
+    name = "headrace-pipelines"
+    thread = (name, "the pipelines'")
+    # If Redis is too slow, the jobs are released when their leases expire.
+    stop_max_s = 10.0
+    deployment: tuple[Settings, Catalog, str, str]
+
+    @override
+    def build(self, parent: Any) -> PipelineOrchestrator:
+        return PipelineOrchestrator(*self.deployment, parent.hostname)
+
+
 @cache
 def deployed() -> Celery:
-    """Return the app of the deployment that the environment describes.
-
-    Raises:
-        ConfigError: a setting or the models file is invalid.
-    """
-    settings = load_settings(None, os.environ, {})
+    """Return the app of `deployment`; raises as that does."""
+    settings, catalog = deployment(sources="optional")
     owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
     transport.install()
     refuse(REFUSED)
+    treat_as_lost_connections()
+    drop_unreadable_messages()
     log_as("errands", settings)
-    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     return create_app(settings, catalog, owner)
 
 
-def __getattr__(name: str) -> Celery:
-    """Build the app when Celery looks for `app`, and not at the import."""
-    if name == "app":
-        return deployed()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = built_on_demand(__name__, deployed)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any, Final
 from uuid import uuid4
@@ -22,16 +24,20 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 from typing_extensions import override
 
 from headrace.redis import keys
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import script
+from workers.celery.celery_internals import is_message
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait after Redis refused to move a message, for example at its maxmemory.
-REFUSED_S: Final = 1.0
+#: Seconds between two looks for a message while Redis is at its maxmemory, where BLMOVE is refused.
+FULL_S: Final = 1.0
 
+_QUEUE: Final = keys.BACKGROUND_TASKS
 #: The transport option with the worker's name; "" on a channel that only sends.
 _OPTION: Final = "owner"
 
@@ -43,45 +49,48 @@ class QoS(kombu_redis.QoS):
     #: A lost connection cannot restore its messages; the liveness step requeues them.
     restore_at_shutdown = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Messages whose end is not recorded yet: delivery tag -> whether to requeue it.
+        self._unsettled: dict[str, bool] = {}
+
     @override
     def append(self, message: Any, delivery_tag: str) -> None:
-        owner = self.channel.owner
-        with self.pipe_or_acquire() as pipe:
-            pipe.hset(keys.background_held(owner), delivery_tag, self.channel.taken)
-            pipe.delete(keys.background_taken(owner))
-            pipe.execute()
+        self.channel.call("hold", delivery_tag, self.channel.taken)
         virtual.QoS.append(self, message, delivery_tag)
 
     @override
     def ack(self, delivery_tag: str) -> None:
-        if self.channel.closed:
-            # kombu would look up the address of a closed connection, which ends Celery.
-            raise RedisConnectionError("the connection that delivered this task was lost")
-        with self.channel.conn_or_acquire() as client:
-            client.hdel(keys.background_held(self.channel.owner), delivery_tag)
-        virtual.QoS.ack(self, delivery_tag)
+        self._settle(delivery_tag, requeue=False)
 
     @override
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if requeue:
-            self.restore_by_tag(delivery_tag, leftmost=True)
-            virtual.QoS.ack(self, delivery_tag)
-        else:
-            self.ack(delivery_tag)
+        self._settle(delivery_tag, requeue=requeue)
 
-    @override
-    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:
-        held = keys.background_held(self.channel.owner)
+    def settle_again(self) -> None:
+        """Record the ends of tasks that could not be recorded before.
 
-        def restore(pipe: Any) -> None:
-            raw = pipe.hget(held, tag)
-            pipe.multi()
-            if raw is not None:
-                pipe.hdel(held, tag)
-                (pipe.lpush if leftmost else pipe.rpush)(keys.BACKGROUND_TASKS, raw)
+        Raises:
+            redis.RedisError: Redis still does not answer, or refuses.
+        """
+        while self._unsettled:
+            tag, requeue = next(iter(self._unsettled.items()))
+            self._record(tag, requeue)
+            del self._unsettled[tag]
 
-        with self.channel.conn_or_acquire(client) as connected:
-            connected.transaction(restore, held)
+    def _settle(self, tag: str, *, requeue: bool) -> None:
+        virtual.QoS.ack(self, tag)
+        if self.channel.closed:
+            logger.warning("connection of a background task lost: the task runs again")
+            return
+        try:
+            self._record(tag, requeue)
+        except self.channel.connection_errors as error:
+            logger.warning("end of a background task not recorded; it will be retried: %s", error)
+            self._unsettled[tag] = requeue
+
+    def _record(self, tag: str, requeue: bool) -> None:
+        self.channel.call("settle", tag, int(requeue))
 
     @override
     def restore_visible(self, start: int = 0, num: int = 10, interval: int = 10) -> None:
@@ -95,7 +104,11 @@ class _Moving:
     from_transport_options: tuple[str, ...]
     owner = ""
     taken = b""
+    #: Until when no message is asked for.
+    _full_until = 0.0
     brpop_timeout: int
+    closed: bool
+    qos: Any
     client: Any
     connection: Any
     connection_errors: tuple[type[BaseException], ...]
@@ -104,7 +117,51 @@ class _Moving:
     _queue_cycle: Any
     active_queues: Any
 
+    def call(self, name: str, *arguments: str | bytes | int) -> Any:
+        """Call a script of background/ for this worker.
+
+        Raises:
+            redis.RedisError: Redis does not answer, or refuses.
+        """
+        with self.conn_or_acquire() as client:
+            return call_script(
+                client, script(f"background/{name}").call([], self.owner, *arguments)
+            )
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        if not client and self.closed:
+            # kombu would look up the address of a closed connection, which ends Celery.
+            raise RedisConnectionError("this connection was lost")
+        with super().conn_or_acquire(client) as connected:  # type: ignore[misc]
+            yield connected
+
+    def _size(self, queue: str) -> int:
+        # kombu asks inside MULTI, where a full server refuses every command.
+        with self.conn_or_acquire() as client:
+            return int(client.llen(queue))
+
+    def _queue_bind(self, *binding: Any) -> None:
+        # A refused transaction looks like a lost connection. Redis 6 wraps the refusal of a script
+        # in another error.
+        refusals: tuple[type[BaseException], ...] = (*self.connection_errors, ResponseError)
+        try:
+            super()._queue_bind(*binding)  # type: ignore[misc]
+        except refusals as error:
+            if "OOM" not in str(error) and not self._is_full():
+                raise
+            # Nothing reads this binding: senders bind for themselves.
+            logger.info("queue not bound: Redis is at its maxmemory")
+
+    def _is_full(self) -> bool:
+        with self.conn_or_acquire() as client:
+            memory = client.info("memory")
+        return bool(0 < memory["maxmemory"] <= memory["used_memory"])
+
     def _brpop_start(self, timeout: int | None = None) -> None:
+        if self._full_until > time.monotonic():
+            return
+        self.qos.settle_again()
         if not self._queue_cycle.consume(len(self.active_queues)):
             return
         self._in_poll = self.client.connection
@@ -123,14 +180,13 @@ class _Moving:
         try:
             try:
                 raw = self.client.parse_response(self.client.connection, "BLMOVE", **options)
+            except OutOfMemoryError:
+                raw = self.call("take")
+                if raw is None:
+                    self._full_until = time.monotonic() + FULL_S
             except self.connection_errors:
                 self.client.connection.disconnect()
                 raise
-            except ResponseError as error:
-                # In Celery's main thread, which is idle until Redis accepts writes again.
-                time.sleep(REFUSED_S)
-                self.client.connection.disconnect()
-                raise RedisConnectionError(f"Redis refused to move a message: {error}") from error
             if raw is None:
                 raise Empty
             self._deliver(raw)
@@ -142,9 +198,10 @@ class _Moving:
         self.taken = raw
         try:
             message = loads(raw.decode())
-            message["properties"]["delivery_tag"]
-        except (ValueError, TypeError, LookupError):
-            logger.exception("message in %s dropped: not a Celery message", keys.BACKGROUND_TASKS)
+        except (ValueError, TypeError, RecursionError):
+            message = None
+        if not is_message(message):
+            logger.warning("message in %s dropped: not a Celery message", _QUEUE)
             self.client.delete(keys.background_taken(self.owner))
             return
         # Scripts may push the same message twice, and a worker may hold both copies.

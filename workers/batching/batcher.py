@@ -5,8 +5,8 @@ collect. A batch is held back for more items only while the device is free, and 
 Waiting for the next arrival costs each waiting item one inter-arrival gap, and saves the fixed cost
 of one batch. So a batch of n is held while n * gap < b, where the time of a batch of size s is
 fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). It is never
-held longer than `max_batch_delay_s` after its oldest item was enqueued. Arrivals that are already
-known are handled by `workers/batching/expected_arrivals.py`.
+held longer than `max_batch_delay_s` after its oldest item was enqueued. Jobs that are already known
+to come are handled by `workers/models/backlog.py`.
 
 Items of different keys never share a batch. Keys take turns by their first items: best priority
 first, then in the order in which the items came. So a batch that leaves holds the first item of
@@ -30,13 +30,13 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
-from workers.batching.latency_model import LatencyModel
-from workers.batching.waiting import FIRST, KeyQueue, Number, Row, put
+from workers.batching.estimates import Arrivals, LatencyModel
 
 #: Why a batch left. full: it has `max_batch_size` items. cost: one more item would have exceeded
 #: `max_batch_cost`. deadline: its oldest item was enqueued `max_batch_delay_s` ago. idle: the
-#: device was free, and waiting would not have paid. alone: its item was in a batch that was lost.
-#: drain: the worker is about to stop. If it has online items, the reason is why these left.
+#: device was free, and waiting would not have paid. alone: its item was in a batch that was lost
+#: (such a batch does not come from `decide`). drain: the worker is about to stop. If it has online
+#: items, the reason is why these left.
 Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 
 #: Items that arrive together have a gap of 0, and a hold of no length would be a busy loop.
@@ -52,6 +52,8 @@ FILL_SHARE: Final = 0.1
 #: a backlog of old items would reverse the order.
 OVERDUE_EVERY: Final = 10
 STEP_PLACE: Final = {step: place for place, step in enumerate(STEPS)}
+#: Used as the step of an item that has waited too long: it goes before all others.
+FIRST: Final = -1
 
 
 class Batchable(Protocol):
@@ -75,6 +77,9 @@ class Batchable(Protocol):
 
 
 ItemT = TypeVar("ItemT", bound=Batchable)
+#: What items are sorted by: their step, then the order in which they came.
+Number = tuple[int, int]
+Row = deque[tuple[Number, ItemT]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +129,27 @@ class Hold:
 
 
 @dataclass(slots=True)
+class KeyQueue(Generic[ItemT]):
+    """The waiting items with their numbers, and the arrivals of online and offline items."""
+
+    waiting: Row[ItemT] = field(default_factory=deque)
+    online: Arrivals = field(default_factory=Arrivals)
+    offline: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def urgent(self) -> int:
+        """How many of the first items are online, or go before all others."""
+        waiting = self.waiting
+        if not waiting or waiting[-1][0][0] < OFFLINE_STEP:
+            return len(waiting)
+        return sum(number[0] < OFFLINE_STEP for number, _ in waiting)
+
+
+@dataclass(slots=True)
 class Batcher(Generic[ItemT]):
     """The waiting items of one model, and when they leave.
 
     Attributes:
-        latency_model: how long batches take.
         online_at: when the latest online item was enqueued.
     """
 
@@ -214,21 +235,14 @@ class Batcher(Generic[ItemT]):
         else:
             row.append((number, item))
 
-    def observe(self, size: int, seconds: float) -> None:
-        """Learn how long a batch of this size took on the device."""
-        self.latency_model.add(size, seconds)
-
     def decide(self, now: float, *, draining: bool = False) -> Leave[ItemT] | Hold | None:
         """Return what to do with a free device: run a batch, hold it back, or nothing (None).
 
-        Args:
-            now: the current time, by the clock of `enqueued_at`.
-            draining: nothing is held back any more.
+        If it is draining, nothing is held back any more. Items that must run alone are left to
+        `next_isolated`.
         """
         if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
             self._move_overdue_first(now)
-        if self._isolated and self._isolated_is_next():
-            return self._leave(self._isolated, 1, "alone")
         if not self._groups:
             return None
         until: float | None = None
@@ -242,6 +256,29 @@ class Batcher(Generic[ItemT]):
                 return decision
             until = decision.until if until is None else min(until, decision.until)
         return None if until is None else Hold(until)
+
+    def next_isolated(self, now: float) -> ItemT | None:
+        """Return the item that must run alone if it is the next to run; `take_isolated` takes it.
+
+        `decide` returns the others only.
+        """
+        if not self._isolated:
+            return None
+        if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
+            self._move_overdue_first(now)
+        steps = [group.waiting[0][0][0] for group in self._groups.values()]
+        number, item = self._isolated[0]
+        return item if number[0] <= min(steps, default=OFFLINE_STEP) else None
+
+    def take_isolated(self, item: ItemT) -> bool:
+        """Remove an item that runs alone now; return False if it does not wait here."""
+        pair = next((pair for pair in self._isolated if pair[1] is item), None)
+        if pair is None:
+            return False
+        self._isolated.remove(pair)
+        self._since_overdue = 0 if pair[0][0] == FIRST else self._since_overdue + 1
+        self._count(item, -1)
+        return True
 
     def remove(self, item: ItemT) -> bool:
         """Remove an item; return False if it does not wait here."""
@@ -301,11 +338,6 @@ class Batcher(Generic[ItemT]):
             return list(groups)
         return sorted(groups, key=lambda key: groups[key].waiting[0][0])
 
-    def _isolated_is_next(self) -> bool:
-        """Return whether no better item waits than the first one that must run alone."""
-        steps = [group.waiting[0][0][0] for group in self._groups.values()]
-        return self._isolated[0][0][0] <= min(steps, default=OFFLINE_STEP)
-
     def _move_overdue_first(self, now: float) -> None:
         """Put the item that is most overdue in front of all, if better ones wait.
 
@@ -340,7 +372,8 @@ class Batcher(Generic[ItemT]):
         deadline = oldest + self.policy.max_batch_delay_s
         if now >= deadline:
             return self._leave(waiting, filled, "deadline")
-        gap = group.arrivals(not urgent).expected_s(now)
+        # Items are held only for others of their class.
+        gap = (group.online if urgent else group.offline).expected_s(now)
         # Without room no item can join, however long the batch is held.
         room = self.room[-2 if urgent else -1]
         if (
@@ -414,3 +447,11 @@ class Batcher(Generic[ItemT]):
         self._length += by
         self._counts[place] += by
         self._costs[place] += by * item.cost
+
+
+def put(row: Row[ItemT], number: Number, item: ItemT) -> None:
+    """Insert an item in order, from the back, because new items usually belong there."""
+    at = len(row)
+    while at and row[at - 1][0] > number:
+        at -= 1
+    row.insert(at, (number, item))

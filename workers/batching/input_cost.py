@@ -36,11 +36,7 @@ Key = Callable[[bytes, str], str | None]
 
 
 class InputCost:
-    """Reads the inputs of one model.
-
-    Args:
-        model: its options; `needed` is false without `max_batch_cost` and `batch_key`.
-    """
+    """Reads the inputs of one model."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._limit = model.max_batch_cost
@@ -51,9 +47,8 @@ class InputCost:
     def cost(self, raw: bytes, kind: str = "") -> int:
         """Return the cost of an input; an input without one costs a whole batch, and runs alone.
 
-        Args:
-            raw: its JSON text as in the message, or its bytes if it was fetched.
-            kind: its content type if it was fetched, else empty.
+        `raw` is its JSON text as in the message. If it was fetched, it has a content type, and
+        `raw` is its bytes.
         """
         if self._cost is None or self._limit is None:
             return 0

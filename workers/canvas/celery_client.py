@@ -102,12 +102,7 @@ def _members(task: Signature) -> int | None:
 
 
 def canvas_app(redis_url: str, result_ttl_s: int) -> Celery:
-    """Return an app of a stock client, apart from the worker's, with no tasks and default routes.
-
-    Args:
-        redis_url: the deployment's Redis.
-        result_ttl_s: how long the results that it writes are kept.
-    """
+    """Return an app of a stock client, apart from the worker's, without tasks and routes."""
     target = celery_url(redis_url)
     app = Celery("headrace-canvas", broker=target.url, backend=target.url, set_as_current=False)
     timeouts = {

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs.failure import read_error
-from headrace.jobs.job import State
+from headrace.jobs.job import State, read_meta
 from headrace.redis.scripts.jobs import CANCELLED, FENCED
 from workers.canvas.sender import (
     FAILURE,
@@ -42,7 +42,7 @@ from workers.jobs.settlement import (
     with_children,
 )
 from workers.leases.manager import LeaseManager
-from workers.models.pending_callbacks import OrphanedEnd, UnsentCallbacks
+from workers.models.pending_work import OrphanedEnd, UnsentCallbacks
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 
@@ -69,13 +69,13 @@ class _Task:
     """The callbacks of one job.
 
     Attributes:
-        send: sends them.
-        fallback: the outcome if they can never be sent.
+        send: sends them, and returns the settlement of a job that is not settled.
+        outcome: also counts if they can never be sent.
         progress: what earlier tries have sent.
     """
 
-    send: Callable[[CanvasSender, SendProgress], TaskOutcome]
-    fallback: TaskOutcome
+    send: Callable[[CanvasSender, SendProgress], Settlement | None]
+    outcome: TaskOutcome
     progress: SendProgress = field(default_factory=SendProgress)
 
     def pause_s(self) -> float:
@@ -85,11 +85,7 @@ class _Task:
 
 
 class CanvasNotifier:
-    """Sends callbacks for the consumer.
-
-    Args:
-        build: connects to the broker; first called when there is something to send.
-    """
+    """Sends callbacks for the consumer; `build` connects to the broker when the first are sent."""
 
     def __init__(self, build: Callable[[], CanvasSender]) -> None:
         self._build = build
@@ -103,20 +99,17 @@ class CanvasNotifier:
 
     def take(self, model: ServedModel) -> None:
         """Begin to send the callbacks that a model has pending."""
-        work = model.take_callback_work()
-        if work is None:
-            return
-        ends, orphaned = work
+        ends, orphaned = model.callbacks.take_work()
         for end in ends:
-            self._thread.submit(_Task(partial(_send_end, model, end), TaskOutcome(model, *end)))
+            self._thread.submit(_Task(partial(send_end, end), TaskOutcome(model, *end)))
         for entry in orphaned:
-            self._thread.submit(_Task(partial(_send_orphaned, model, entry), TaskOutcome(model)))
+            self._thread.submit(_Task(partial(send_orphaned, entry), TaskOutcome(model)))
 
     def deliver(self, leases: LeaseManager) -> None:
         """Settle the jobs whose callbacks were sent since the last call."""
         for model, job, settlement in self._thread.take_results():
             if job is None or settlement is None:
-                model.orphan_handled()
+                model.callbacks.orphaned_pending -= 1
             elif model.callbacks_sent(job):
                 leases.settle(model, [settlement])
 
@@ -129,7 +122,8 @@ class CanvasNotifier:
         try:
             if self._sender is None:
                 self._sender = self._build()
-            outcome = task.send(self._sender, task.progress)
+            settlement = task.send(self._sender, task.progress)
+            task.outcome = task.outcome._replace(settlement=settlement)
         except ChordBusy as error:
             logger.info("%s; checked again later", error)
             return task.pause_s()
@@ -139,8 +133,7 @@ class CanvasNotifier:
             return task.pause_s()
         except Exception:
             logger.exception("callbacks cannot be sent")
-            outcome = task.fallback
-        self._thread.deliver(outcome)
+        self._thread.deliver(task.outcome)
         return None
 
     def _drop_sender(self) -> None:
@@ -151,19 +144,8 @@ class CanvasNotifier:
                 sender.close()
 
 
-def _send_end(
-    model: ServedModel, end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress
-) -> TaskOutcome:
-    return TaskOutcome(model, end.job, send_end(end, sender, progress))
-
-
 def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress) -> Settlement:
     """Send the callbacks of an ended job; return the settlement to send next.
-
-    Args:
-        end: the job, with its `result` if it has succeeded.
-        sender: the connection.
-        progress: what earlier tries have sent.
 
     Raises:
         Malformed, TRY_AGAIN, ChordBusy: try again.
@@ -184,7 +166,12 @@ def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress)
         if progress.tries < MALFORMED_TRIES:
             raise
         logger.warning("callbacks cannot be sent: %s", error, extra={"job": job.id})
-        settlement = _unsendable(job, settlement, error)
+        why, took = f"the job's callbacks cannot be sent: {error}", settlement.timings
+        settlement = failed(
+            job, "invalid-request", why,
+            batch=settlement.batch, timings=took,
+            began=(settlement.started, settlement.device_wait),
+        )  # fmt: skip
         outcome = _outcome(job, settlement)
     if progress.children:
         settlement = with_children(settlement, as_json(progress.children))
@@ -193,25 +180,8 @@ def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress)
     return settlement
 
 
-def _unsendable(job: LeasedJob, settlement: Settlement, error: Malformed) -> Settlement:
-    why = f"the job's callbacks cannot be sent: {error}"
-    return failed(job, "invalid-request", why, batch=settlement.batch, timings=settlement.timings)
-
-
-def _send_orphaned(
-    model: ServedModel, entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress
-) -> TaskOutcome:
-    send_orphaned(entry, sender, progress)
-    return TaskOutcome(model)
-
-
 def send_orphaned(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress) -> None:
     """Send the callbacks of a job that a script has ended; scripts cannot read signatures.
-
-    Args:
-        entry: what the script left.
-        sender: the connection.
-        progress: what earlier tries have sent.
 
     Raises:
         Malformed, TRY_AGAIN, ChordBusy: try again.
@@ -219,17 +189,10 @@ def send_orphaned(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgre
     length, _, rest = entry.entry.partition(b":")
     canvas = read_canvas(rest[int(length) :]) if length.isdigit() else None
     if canvas is not None:
-        meta = msgspec.json.decode(rest[: int(length)], type=_Meta)
-        sender.report(
-            canvas, CanvasOutcome(meta.status, meta.result, meta.traceback, b""), progress
-        )
+        meta = read_meta(rest[: int(length)])
+        value = msgspec.json.decode(meta.result)
+        sender.report(canvas, CanvasOutcome(meta.status, value, meta.traceback, b""), progress)
     sender.remove_orphan(entry.queue, entry.name)
-
-
-class _Meta(msgspec.Struct):
-    status: str
-    result: Any
-    traceback: str | None = None
 
 
 def _outcome(job: LeasedJob, settlement: Settlement) -> CanvasOutcome:
@@ -246,5 +209,5 @@ def _outcome(job: LeasedJob, settlement: Settlement) -> CanvasOutcome:
         "exc_message": [error.message],
         "exc_module": cls.__module__,
     }
-    traceback = msgspec.json.decode(settlement.meta)["traceback"] if settlement.meta else None
+    traceback = read_meta(settlement.meta).traceback if settlement.meta else None
     return CanvasOutcome(FAILURE, value, traceback, settlement.meta)

@@ -91,12 +91,7 @@ class SendProgress:
 
 
 class CanvasSender:
-    """A connection to the broker and to Celery's results.
-
-    Args:
-        redis_url: the deployment's Redis.
-        result_ttl_s: how long the results that it writes are kept, in seconds.
-    """
+    """A connection to the broker and to Celery's results."""
 
     def __init__(self, redis_url: str, result_ttl_s: int) -> None:
         self._ttl_s = result_ttl_s

@@ -1,4 +1,4 @@
-"""Celery's side of a worker: bootstep, configuration, task events, remote control, Flower.
+"""Celery's side of a worker: its app and step, configuration, task events, remote control, Flower.
 
-Start with bootstep.py. May import everything in workers but background.
+Start with app.py. May import everything in workers but background.
 """

@@ -2,58 +2,72 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from headrace.config.labels import missing_labels
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.catalog import ENVIRONMENTS
+from headrace.models.requirements import prune
 from headrace.observability.logs import batch_tag
 from headrace.observability.tracing import tracing
+from headrace.observability.worker_report import ModelStats
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.registry.catalog import RegisteredConfig
 from workers.canvas.notifier import CanvasNotifier
 from workers.canvas.sender import CanvasSender
-from workers.celery.celery_internals import event_channel, take_ticks
-from workers.celery.event_publisher import EventPublisher
+from workers.celery.celery_internals import event_channel, event_dispatcher, take_ticks
+from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
+from workers.consumer.registry_reader import Found, RegistryReader
 from workers.leases.connection import PipelinedConnection
-from workers.leases.manager import LeaseLimits, LeaseManager
+from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
-from workers.models.pending_payloads import PendingPayloads
+from workers.models.pending_work import PendingPayloads
 from workers.models.served_model import ServedModel
-from workers.observability.gpu_metrics import GpuMetrics
-from workers.observability.host_metrics import HostMetrics
+from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter
-from workers.protocol.environment import PARENT_VARIABLE
+from workers.protocol.phases import PARENT_VARIABLE
+from workers.replicas.cores import allowed_cpus, usable_cores
 from workers.replicas.devices import device_of, model_environ, tuned
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 
+logger = logging.getLogger(__name__)
+
 
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
     """Return the consumer of a worker, not yet running.
-
-    Args:
-        worker: Celery's worker.
-        settings: the deployment's settings.
-        catalog: the models to serve.
-        redis_url: the deployment's Redis.
 
     Raises:
         SystemExit: the payload stores are misconfigured.
     """
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
-    models = build_models(catalog, settings, os.environ, owner)
+    builder = ModelBuilder(catalog, settings, os.environ, owner)
+    registry = RegistryReader(redis_url, settings, catalog)
+    registered = registry.read_at_start()
+    _prune_environments(settings, registered)
+    registered = registered or _shared_models(catalog)
+    models = []
+    for config, loads in _first_models(catalog, registered, settings.worker_labels):
+        model = builder.build(config)
+        model.loads = loads
+        models.append(model)
     # Connecting fails early enough for another attempt to renew the leases in time.
     timeout_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
@@ -64,29 +78,25 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         worker.hostname,
         event_channel(celery_url(redis_url).database),
         partial(take_ticks, worker.app.clock),
-        lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
+        partial(event_dispatcher, worker),
+        models,
+        settings.events_per_s,
     )
     spans = tracing("worker", os.environ)
     if spans is not None:
         from workers.observability.job_spans import JobSpans
 
         event_publisher.spans = JobSpans(spans)
-    limits = LeaseLimits(
-        settings.lease_ttl_s,
-        settings.max_deliveries,
-        settings.drain_timeout_s,
-        settings.result_ttl_s,
-        settings.job_index_max,
-    )
-    leases = LeaseManager(owner, PipelinedConnection(client), limits, event_publisher)
+    leases = LeaseManager(owner, PipelinedConnection(client), settings, event_publisher)
     transfer = _transfer(settings, redis_url)
     orphan_guard = OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}")
-    lists = [[name] for model in models for name in keys.step_keys(model.queue)]
+    queues = [queue for model in models for queue in model.queues]
+    lists = [[name] for queue in queues for name in keys.step_keys(queue)]
     notifications = QueueNotifications(client, lists, keys.cancel_channel(owner))
     dispatcher = Dispatcher(models, settings.device_slots)
     notifier = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
     host_metrics.start()
-    report = WorkerReporter(owner, worker.hostname, host_metrics.latest)
+    report = WorkerReporter(owner, worker.hostname, host_metrics.latest, settings.worker_labels)
     return Consumer(
         models,
         leases,
@@ -97,7 +107,62 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         transfer,
         dispatcher,
         notifier,
+        builder.build,
+        registry,
+        registered,
     )
+
+
+def _shared_models(catalog: Catalog) -> Found | None:
+    """Return the models of the worker's own file if the workers share replicas of any."""
+    models = catalog.models.values()
+    if all(config.total_replicas is None for config in models):
+        return None
+    return [
+        (config.name, config.version, RegisteredConfig(config, 0, True, "")) for config in models
+    ]
+
+
+def _prune_environments(settings: Settings, registered: Found | None) -> None:
+    """Remove the environments of models that are gone; none if a registered model is not known."""
+    if registered is None or not settings.install_requirements:
+        return
+    files = []
+    for _, _, one in registered:
+        if one.config is None:
+            return
+        if one.config.requirements is not None:
+            files.append(Path(one.config.requirements.file))
+    for name in prune(settings.state_dir.absolute() / ENVIRONMENTS, files):
+        logger.info("removed the environment %s, which no model has used for a week", name)
+
+
+def _first_models(
+    catalog: Catalog, registered: Found | None, labels: Collection[str]
+) -> list[tuple[ModelConfig, int]]:
+    """Return what a worker serves at first, and the reloads of each: one version per model.
+
+    The consumer adds other versions as the registry has them.
+    """
+    found = {name: (config, 0) for name, config in catalog.models.items()}
+    if registered is not None:
+        found = {
+            name: (one.config, one.loads)
+            for name, _, one in registered
+            if one.is_default and one.config is not None
+        }
+    return [
+        (_without_leases(config), loads)
+        for config, loads in found.values()
+        if not missing_labels(config.labels, labels)
+    ]
+
+
+def _without_leases(config: ModelConfig) -> ModelConfig:
+    """Return a model as it is before any of its replicas is leased."""
+    if config.total_replicas is None:
+        return config
+    return msgspec.structs.replace(config, replicas=0)
 
 
 def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
@@ -115,55 +180,64 @@ def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
 
 def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
     try:
-        stores = build_stores(settings, redis_url)
+        stores = build_stores(settings, redis_url, s3_tries=1)
         stores.check()
-        return PayloadTransfer(stores, InputRefs(settings, THREADS))
+        return PayloadTransfer(stores, InputRefs(settings, THREADS, s3_tries=1))
     except ConfigError as error:
         raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+
+
+class ModelBuilder:
+    """Builds the served models of one worker; their replicas are not started yet.
+
+    Args:
+        catalog: the models at the start, which decide the share of the cores of each process.
+        settings: the settings.
+        environ: the environment of the worker.
+        owner: the name of this incarnation of the worker.
+    """
+
+    def __init__(
+        self, catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
+    ) -> None:
+        processes = sum(config.replicas for config in catalog.models.values())
+        side_by_side = min(settings.device_slots or processes, processes)
+        self._environ = environ
+        self._child_environ = model_environ(environ, side_by_side)
+        logger.info(
+            "%d cores in %d logical CPUs: %d model processes compute with %s threads each",
+            usable_cores(), len(allowed_cpus()), processes, self._child_environ["OMP_NUM_THREADS"],
+        )  # fmt: skip
+        self._settings = settings
+        self._folder = catalog.base_dir
+        self._logs = [settings.log_format, settings.log_level, batch_tag(owner)]
+
+    def build(
+        self, config: ModelConfig, key: str = "", stats: ModelStats | None = None
+    ) -> ServedModel:
+        """Return a model.
+
+        Args:
+            config: its configuration.
+            key: its name in the worker; "" for the name of the model.
+            stats: the counters that it continues; None for new ones.
+        """
+        settings, environ = self._settings, self._child_environ
+        device = device_of(config, self._environ)
+        init = {**config.init_frame(self._folder, device), "logs": self._logs}
+        environ = tuned(environ, device) if config.malloc_tuning else environ
+        template = Replica(init, environ, config.load_timeout_s)
+        replicas = [Replica(init, environ, config.load_timeout_s) for _ in range(config.replicas)]
+        retries = config.max_retries if config.max_retries is not None else settings.max_retries
+        payloads = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
+        return ServedModel(
+            config, retries, replicas, payloads, key=key, stats=stats, template=template
+        )
 
 
 def build_models(
     catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
 ) -> list[ServedModel]:
-    """Return one `ServedModel` per model of the catalogue; its replicas are not started yet."""
-    configs = list(catalog.models.values())
-    processes = sum(config.replicas for config in configs)
-    child_environ = model_environ(environ, min(settings.device_slots or processes, processes))
-    logs = [settings.log_format, settings.log_level, batch_tag(owner)]
-    models = []
-    for config in configs:
-        device = device_of(config, environ)
-        init = {**_init_frame(config, catalog.base_dir, device), "logs": logs}
-        own_environ = tuned(child_environ, device) if config.malloc_tuning else child_environ
-        replicas = [
-            Replica(init, own_environ, config.load_timeout_s) for _ in range(config.replicas)
-        ]
-        retries = config.max_retries if config.max_retries is not None else settings.max_retries
-        payloads = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
-        model = ServedModel(
-            config, retries, replicas, pending_payloads=payloads, events_per_s=settings.events_per_s
-        )
-        models.append(model)
-    return models
-
-
-def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "version": model.version,
-        "handler": model.handler,
-        "device": device,
-        "model_dir": str(folder),
-        "weights": str(folder / model.weights) if model.weights else "",
-        "options": model.options,
-        "preprocess_threads": model.preprocess_threads,
-        "preprocess_processes": model.preprocess_processes,
-        "channels_last": _switch(model.channels_last),
-        "max_batch_size": model.max_batch_size,
-        "allowed_batch_sizes": model.allowed_batch_sizes or [],
-    }
-
-
-def _switch(value: bool | str) -> str:
-    # YAML reads a bare `on` as true.
-    return value if isinstance(value, str) else ("on" if value else "off")
+    """Return one `ServedModel` per model of the catalogue."""
+    builder = ModelBuilder(catalog, settings, environ, owner)
+    return [builder.build(config) for config in catalog.models.values()]

@@ -18,7 +18,6 @@ This module adapts stock Flower:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
@@ -35,10 +34,10 @@ from tornado.escape import xhtml_escape
 from tornado.web import HTTPError, authenticated
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog, load_catalog
-from headrace.config.settings import load_settings
+from headrace.config.model_catalog import Catalog
 from headrace.redis import keys
 from workers.celery.app import CONTROL_QUEUE, create_app
+from workers.celery.config import built_on_demand, deployment
 
 #: The text of a button's error while Flower has no password.
 CLOSED: Final = (
@@ -77,11 +76,7 @@ def route(
 ) -> dict[str, str] | None:
     """Return the queue of a task that is sent without one; a router for Celery.
 
-    Args:
-        queues: the models' queues, by model.
-        name: the task's name.
-        args: its arguments, of which the first may be the model.
-        kwargs: its keyword arguments.
+    `queues` are those of the models. The first of `args` may be the model.
     """
     model: object = None
     if isinstance(kwargs, Mapping):
@@ -129,21 +124,12 @@ def adapt(app: Celery, catalog: Catalog) -> None:
 
 @cache
 def deployed() -> Celery:
-    """Return the app of the deployment that the environment describes, and adapt Flower to it.
-
-    Raises:
-        ConfigError: a setting or the models file is invalid.
-    """
-    settings = load_settings(None, os.environ, {})
-    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    """Return the app of `deployment`, and adapt Flower to it; raises as `deployment` does."""
+    settings, catalog = deployment(sources="unread")
     app = create_app(settings, catalog)
     adapt(app, catalog)
     app.set_default()
     return app
 
 
-def __getattr__(name: str) -> Celery:
-    """Build the app when Celery looks for `app`, and not at the import."""
-    if name == "app":
-        return deployed()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = built_on_demand(__name__, deployed)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from celery.worker import state as celery_state
+from kombu import Queue
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import RedisError
 
@@ -18,11 +19,13 @@ from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import pages_of
 from workers.celery import celery_internals
 from workers.celery.celery_internals import Command
 from workers.celery.config import refuse
 from workers.consumer.loop import Consumer
 from workers.jobs.leased_job import LeasedJob
+from workers.models.backlog import OWN
 from workers.models.served_model import ServedModel
 
 #: The most ids that one call of jobs/cancel.lua takes.
@@ -49,12 +52,7 @@ _stock: Final = celery_internals.stock_commands()
 
 
 def install(redis_url: str, control_queue: str) -> None:
-    """Replace Celery's commands by ours.
-
-    Args:
-        redis_url: the Redis in which revoked jobs are cancelled.
-        control_queue: the only queue that Celery's own consumer may have.
-    """
+    """Replace Celery's commands by ours, which cancel revoked jobs in this Redis."""
     revoke = _revoke_command(redis_url)
     commands: dict[str, Command] = {
         "active": _active,
@@ -75,15 +73,7 @@ def install(redis_url: str, control_queue: str) -> None:
 
 def count_active(consumer: Consumer) -> None:
     """Count the running jobs in Celery's heartbeats, which Flower shows per worker."""
-    celery_internals.count_active(_RunningJobs(consumer))
-
-
-class _RunningJobs:
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def __len__(self) -> int:
-        return sum(1 for _ in _running(self._consumer))
+    celery_internals.count_active(lambda: sum(1 for _ in _running(consumer)))
 
 
 def _consumer(state: Any) -> Consumer | None:
@@ -107,11 +97,6 @@ def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int |
                     yield from ((model, job, pid) for job in batch.jobs)
 
 
-def _prepared(model: ServedModel) -> list[LeasedJob]:
-    """Return jobs that are claimed and not running, which Celery calls reserved."""
-    return [job for job in list(model.held.values()) if not job.dispatched_at]
-
-
 def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None) -> dict[str, Any]:
     return {
         **job.info(),
@@ -119,7 +104,7 @@ def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None
         "worker_pid": pid,
         "delivery_info": {
             "exchange": "",
-            "routing_key": model.queue,
+            "routing_key": model.queues[model.claims.queue_number(job)],
             "redelivered": job.attempts > 1,
         },
     }
@@ -132,7 +117,9 @@ def _running_info(state: Any) -> list[dict[str, Any]]:
 
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
-    return [_info(state, model, job) for model in _models(state) for job in _prepared(model)]
+    """Describe the jobs that are claimed and not running, which Celery calls reserved."""
+    held = [(model, job) for model in _models(state) for job in list(model.held.values())]
+    return [_info(state, model, job) for model, job in held if not job.dispatched_at]
 
 
 def _active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
@@ -154,7 +141,19 @@ def _query_task(state: Any, ids: str | Sequence[str], **_: Any) -> dict[str, Any
 def _active_queues(state: Any) -> list[dict[str, Any]]:
     # Only the names, with which Flower shows the queues' lengths. If Celery's own consumer had the
     # queues, it would pop their messages.
-    return [*_stock["active_queues"](state), *(_described(model.queue) for model in _models(state))]
+    names = dict.fromkeys(name for model in _models(state) for name in _queue_names(model))
+    queues = [Queue(name, routing_key=name) for name in names]
+    return [*_stock["active_queues"](state), *(dict(one.as_dict(recurse=True)) for one in queues)]
+
+
+def _queue_names(model: ServedModel) -> list[str]:
+    """Return the queues of a model from which it claims; of a version's queue, if it has had jobs.
+
+    A model has as many of these as it has versions, and most of them never have a job.
+    """
+    own, version = model.queues
+    closed = model.backlog.queues[OWN].closed
+    return [*([] if closed else [own]), *([version] if closed or model.claims.versioned else [])]
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:
@@ -197,8 +196,7 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     """Return the reply of jobs/cancel.lua for each id: unknown, removed, asked (it runs), ended."""
     answers: dict[str, str] = {}
     with connect(redis_url) as client:
-        for start in range(0, len(ids), CANCEL_MAX_JOBS):
-            some = ids[start : start + CANCEL_MAX_JOBS]
+        for some in pages_of(ids, CANCEL_MAX_JOBS):
             cancel = job_scripts.cancel(some, remember_s=keys.REVOKED_TTL_S)
             words = job_scripts.read_words(call_script(client, cancel))
             answers |= dict(zip(some, words, strict=True))
@@ -207,7 +205,7 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
 
 def _own_queue_only(name: str, own: str) -> Command:
     def command(state: Any, queue: str, *args: Any, **options: Any) -> Any:
-        if queue.startswith(keys.QUEUE_PREFIX):
+        if queue.startswith(keys.queue_name):
             why = f"{queue} is a model's queue: the models file defines what a worker serves"
             return {"error": why}
         if queue != own:
@@ -221,25 +219,3 @@ def _own_queue_only(name: str, own: str) -> Command:
 
 def _listed(ids: str | Sequence[str]) -> list[str]:
     return [ids] if isinstance(ids, str) else list(ids)
-
-
-def _described(queue: str) -> dict[str, Any]:
-    return {
-        "name": queue,
-        "exchange": {"name": "", "type": "direct", "durable": True, "auto_delete": False},
-        "routing_key": queue,
-        "durable": True,
-        "exclusive": False,
-        "auto_delete": False,
-        "no_ack": False,
-        "alias": None,
-        "bindings": [],
-        "queue_arguments": None,
-        "binding_arguments": None,
-        "consumer_arguments": None,
-        "expires": None,
-        "message_ttl": None,
-        "max_length": None,
-        "max_length_bytes": None,
-        "max_priority": None,
-    }

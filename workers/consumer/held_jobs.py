@@ -1,4 +1,4 @@
-"""The jobs that a worker holds: renews their leases, cancels jobs, and drops those it has lost.
+"""The jobs that a worker holds: renews leases, cancels or drops jobs, writes starts and progress.
 
 Redis publishes a cancel to the worker that holds the job. The renewal of the leases finds a cancel
 that was missed, and a job that another worker has claimed since.
@@ -7,50 +7,52 @@ that was missed, and a job that another worker has claimed since.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import msgspec
+
+from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
+from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
-from workers.jobs.leased_job import LeasedJob
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
 
 
 class HeldJobs:
-    """Renews, cancels and drops the jobs of one worker.
-
-    Args:
-        models: the models.
-        leases: settles cancelled jobs.
-    """
+    """The jobs of one worker."""
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
-        self._models = {model.config.name: model for model in models}
+        self._models = models
         self._leases = leases
         self._in_doubt: dict[str, ServedModel] = {}
         self._turned_at: float | None = None
+        # The latest progress of each held job, to write again after an outage; and its number.
+        self._progress: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
+        self._number = 0
 
     def leases_in_doubt(self, now: float) -> bool:
-        """Return whether leases may have expired unnoticed, so that nothing may be dispatched.
+        """Return at the beginning of a turn whether leases may have expired unnoticed.
 
+        Then nothing may be dispatched.
         This is so after the worker was paused for most of a lease, until its leases are renewed.
         It is not so after an outage of Redis, because then no worker could claim the jobs.
-
-        Args:
-            now: the current time, at the beginning of a turn of the loop.
         """
         turned_at, self._turned_at = self._turned_at, now
         if not self._leases.connected:
             self._in_doubt.clear()
             return False
-        if turned_at is not None and now - turned_at > self._leases.limits.lease_ttl_s * 2 / 3:
+        if turned_at is not None and now - turned_at > self._leases.settings.lease_ttl_s * 2 / 3:
             # If the whole host was suspended, its other workers have yet to renew their leases.
             self._leases.delay_reaping(now)
-            self._in_doubt = dict(self._models)
-            for model in self._models.values():
+            self._in_doubt = {model.key: model for model in self._models}
+            for model in self._models:
                 self.renew(model)
         return any(model.held for model in self._in_doubt.values())
 
@@ -58,7 +60,7 @@ class HeldJobs:
         """Renew the leases of a model, and handle the cancelled and lost jobs that this finds."""
 
         def answered(jobs: list[LeasedJob], codes: list[Any]) -> None:
-            self._in_doubt.pop(model.config.name, None)
+            self._in_doubt.pop(model.key, None)
             model.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for job, code in zip(jobs, codes, strict=True):
                 if model.held.get(job.id) is not job or job.dropped:
@@ -80,9 +82,62 @@ class HeldJobs:
                 logger.warning("cancel message cannot be read: %s", error)
                 continue
             for name, job_id, token in notices:
-                if name in self._models:
-                    self._cancel(self._models[name], job_id, token)
+                for model in self._models:
+                    if model.config.name == name:
+                        self._cancel(model, job_id, token)
         return bool(messages)
 
     def _cancel(self, model: ServedModel, job_id: str, token: str) -> None:
-        self._leases.settle(model, model.cancel(job_id, token))
+        unread = model.take_unread(job_id, token)
+        if unread is not None:
+            self._leases.release(model, [unread], "free")
+        else:
+            self._leases.settle(model, model.cancel(job_id, token))
+
+    def write_start(self, batch: Batch) -> None:
+        """Write that the jobs of a batch run; if Redis is away, after the outage."""
+        if not self._leases.connected:
+            return
+        batch.start_due_at = NEVER
+        rows = [
+            (job.id, job.token, str(job.redis_us(batch.started_at)))
+            for job in batch.jobs
+            if not job.dropped
+        ]
+        self._leases.send(job_scripts.start(rows))
+
+    def write_starts_again(self) -> None:
+        """Write all starts again that were written; the outage may have lost them."""
+        for model in self._models:
+            for replica in model.replicas:
+                if replica.batch is not None and replica.batch.start_due_at == NEVER:
+                    self.write_start(replica.batch)
+
+    def write_progress(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Write the progress that a replica reports for a batch; ignore batches it does not have.
+
+        Each row is a job id and the fields of a `Progress`.
+        """
+        batches = (replica.batch, replica.staged)
+        batch = next((one for one in batches if one is not None and one.seq == seq), None)
+        if batch is None:
+            return
+        if batch is replica.batch and batch.start_due_at != NEVER:
+            self.write_start(batch)
+        fields = {job_id: rest for job_id, *rest in rows}
+        jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
+        for job in jobs:
+            # The number orders the progress under one token.
+            self._number += 1
+            text = msgspec.json.encode(Progress(*fields[job.id]))
+            self._progress[job] = b"%d %s" % (self._number, text)
+        self._send_progress(jobs)
+
+    def write_progress_again(self) -> None:
+        """Write the latest progress of all held jobs again; the outage may have lost it."""
+        self._send_progress(list(self._progress))
+
+    def _send_progress(self, jobs: Iterable[LeasedJob]) -> None:
+        rows = [(job.id, job.token, self._progress[job]) for job in jobs]
+        if rows and self._leases.connected:
+            self._leases.send(job_scripts.progress(rows))

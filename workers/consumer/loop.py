@@ -8,43 +8,47 @@ model processes go on, and their results are settled with the same tokens when i
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
+from headrace.config.model_catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
-from headrace.redis.keys import STEPS
+from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.claimer import Claimer
+from workers.consumer.claimer import Claimer, wants_notification
 from workers.consumer.held_jobs import HeldJobs
-from workers.consumer.observer import WorkerObserver
+from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
-from workers.consumer.progress import ProgressWriter
-from workers.consumer.replica_failures import ReplicaFailures
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import NEVER
-from workers.leases.connection import BackgroundConnect, watch_sockets
-from workers.leases.manager import LeaseManager
+from workers.consumer.registry_reader import Found, RegistryReader
+from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.jobs.leased_job import NEVER, Batch
+from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.models.claiming import claim_request, wants_notification
+from workers.models.backlog import PLACES
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
-from workers.models.timing import due_times
-from workers.observability.batch_log import log_ended, log_left
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import replica_for_second, stage_at
+from workers.threads import BackgroundThreads
+
+logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
+#: How long a stop waits for a try to connect.
+CONNECT_CLOSE_MAX_S: Final = 0.1
 
 
 class FinishedBatch(NamedTuple):
@@ -60,19 +64,7 @@ class FinishedBatch(NamedTuple):
 
 
 class Consumer:
-    """The loop over one worker's models; `run` is the body of its thread.
-
-    Args:
-        models: the models.
-        leases: the session with Redis.
-        notifications: the connection on which Redis reports changed queues.
-        observer: publishes task events.
-        report: reports model states and counters.
-        orphan_guard: ends what model processes have started when this worker is gone.
-        transfer: fetches and stores payloads.
-        dispatcher: decides which batch runs next.
-        notifier: sends the callbacks of ended jobs.
-    """
+    """The loop over one worker's models; `run` is the body of its thread."""
 
     def __init__(
         self,
@@ -85,27 +77,35 @@ class Consumer:
         transfer: PayloadTransfer,
         dispatcher: Dispatcher,
         notifier: CanvasNotifier,
+        build: Callable[[ModelConfig, str, ModelStats | None], ServedModel],
+        registry: RegistryReader,
+        registered: Found | None = None,
     ) -> None:
         self.models = models
-        # The place of each model's best list among all lists of `notifications`.
-        self._first_list = {model.config.name: n * len(STEPS) for n, model in enumerate(models)}
         self._leases = leases
         self._notifications = notifications
-        self._observer = observer
+        self.observer = observer
         self._report = report
         self._transfer = transfer
         self._dispatcher = dispatcher
         self._held_jobs = HeldJobs(models, leases)
-        self._progress = ProgressWriter(leases)
         self._notifier = notifier
         self._finished: list[FinishedBatch] = []
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
-        self._failures = ReplicaFailures(self._selector, leases, observer, orphan_guard)
-        self._replica_manager = self._failures.replica_manager
+        self._replica_manager = ReplicaManager(self._selector, leases, observer, orphan_guard)
+        self._registry = registry
+        self._updates = ModelUpdates(
+            models, build, leases, notifications, dispatcher, self._replica_manager, observer
+        )
+        if registered is not None:
+            self._updates.want(registered, registry.generation)
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
-        self._connecting: BackgroundConnect | None = None
+        # A try to connect takes seconds if Redis does not answer.
+        self._connector: BackgroundThreads[bool, Exception | None]
+        self._connector = BackgroundThreads(self._try_to_connect, "headrace-connect")
+        self._connecting = False
         self._drain_until = float("inf")
         self._watched: list[Any] = []
         self._seq = 0
@@ -114,7 +114,7 @@ class Consumer:
 
     def stop(self) -> None:
         """Drain: claim nothing more, release what has not begun, finish and settle the rest."""
-        self._drain_until = time.monotonic() + self._leases.limits.drain_timeout_s
+        self._drain_until = time.monotonic() + self._leases.settings.drain_timeout_s
         self._stopping.set()
         os.write(self._signal_in, b"x")
 
@@ -123,7 +123,9 @@ class Consumer:
 
         Model processes end with the thread that started them, which is this one.
         """
-        for part in (self._signal_out, self._transfer, self._notifier):
+        for part in (
+            self._signal_out, self._transfer, self._notifier, self._connector, self._registry
+        ):  # fmt: skip
             self._selector.register(part, selectors.EVENT_READ)
         try:
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
@@ -139,11 +141,15 @@ class Consumer:
             self._connect(now)
         self._claim_first(now)
         self._work(now)
+        if not self._stopping.is_set():
+            self._updates.step(now)
         for model in self.models:
             if self._stopping.is_set():
                 self._leases.release(model, model.release_prepared(), "free")
-            self._transfer.take(model)
-            self._notifier.take(model)
+            if model.pending_payloads.has_work:
+                self._transfer.take(model)
+            if model.callbacks.has_work:
+                self._notifier.take(model)
         if self._leases.connected:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
@@ -157,7 +163,7 @@ class Consumer:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.unread or model.prepared for model in self.models):
+        if not any(model.claims.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -181,71 +187,98 @@ class Consumer:
     def _settle_finished(self) -> None:
         finished, self._finished = self._finished, []
         for model, batch, result, at in finished:
-            log_ended(model, batch, result.outcomes, at)
+            if logger.isEnabledFor(logging.DEBUG):
+                failed = sum(not outcome[0] for outcome in result.outcomes)
+                took_ms = round((at - batch.started_at) * 1000, 3)
+                fields = {"failed": failed, "duration_ms": took_ms}
+                logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
             ready, storing = model.batch_done(batch, result, at)
-            self._observer.finished(batch, [*ready, *storing])
+            self.observer.finished(batch, [*ready, *storing])
             self._leases.settle(model, ready)
             if storing:
                 self._transfer.take(model)
 
     def _connect(self, now: float) -> None:
-        if self._connecting is None:
+        if not self._connecting:
             if now >= self._leases.reconnect_at:
                 # Both connections are opened again, whichever of the two broke.
                 self._notifications.close()
-                self._connecting = BackgroundConnect(self._open, self._signal_in)
+                self._connecting = True
+                self._connector.submit(True)
             return
-        if not self._connecting.over:
+        results = self._connector.take_results()
+        if not results:
             return
-        error, self._connecting = self._connecting.error, None
+        (error,), self._connecting = results, False
         if error is not None:
             if not isinstance(error, (*DISCONNECTED, RedisError)):
                 raise error
             self._leases.connection_lost(now, error)
             return
         self._leases.connection_restored(self.models, now)
-        self._progress.write_again()
+        self._held_jobs.write_starts_again()
+        self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
             model.backlog.assume_waiting()
 
-    def _open(self) -> None:
-        self._leases.connect()
-        self._notifications.connect()
+    def _try_to_connect(self, _: bool) -> None:
+        failure: Exception | None = None
+        try:
+            self._leases.connect()
+            self._notifications.connect()
+        except Exception as error:  # noqa: BLE001 - the loop checks it
+            failure = error
+        self._connector.deliver(failure)
 
     def _upkeep(self, now: float) -> None:
         if now >= self._renew_at:
-            self._renew_at = now + self._leases.limits.lease_ttl_s / 3
+            self._renew_at = now + self._leases.settings.lease_ttl_s / 3
             for model in self.models:
                 self._held_jobs.renew(model)
-        due = any(
-            model.next_due_at is not None and now >= model.next_due_at for model in self.models
-        )
-        if now >= self._sweep_at or due or self._failures.new:
-            self._failures.new = False
+        due = any(now >= model.next_due_at for model in self.models)
+        if now >= self._sweep_at or due or self._replica_manager.new_loss:
+            self._replica_manager.new_loss = False
             self._sweep_at = now + SWEEP_S
             for model in self.models:
                 self._leases.sweep(model, now)
             self._leases.expire_waiting()
-            for command in self._report.commands(self.models):
+            self._leases.read_registry(self._registry.changed)
+            self._updates.lease_replicas(now, stopping=self._stopping.is_set())
+            for command in self._report.commands(self.models, self._updates.progress()):
                 self._leases.send(command)
-        for command in self._observer.events(now):
+            self._transfer.sweep(now)
+        for command in self.observer.events(now):
             self._leases.send(command)
-        self._transfer.sweep(now)
 
     def _maintain(self, now: float) -> None:
         if not self._leases.connected:
             # A new process' socket could get the number of one that is closed.
             self._watch_sockets()
         if not self._stopping.is_set():
-            self._replica_manager.maintain(self.models, now)
+            loads = self._dispatcher.isolation.exclusive is None
+            self._replica_manager.maintain(self.models, now, loads=loads)
         for model in self.models:
+            model.deadlines.expire(now)
             for replica in list(model.replicas):
                 batch = replica.batch
-                if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
-                    self._failures.timed_out(model, replica, batch, now)
-            model.expire(now)
-            self._failures.release_prepared(model, now)
+                if batch is None:
+                    continue
+                if now >= batch.start_due_at:
+                    self._held_jobs.write_start(batch)
+                if now >= batch.deadline:
+                    # What came in time may be unread, if this worker was suspended.
+                    self._catch_up(model, replica, now)
+        self._replica_manager.check(self.models, now)
+
+    def _catch_up(self, model: ServedModel, replica: Replica, now: float) -> None:
+        """Read all that a process has sent, and notice its end."""
+        exited = replica.exited()
+        while replica.frames is not None and replica.frames.readable():
+            self._read_frames(model, replica, now)
+        if exited and replica.frames is not None:
+            # A child that it forked keeps its socket open.
+            self._replica_manager.lost(model, replica, now)
 
     def _read_frames(self, model: ServedModel, replica: Replica, now: float) -> None:
         if replica.frames is None:
@@ -253,7 +286,7 @@ class Consumer:
         try:
             frames = replica.frames.receive()
         except (EOFError, OSError):
-            self._failures.lost(model, replica, now)
+            self._replica_manager.lost(model, replica, now)
             return
         for kind, *rest in frames:
             if replica.stacks_requested:
@@ -261,7 +294,7 @@ class Consumer:
             if kind == "done":
                 self._done(model, replica, rest, now)
             elif kind == "progress":
-                self._progress.write(replica, *rest)
+                self._held_jobs.write_progress(replica, *rest)
             elif kind == "yielded":
                 self._preempted(model, replica, rest[0], now)
             elif kind == "began":
@@ -271,7 +304,7 @@ class Consumer:
 
     def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
         if kind == "phase":
-            replica.phase_changed(Phase(value))
+            replica.enter(Phase(value))
         elif kind == "ready":
             self._replica_manager.ready(model, replica, value)
             model.backlog.assume_waiting()
@@ -283,7 +316,7 @@ class Consumer:
         seq, outcomes, times, padding, fits, device_lost = rest
         batch = replica.finished(seq, now)
         if device_lost:
-            replica.lost_device(now)
+            replica.lost_device(batch.jobs[0].id if batch is not None else "", now)
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
@@ -294,14 +327,14 @@ class Consumer:
             self._settle_finished()  # the next batch must be smaller
         # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
         # watched would have woken this worker.
-        first = self._first_list[model.config.name]
-        unwatched = self._notifications.unwatched
-        model.backlog.guess(place for place in range(len(STEPS)) if first + place in unwatched)
+        if model.position is not None:
+            first, unwatched = model.position * PLACES, self._notifications.unwatched
+            model.backlog.guess([place for place in range(PLACES) if first + place in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)
         if batch is not None:
-            self._observer.preempted(batch)
+            self.observer.preempted(batch)
             self._leases.settle(model, model.batch_returned(batch))
 
     def _dispatch(self, now: float) -> None:
@@ -314,21 +347,36 @@ class Consumer:
                 staged = replica.staged
                 if staged is not None and self._dispatcher.should_preempt(model, staged, now):
                     replica.preempt_staged()
-            second = replica_for_second(model, self.models, now)
+            second = None
+            if self._dispatcher.isolation.exclusive is None:
+                second = replica_for_second(model, self.models, now)
             staged = model.next_batch(now) if second is not None else None
             if second is not None and staged is not None:
                 self._run(model, second, staged)
         for model in self.models:
-            if ended := model.take_ended():
-                self._leases.settle(model, ended)
+            if model.deadlines.ended:
+                self._leases.settle(model, model.deadlines.take_ended())
+        self._isolate()
+
+    def _isolate(self) -> None:
+        """Send which isolated jobs begin and end, in the next write."""
+        isolation = self._dispatcher.isolation
+        if not self._leases.connected:
+            isolation.connection_lost()
+        for run in isolation.take_requests():
+            self._leases.isolate(run.job, run.scope, partial(isolation.answered, run))
+        for run in isolation.take_unread():
+            self._leases.read_message(run.model, run.job)
 
     def _run(self, model: ServedModel, replica: Replica, batch: Batch) -> None:
         self._seq += 1
         batch.seq = self._seq
         batch.id = batch_name(self._tag, self._seq)
-        self._observer.started(model, batch)
+        self.observer.started(model, batch)
         replica.run(batch)
-        log_left(model, batch)
+        if logger.isEnabledFor(logging.DEBUG):
+            fields = {**about_batches(model, [batch]), "reason": batch.reason}
+            logger.debug("batch dispatched", extra=fields)
 
     def _sleep(self) -> None:
         now = time.monotonic()
@@ -349,13 +397,18 @@ class Consumer:
         """Read what has come: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
-            self._read_frames(model, replica, time.monotonic())
+            read = self._read_frames if key.fileobj is replica.frames else self._catch_up
+            read(model, replica, time.monotonic())
         elif key.fileobj == self._signal_out:
             os.read(self._signal_out, 64)
         elif key.fileobj is self._transfer:
             self._transfer.deliver(self._leases)
         elif key.fileobj is self._notifier:
             self._notifier.deliver(self._leases)
+        elif key.fileobj is self._registry:
+            found = self._registry.take()
+            if found is not None:
+                self._updates.want(found, self._registry.generation)
         elif key.fileobj is self._leases.socket():
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
@@ -365,49 +418,66 @@ class Consumer:
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
         if self._leases.connected and not self._stopping.is_set():
+            watching = self._updates.watching
             wanted = [
                 index
                 for index in self._notifications.unwatched
-                if wants_notification(self.models[index // len(STEPS)], index % len(STEPS), now)
+                if (model := watching[index // PLACES]) is not None
+                and wants_notification(model, index % PLACES, now)
             ]
             if wanted:
                 for index in self._notifications.watch(wanted):
-                    self.models[index // len(STEPS)].backlog.found(index % len(STEPS))
+                    found = watching[index // PLACES]
+                    if found is not None:
+                        found.backlog.found(index % PLACES)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
-            if any(claim_request(model) for model in self.models):
+            held = self._dispatcher.isolation.holds_claims
+            if not held and any(model.claim_request() for model in self.models):
                 return self._claimer.top_up_at - now
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 
     def _woken(self, indices: Iterable[int]) -> None:
         for index in indices:
-            model, place = divmod(index, len(STEPS))
-            self.models[model].backlog.assume_waiting([place])
+            model = self._updates.watching[index // PLACES]
+            if model is not None:
+                model.backlog.assume_waiting([index % PLACES])
 
     def _due_times(self, now: float) -> list[float]:
         """Return the times at which the loop must turn although nothing has come."""
         times = [now + SWEEP_S]
-        if self._leases.connected:
+        connected = self._leases.connected
+        if connected:
             times += (self._sweep_at, self._renew_at)
-            times += (self._observer.events_at, self._leases.reply_due_at)
-        elif self._connecting is None:
+            times += (self.observer.events_at, self._leases.reply_due_at)
+        elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
+            times += (model.deadlines.next_at, model.next_due_at)
+            for replica in model.replicas:
+                if (batch := replica.batch) is not None:
+                    due_at = batch.start_due_at if connected else NEVER
+                    times.append(min(batch.deadline, due_at))
             # A held batch waits only for `hold_until` if it could run now.
-            may_run = bool(model.prepared) and self._dispatcher.may_run(model)
-            times += due_times(model, may_run=may_run)
+            if model.hold_until is not None and model.prepared and self._dispatcher.may_run(model):
+                times.append(model.hold_until)
             if (at := stage_at(model, now)) is not None:
                 times.append(at)
             if not self._stopping.is_set():
-                times += self._replica_manager.due_times(model)
+                loads = self._dispatcher.isolation.exclusive is None
+                times += self._replica_manager.due_times(model, loads=loads)
         return times
 
     def _watch_sockets(self) -> None:
         # A reconnect has new sockets. While it connects, they belong to that thread.
-        connecting = self._connecting is not None
-        sockets = () if connecting else (self._notifications.socket(), self._leases.socket())
-        self._watched = watch_sockets(self._selector, self._watched, sockets)
+        parts = () if self._connecting else (self._notifications, self._leases)
+        wanted = [sock for part in parts if (sock := part.socket()) is not None]
+        for sock in [sock for sock in self._watched if sock not in wanted]:
+            self._selector.unregister(sock)
+        for sock in [sock for sock in wanted if sock not in self._watched]:
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._watched = wanted
 
     def _drained(self, now: float) -> bool:
         running = any(replica.batch for model in self.models for replica in model.replicas)
@@ -420,9 +490,10 @@ class Consumer:
         """Stop the model processes, then release the jobs that did not end in time, uncharged."""
         self._claimer.read_claims(time.monotonic())
         self._settle_finished()
-        self._failures.release_all(self.models, time.monotonic())
+        self._replica_manager.release_all(self.models, time.monotonic())
+        self._updates.lease_replicas(time.monotonic(), stopping=True)
         last_report = [*self._report.commands(self.models), *self._report.removal()]
-        for command in (*last_report, *self._observer.events(NEVER)):
+        for command in (*last_report, *self.observer.events(NEVER)):
             self._leases.send(command)
         while self._leases.busy and self._leases.connected:
             self._leases.flush(time.monotonic())
@@ -431,9 +502,9 @@ class Consumer:
             self._transfer.take(model)
         self._transfer.close()
         self._notifier.close()
-        if self._connecting is not None:
-            self._connecting.abandon()
-        for part in (self._notifications, self._leases, self._observer, self._selector):
+        self._registry.close()
+        self._connector.close(CONNECT_CLOSE_MAX_S)
+        for part in (self._notifications, self._leases, self.observer, self._selector):
             part.close()
         os.close(self._signal_out)
         os.close(self._signal_in)

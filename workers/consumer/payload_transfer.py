@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from functools import partial
+import time
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import (
@@ -28,7 +28,7 @@ from headrace.payloads.stores import THREADS, PayloadStores
 from headrace.redis.outages import is_outage
 from workers.jobs.leased_job import LeasedJob
 from workers.leases.manager import LeaseManager
-from workers.models.pending_payloads import PendingResult, TransferOutcome
+from workers.models.pending_work import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: The pauses before a store that does not answer is tried again; then the job's own retries begin.
 AGAIN_S: Final = (0.2, 1.0, 3.0)
+#: They begin earlier if a payload has taken so long, in seconds.
+PATIENCE_S: Final = 10.0
 SWEEP_S: Final = 2.0
 #: The pause while Redis is away, however long that lasts.
 AWAY_S: Final = 1.0
@@ -43,14 +45,25 @@ AWAY_S: Final = 1.0
 CLOSE_MAX_S: Final = 2.0
 
 
-class PayloadTransfer:
-    """Fetches, stores and deletes payloads for the consumer.
+@dataclass(slots=True)
+class _Transfer:
+    """One payload to move.
 
-    Args:
-        stores: the payload stores.
-        input_refs: reads the operator's own files and objects.
-        again_s: the pauses before a store is tried again.
+    Attributes:
+        result: the result to store; None if the input must be fetched.
+        pauses_s: the pauses before the next tries.
+        began: when the consumer asked for it.
     """
+
+    model: ServedModel
+    job: LeasedJob
+    result: PendingResult | None
+    pauses_s: list[float]
+    began: float = field(default_factory=time.monotonic)
+
+
+class PayloadTransfer:
+    """Fetches, stores and deletes payloads for the consumer."""
 
     def __init__(
         self, stores: PayloadStores, input_refs: InputRefs, again_s: tuple[float, ...] = AGAIN_S
@@ -58,9 +71,13 @@ class PayloadTransfer:
         self._stores = stores
         self._input_refs = input_refs
         self._again_s = again_s
-        # A worker without large payloads has one thread, for the sweep.
-        self._threads: BackgroundThreads[Callable[[], None], tuple[ServedModel, TransferOutcome]]
-        self._threads = BackgroundThreads(self._run, "headrace-payloads", THREADS)
+        self._threads: BackgroundThreads[
+            _Transfer | list[PayloadEntry], tuple[ServedModel, TransferOutcome]
+        ]
+        self._threads = BackgroundThreads(self._work, "headrace-payloads", THREADS)
+        # A thread of its own: what the sweep deletes may be the room that transfers wait for.
+        self._sweeper: BackgroundThreads[str, None]
+        self._sweeper = BackgroundThreads(self._sweep, "headrace-sweep")
         self._closing = threading.Event()
         self._sweeping = False
         self._sweep_at = 0.0
@@ -71,22 +88,20 @@ class PayloadTransfer:
 
     def take(self, model: ServedModel) -> None:
         """Begin the transfers that a model needs."""
-        work = model.take_payload_work()
-        if work is None:
-            return
-        for job in work.fetches:
-            self._threads.submit(partial(self._guarded, self._fetch, model, job, None))
-        for result in work.results:
-            self._threads.submit(partial(self._guarded, self._store, model, result.job, result))
-        if work.ended:
-            self._threads.submit(partial(self._delete, work.ended))
+        fetches, results, ended = model.pending_payloads.take_work()
+        for job in fetches:
+            self._threads.submit(_Transfer(model, job, None, list(self._again_s)))
+        for result in results:
+            self._threads.submit(_Transfer(model, result.job, result, list(self._again_s)))
+        if ended:
+            self._threads.submit(ended)
 
     def sweep(self, now: float) -> None:
         """Delete payloads that no job needs, every `SWEEP_S` seconds."""
         if now >= self._sweep_at and not self._sweeping:
             self._sweep_at = now + SWEEP_S
             self._sweeping = True
-            self._threads.submit(self._sweep)
+            self._sweeper.submit("sweep")
 
     def deliver(self, leases: LeaseManager) -> None:
         """Give the models the transfers that have ended, and settle the jobs that end with them."""
@@ -99,57 +114,57 @@ class PayloadTransfer:
         """Wait a moment for the transfers that have begun, and close the stores."""
         self._threads.close(CLOSE_MAX_S)
         self._closing.set()
+        self._sweeper.close(CLOSE_MAX_S)
         self._stores.close()
 
-    @staticmethod
-    def _run(task: Callable[[], None]) -> None:
-        task()
-
-    def _guarded(
-        self,
-        transfer: Callable[[LeasedJob, PendingResult | None], TransferOutcome],
-        model: ServedModel,
-        job: LeasedJob,
-        result: PendingResult | None,
-    ) -> None:
-        """Run a transfer and deliver its outcome in any case; without one the job stays held."""
+    def _work(self, task: _Transfer | list[PayloadEntry]) -> float | None:
+        """Do a task; return the seconds after which to try it again, or None."""
+        if not isinstance(task, _Transfer):
+            self._delete(task)
+            return None
         try:
-            outcome = transfer(job, result)
-        except Exception as error:
-            logger.exception("payload transfer failed", extra={"job": job.id})
-            kind = InputUnavailable if result is None else ResultNotStored
-            why = kind(f"the payload could not be moved: {type(error).__name__}")
-            outcome = TransferOutcome(job, result=result, error=why, retryable=True)
-        self._threads.deliver((model, outcome))
-
-    def _patiently(self, call: Callable[[], bytes]) -> bytes:
-        pauses = iter(self._again_s)
-        while not self._closing.is_set():
-            try:
-                return call()
-            except (StoreError, BrokerError) as error:
-                # Without Redis the job could not fail either.
-                away = is_outage(error.__cause__)
-                pause_s = AWAY_S if away else next(pauses, None)
-                if pause_s is None:
-                    raise
+            outcome = self._moved(task)
+        except (StoreError, BrokerError) as error:
+            pause_s = _pause_s(task, error)
+            if pause_s is not None:
                 logger.warning("%s; next try in %g s", error.message, pause_s)
-            self._closing.wait(pause_s)
-        return call()
+                return pause_s
+            outcome = _failed(task, error.message)
+        except Exception as error:
+            # Without an outcome the job would stay held.
+            logger.exception("payload transfer failed", extra={"job": task.job.id})
+            outcome = _failed(task, f"{type(error).__name__} in the worker")
+        self._threads.deliver((task.model, outcome))
+        return None
 
-    def _fetch(self, job: LeasedJob, _: PendingResult | None) -> TransferOutcome:
+    def _moved(self, task: _Transfer) -> TransferOutcome:
+        """Fetch or store the payload of a job.
+
+        Raises:
+            StoreError, BrokerError: try it again.
+        """
+        job, result = task.job, task.result
+        try:
+            if result is None:
+                return TransferOutcome(job, self._fetch(job))
+            body = plain_result(result.result, result.content_type)
+            self._stores.put(result.entry, body, bounded=False)
+        except (StoreError, BrokerError):
+            raise
+        except PayloadMissing as error:
+            # It may be a missing mount.
+            return _failed(task, error.message)
+        except HeadraceError as error:
+            if result is not None:
+                return _failed(task, error.message)
+            return TransferOutcome(job, error=error)
+        return TransferOutcome(job, result=result)
+
+    def _fetch(self, job: LeasedJob) -> bytes:
         source = job.message.source if job.message is not None else None
         if source is None:
             raise RuntimeError(f"job {job.id} has no input source to fetch")
-        try:
-            body = self._patiently(lambda: self._read(source))
-        except (StoreError, BrokerError, PayloadMissing) as error:
-            # A missing payload may be a missing mount.
-            unavailable = InputUnavailable(f"the input cannot be fetched: {error.message}")
-            return TransferOutcome(job, error=unavailable, retryable=True)
-        except HeadraceError as error:
-            return TransferOutcome(job, error=error)
-        return TransferOutcome(job, body)
+        return self._read(source)
 
     def _read(self, source: InputSource) -> bytes:
         if source.origin:
@@ -163,36 +178,47 @@ class PayloadTransfer:
             )
         return body
 
-    def _store(self, job: LeasedJob, result: PendingResult | None) -> TransferOutcome:
-        if result is None:
-            raise RuntimeError(f"job {job.id} has no result to store")
-        entry, body = result.entry, plain_result(result.result, result.content_type)
-
-        def put() -> bytes:
-            self._stores.put(entry, body, bounded=False)
-            return b""
-
-        try:
-            self._patiently(put)
-        except HeadraceError as error:
-            lost = ResultNotStored(f"the result cannot be stored: {error.message}")
-            return TransferOutcome(job, result=result, error=lost, retryable=True)
-        return TransferOutcome(job, result=result)
-
     def _delete(self, entries: list[PayloadEntry]) -> None:
         try:
             self._stores.drop(*entries)
         except HeadraceError as error:
             logger.warning("payloads not deleted; the sweep will retry: %s", error.message)
+        except Exception:
+            # Each such error would cost a thread.
+            logger.exception("payloads not deleted; the sweep will retry")
 
-    def _sweep(self) -> None:
+    def _sweep(self, _: str) -> None:
         try:
             while not self._closing.is_set() and self._stores.sweep():
                 pass
         except HeadraceError as error:
             logger.warning("payload sweep failed; it will be retried: %s", error.message)
+        except Exception:
+            logger.exception("payload sweep failed; it will be retried")
         finally:
             self._sweeping = False
+
+
+def _pause_s(task: _Transfer, error: StoreError | BrokerError) -> float | None:
+    """Return the seconds after which to try a transfer again; None if its job's own retries begin.
+
+    Without Redis the job could not fail either, so that is waited for. Other stores fail for good:
+    a disk that is full, or a file that cannot be read.
+    """
+    if isinstance(error, BrokerError) and is_outage(error.__cause__):
+        return AWAY_S
+    if not task.pauses_s or time.monotonic() - task.began > PATIENCE_S:
+        return None
+    return task.pauses_s.pop(0)
+
+
+def _failed(task: _Transfer, why: str) -> TransferOutcome:
+    error: HeadraceError
+    if task.result is None:
+        error = InputUnavailable(f"the input cannot be fetched: {why}")
+    else:
+        error = ResultNotStored(f"the result cannot be stored: {why}")
+    return TransferOutcome(task.job, result=task.result, error=error, retryable=True)
 
 
 def plain_result(result: bytes, content_type: str) -> bytes:

@@ -1,4 +1,8 @@
-"""Starts, watches and recycles the model processes of one worker.
+"""Starts, watches, recycles and gives up the model processes of one worker.
+
+A process that hangs writes its stacks and is killed, with all that it has started. Which job of a
+lost batch is to blame is unknown, so each of them runs alone next, and none is charged for the
+others.
 
 A process is recycled after `max_jobs`, or when it exceeds `max_memory_mb`. The next process is
 loaded and warm before the old one takes its last batch. If two copies do not fit into memory
@@ -10,13 +14,18 @@ from __future__ import annotations
 
 import logging
 import selectors
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Final
 
+from headrace.jobs.trace_context import Trace
+from headrace.observability.logs import about_jobs
+from workers.jobs.leased_job import Batch
+from workers.jobs.settlement import unfinished
+from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.models.served_model import ServedModel
-from workers.observability.batch_log import about
 from workers.protocol.phases import STARTING, Phase
 from workers.replicas.orphan_guard import OrphanGuard
+from workers.replicas.process_end import OomKills, ProcessEnd
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -28,44 +37,63 @@ MEMORY_S: Final = 1.0
 class ReplicaManager:
     """The model processes of one worker.
 
-    Args:
-        selector: the sockets of the processes are registered there, with (model, replica).
-        lost: called with model, replica and time when a process must be given up.
-        orphan_guard: ends what the processes started when the worker is gone.
+    Their sockets are registered in the selector, with (model, replica).
+
+    Attributes:
+        new_loss: a process was lost and the model states have not been reported since.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        lost: Callable[[ServedModel, Replica, float], None],
+        leases: LeaseManager,
+        observer: WorkerObserver,
         orphan_guard: OrphanGuard,
     ) -> None:
+        self.new_loss = False
         self._selector = selector
-        self._lost = lost
+        self._leases = leases
+        self._observer = observer
         self._orphan_guard = orphan_guard
         self._memory_at = 0.0
+        self._oom_kills = OomKills()
 
-    def maintain(self, models: list[ServedModel], now: float) -> None:
-        """Start, give up and recycle the processes that are due."""
+    def maintain(self, models: list[ServedModel], now: float, *, loads: bool = True) -> None:
+        """Start (if `loads` is set), give up and recycle the processes that are due."""
         check_memory = now >= self._memory_at
         if check_memory:
             self._memory_at = now + MEMORY_S
+            self._oom_kills.look()
         for model in models:
             for replica in list(model.replicas):
                 if replica.process is None:
-                    if now >= replica.restart_at:
+                    if loads and now >= replica.restart_at:
                         self._restart(model, replica, now)
                 elif replica.overdue(now):
                     if replica.state in STARTING:
                         self.load_failed(model, replica, replica.error)
-                    self._lost(model, replica, now)
+                    self.lost(model, replica, now)
             self._recycle(model, now, check_memory)
 
-    def due_times(self, model: ServedModel) -> list[float]:
+    def check(self, models: list[ServedModel], now: float) -> None:
+        """Give up the processes that hang, and release jobs that would wait long for a process."""
+        for model in models:
+            for replica in list(model.replicas):
+                batch = replica.batch
+                if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
+                    self._timed_out(model, replica, batch, now)
+            if model.prepared and all(
+                replica.process is None and replica.restart_at > now for replica in model.replicas
+            ):
+                # Another worker may run them meanwhile. A pending claim or transfer may bring more.
+                self._leases.release(model, model.release_prepared(), "free")
+
+    def due_times(self, model: ServedModel, *, loads: bool = True) -> list[float]:
         """Return the times at which `maintain` must be called for a model."""
         return [
             replica.restart_at if replica.process is None else replica.due_at
             for replica in model.replicas
+            if loads or replica.process is not None
         ]
 
     @staticmethod
@@ -74,15 +102,12 @@ class ReplicaManager:
         repeated = model.replica_history.add_load_failure(traceback)
         shown = traceback.rstrip().rpartition("\n")[2] if repeated else traceback
         logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
-        replica.load_failed(traceback)
+        replica.error = traceback
 
     def ready(self, model: ServedModel, replica: Replica, info: dict[str, Any]) -> None:
         """Put a loaded process into service; drain the process that it replaces, if any.
 
-        Args:
-            model: the model.
-            replica: the process.
-            info: what the process reported: `load_s`, `fits`, `helpers` and `overlap`.
+        `info` has what the process reported: `load_s`, `fits`, `helpers` and `overlap`.
         """
         replica.ready(info)
         model.replica_history.add_load(info["load_s"])
@@ -99,34 +124,138 @@ class ReplicaManager:
             replica.outgrown = True
         for old in model.replicas:
             if old.successor is replica:
-                old.drain()
+                old.enter(Phase.DRAINING)
 
-    def ended(self, model: ServedModel, replica: Replica, now: float, why: str) -> None:
-        """Clean up after a process that is gone, for the reason `why`.
+    def _timed_out(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
+        """Give up a process whose batch exceeded its timeout, after it has written its stacks."""
+        end = self._end(replica)
+        if end.by_itself:
+            # It has crashed, and the kernel was still writing its memory to the disk.
+            self._lost(model, replica, end, now)
+        else:
+            self._hung(model, replica, batch, now)
 
-        The selector must not watch its socket any more.
-        """
+    def lost(self, model: ServedModel, replica: Replica, now: float) -> None:
+        """Give up a process that is gone or must go: release its batches, and restart it."""
+        end, hung = self._end(replica), replica.batch if replica.stacks_requested else None
+        if hung is not None and not end.by_itself:
+            # It hung, and the request for its stacks has ended it.
+            self._hung(model, replica, hung, now)
+        else:
+            self._lost(model, replica, end, now)
+
+    def _end(self, replica: Replica) -> ProcessEnd:
+        return ProcessEnd(replica.end_process(), self._oom_kills.recent)
+
+    def _hung(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
+        logger.error("batch exceeded its timeout", extra=about_batches(model, [batch]))
+        begun, untouched = replica.take_batches()
+        self._release(model, untouched, "free")
+        alone = len(begun) == 1 and len(batch.jobs) == 1
+        if alone:
+            settlement = model.batch_timed_out(batch, now, replica.trace())
+            self._leases.settle(model, [settlement])
+            self._observer.finished(batch, [])
+        else:
+            # Any of them may hang: each runs alone next, and none is charged.
+            self._release(model, begun, "alone", now=now)
+        cause = batch.jobs[0].id if alone else ""
+        self._give_up(model, replica, "a job ran longer than its timeout", begun, cause, now)
+
+    def _lost(self, model: ServedModel, replica: Replica, end: ProcessEnd, now: float) -> None:
+        trace, died = replica.trace(), f"it ended {end.how}"
+        begun, untouched = replica.take_batches()
+        if replica.loaded and not replica.device_lost:
+            fields = about_batches(model, begun) if begun else about(model)
+            lost = model.replica_history.lost + 1
+            fields |= {"model_pid": replica.pid, "reason": end.how, "lost": lost}
+            if trace:
+                fields["traceback"] = trace
+            what = "during a batch" if begun else "without a batch"
+            logger.error("model process died %s", what, extra=fields)
+        elif replica.state in STARTING and not replica.error:
+            died = f"the model process ended {end.how} while it loaded"
+            self.load_failed(model, replica, f"{trace}\n{died}" if trace else died)
+        self._release(model, untouched, "free")
+        # What has ended it from outside may have been caused by a job in another process.
+        mode = "crash" if end.by_itself else "lost"
+        self._release(model, begun, mode, end.how, trace, now=now)
+        alone = [batch.jobs[0].id for batch in begun if batch.reason == "alone"]
+        why = "its device was lost" if replica.device_lost else died
+        self._give_up(model, replica, why, begun, alone[0] if alone else replica.cause, now)
+
+    def _release(
+        self,
+        model: ServedModel,
+        batches: list[Batch],
+        mode: str,
+        how: str = "",
+        traceback: str = "",
+        now: float = 0.0,
+    ) -> None:
+        """Return the jobs of these batches to their queue; see `LeaseManager.release`."""
+        # The jobs that are released last are first in their queue.
+        for batch in reversed(batches):
+            if mode != "free":
+                model.stats.left(batch.reason)
+            runs = {}
+            if mode != "free":
+                runs = {job.token: unfinished(job, batch, now) for job in batch.jobs}
+            self._leases.release(model, batch.jobs, mode, how, traceback, runs)
+            self._observer.finished(batch, [])
+
+    def discard(self, model: ServedModel, replica: Replica) -> None:
+        """Kill a process that runs no batch, and forget its replica."""
+        self._unwatch(replica)
+        self._orphan_guard.forget(replica.pid)
+        replica.kill()
+        model.replicas.remove(replica)
+
+    def _unwatch(self, replica: Replica) -> None:
+        for watched in (replica.frames, replica.exit_fd):
+            if watched is not None:
+                self._selector.unregister(watched)
+
+    def release_all(self, models: Sequence[ServedModel], now: float) -> None:
+        """Stop all model processes, and return all held jobs to their queues, uncharged."""
+        for model in models:
+            for replica in model.replicas:
+                # Those that run a batch or still load end at once.
+                if replica.batch is not None or replica.state in STARTING:
+                    replica.kill()
+                else:
+                    replica.retire(now)
+            for replica in model.replicas:
+                for batches in replica.take_batches():
+                    self._release(model, batches, "free")
+            self._leases.release(model, model.release_all(), "free")
+        for model in models:
+            for replica in model.replicas:
+                replica.stop()
+        self._orphan_guard.close()
+
+    def _give_up(
+        self,
+        model: ServedModel,
+        replica: Replica,
+        why: str,
+        begun: list[Batch],
+        cause: str,
+        now: float,
+    ) -> None:
+        """Clean up after a process that is gone, and plan the next one."""
+        self._unwatch(replica)
         if replica.loaded:
             trace = replica.trace()
-            model.replica_history.add_loss(now, f"{why}\n{trace}" if trace else why)
-        if replica.process is not None:
-            self._orphan_guard.forget(replica.process.pid)
+            jobs = [job.id for batch in begun for job in batch.jobs]
+            why = f"{why}\n{trace}" if trace else why
+            model.replica_history.add_loss(now, why, jobs, cause)
+        self._orphan_guard.forget(replica.pid)
         replica.ended(now)
-        if replica.successor is not None:
+        if replica.successor is not None or replica.surplus:
             # The successor takes its place, even while it still loads.
             model.replicas.remove(replica)
-
-    def stop(self, model: ServedModel, now: float) -> None:
-        """End all processes of a model; those that run a batch or still load, at once."""
-        for replica in model.replicas:
-            if replica.batch is not None or replica.state in STARTING:
-                replica.kill()
-            else:
-                replica.retire(now)
-
-    def close(self) -> None:
-        """End the orphan guard, when all processes have ended."""
-        self._orphan_guard.close()
+        self.new_loss = True
 
     def _restart(self, model: ServedModel, replica: Replica, now: float) -> None:
         replica.restart_at = model.replica_history.restart_at(now)
@@ -137,11 +266,12 @@ class ReplicaManager:
             logger.error("%s", reason, extra=about(model))
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
-        model.replica_started()
+        model.deadlines.least_time.forget()
         frames = replica.start(now, self._orphan_guard.mark)
-        if replica.process is not None:
-            self._orphan_guard.watch(replica.process.pid)
-        self._selector.register(frames, selectors.EVENT_READ, (model, replica))
+        self._orphan_guard.watch(replica.pid)
+        for watched in (frames, replica.exit_fd):
+            if watched is not None:
+                self._selector.register(watched, selectors.EVENT_READ, (model, replica))
 
     def _recycle(self, model: ServedModel, now: float, check_memory: bool) -> None:
         for replica in model.replicas:
@@ -164,7 +294,7 @@ class ReplicaManager:
                     old.successor = Replica(old.init, old.environ, old.load_timeout_s)
                     model.replicas.append(old.successor)
                 else:
-                    replica.drain()
+                    replica.enter(Phase.DRAINING)
                 return
 
     @staticmethod
@@ -180,3 +310,28 @@ class ReplicaManager:
             if taken > limit:
                 return f"it takes {taken:.0f} MiB (max_memory_mb: {limit})"
         return ""
+
+
+def about(model: ServedModel) -> dict[str, Any]:
+    """Return the log fields of a model."""
+    return {"model": model.config.name}
+
+
+def about_batches(model: ServedModel, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Return the log fields of batches and all of their jobs."""
+    ids = [job.id for batch in batches for job in batch.jobs]
+    names = " ".join(batch.id for batch in batches)
+    return {
+        **about(model), "batch": names, "size": len(ids), **about_jobs(ids), **_trace(batches, ids),
+    }  # fmt: skip
+
+
+def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
+    """Return the trace fields of batches with a single job."""
+    if len(ids) != 1:
+        return {}
+    parents = [parent for batch in batches for parent in batch.traces.values()]
+    if not parents:
+        return {}
+    trace = Trace(parents[0])
+    return {"trace_id": trace.trace_id, "span_id": trace.span_id}

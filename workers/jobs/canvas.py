@@ -49,7 +49,6 @@ class Canvas(msgspec.Struct, frozen=True):
     """The callbacks of one job.
 
     Attributes:
-        id: the job's id.
         root_id: the first task of the whole canvas.
         callbacks: sent with the result, if it succeeds.
         errbacks: sent with the job's id, if it fails.
@@ -104,9 +103,7 @@ def _named(signatures: Any, job_id: str, place: str) -> list[Signature]:
 def chord_body(body: Any, group: Any) -> Signature:
     """Give ids to the body of a chord: the same at every member of its group.
 
-    Args:
-        body: the body as Celery writes it; changed in place.
-        group: the id of the chord's header.
+    `group` is the id of its header. The body is changed in place.
 
     Raises:
         TypeError, LookupError, AttributeError, ValueError: as `name` does.

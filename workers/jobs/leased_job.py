@@ -1,17 +1,28 @@
-"""A leased job: one claimed job inside a worker."""
+"""A leased job, which is one claimed job inside a worker; how a claim gives it; and a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from headrace.jobs.message import Message, arguments_repr
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import TASK_NAME
+from headrace.redis.keys import OFFLINE_STEP, TASK_NAME
+from headrace.redis.scripts.jobs import ClaimedRow, ClaimReply
 from workers.jobs.canvas import Canvas
 
 NEVER: Final = float("inf")
+#: The best priority step, as the reply to a claim has it; its jobs never yield.
+BEST_STEP: Final = b"0"
+#: A batch that has not ended after this many seconds is worth a call of its own for its start.
+START_WRITTEN_S: Final = 0.1
+#: The field `x` of a job that runs while nothing else runs in its worker, and of one whose message
+#: is not even read before that.
+EXCLUSIVE: Final = b"2"
+WITHHELD: Final = b"3"
 
 
 class LeasedJob(msgspec.Struct, eq=False, weakref=True):
@@ -22,7 +33,12 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         message: its message; None until it is read, or if it cannot be read.
         created_us: when it was submitted, by Redis' clock.
         attempts: how often it was claimed, this time included.
-        isolated: it was in a batch that was lost, so it runs alone.
+        isolated: it was in a batch that was lost, so it runs alone in its model process.
+        exclusive: it was lost with its worker while it ran isolated, so nothing else runs in the
+            worker meanwhile.
+        withheld: its worker was lost so often before it ran that its message is read only when
+            nothing else goes on in the worker.
+        ready_at: from when on it could have run: its claim, or when its input was fetched.
         dispatched_at: when it was sent to a model process; 0 before.
         cost: its share of `max_batch_cost`.
         key: only jobs of the same key share a batch.
@@ -34,6 +50,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         dropped: why its outcome no longer counts here: "cancelled", or "lost" to another worker.
         expires_at: until when it must have begun; NEVER without an `expires`.
         retries: how often it was tried again after an error.
+        details: what comes with its input, as `InputDetails.text` writes it; b"" for nothing.
     """
 
     id: str
@@ -43,7 +60,10 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     enqueued_at: float
     claimed_at: float
     attempts: int
-    isolated: bool
+    ready_at: float = 0.0
+    isolated: bool = False
+    exclusive: bool = False
+    withheld: bool = False
     dispatched_at: float = 0.0
     dispatched_epoch_s: float = 0.0
     cost: int = 0
@@ -56,22 +76,38 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     dropped: str = ""
     expires_at: float = NEVER
     retries: int = 0
+    details: bytes = b""
 
     def set_deadlines(self, message: Message, now: float, now_us: int) -> float:
         """Set `expires_at`, and return how many seconds before its eta the job was claimed.
 
+        `now` is the time of its claim, and `now_us` the same by Redis' clock.
+
         The message has both times by its sender's clock. They are compared with Redis' clock, which
         all workers share, and from then on measured by the monotonic clock.
-
-        Args:
-            message: its message.
-            now: the time of its claim.
-            now_us: the same by Redis' clock.
         """
         ahead_s = now - now_us / US_PER_S
         if message.expires_s is not None:
             self.expires_at = message.expires_s + ahead_s
         return 0.0 if message.eta_s is None else max(0.0, message.eta_s + ahead_s - now)
+
+    def hold_s(self, free_at: float) -> float:
+        """Return for how long it waited in the worker for something else than the device.
+
+        That is until its input was here, and from `free_at`, when the device was free for its
+        batch, until the batch left: for other jobs.
+        """
+        held_from = max(self.ready_at, free_at)
+        return self.ready_at - self.claimed_at + self.dispatched_at - held_from
+
+    def redis_us(self, at: float) -> int:
+        """Return a monotonic time as microseconds of Redis' clock, as its claim had it."""
+        return self.created_us + round((at - self.enqueued_at) * US_PER_S)
+
+    @property
+    def claimed_us(self) -> int:
+        """When it was claimed, by Redis' clock in microseconds."""
+        return self.redis_us(self.claimed_at)
 
     @property
     def input(self) -> bytes:
@@ -96,3 +132,101 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
             "delivery_info": {"redelivered": self.attempts > 1},
             "worker_pid": None,
         }
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs that run together on one replica.
+
+    Attributes:
+        reason: why it was dispatched, one of `workers.batching.batcher.Reason`.
+        started_at: when it was dispatched; for a staged batch, when the batch before it ended.
+        free_at: since when the device was free for it; its dispatch, unless it was held back.
+        start_due_at: when its start is written into the records of its jobs, if it has not ended.
+        deadline: when the shortest timeout of its jobs ends.
+        staged: another batch ran before it in its model process.
+        seq: its number on the frame socket.
+        id: its name in logs and traces.
+        traced: some of its jobs may belong to a trace.
+        span: the `traceparent` of its own span; empty without one.
+        detailed: something may come with the inputs of its jobs.
+    """
+
+    jobs: list[LeasedJob]
+    reason: str
+    started_at: float
+    deadline: float
+    free_at: float = 0.0
+    start_due_at: float = 0.0
+    staged: bool = False
+    seq: int = 0
+    id: str = ""
+    traced: bool = False
+    span: str = ""
+    detailed: bool = False
+
+    @property
+    def traces(self) -> dict[str, str]:
+        """The `traceparent` with which each job was submitted, by job id."""
+        return {
+            job.id: job.message.trace.parent
+            for job in self.jobs
+            if job.message is not None and job.message.trace is not None
+        }
+
+    @property
+    def offline(self) -> bool:
+        """Whether all of its jobs have the offline priority."""
+        return all(job.step == OFFLINE_STEP for job in self.jobs)
+
+    def begin(self, now: float) -> None:
+        """Restart the clock of a staged batch when the batch before it ends."""
+        self.deadline += now - self.started_at
+        self.started_at, self.staged = now, True
+        self.start_due_at = now + START_WRITTEN_S
+
+    def began_at(self, ended_at: float, times: Sequence[float]) -> float:
+        """Return when the device began to work for a staged batch, for the timings of its jobs.
+
+        It is counted back from its end by its own stages (ms), because its `preprocess` may have
+        run during the batch before it.
+        """
+        ran_s = sum(times[:3]) / 1000
+        return min(self.started_at, max(self.jobs[0].dispatched_at, ended_at - ran_s))
+
+
+def read_jobs(reply: ClaimReply, now: float, yield_s: float) -> Iterator[tuple[LeasedJob, bytes]]:
+    """Yield the claimed jobs, each with its raw message, which is not read yet.
+
+    For `yield_s` they yield to better priorities.
+    """
+    for row in reply.jobs:
+        yield _leased_job(row, now, reply.now_us, yield_s), row[0]
+
+
+def _leased_job(row: ClaimedRow, now: float, now_us: int, yield_s: float) -> LeasedJob:
+    _, job_id, token, created, attempts, isolated, retries, waits = row
+    created_us = int(created) if created else now_us
+    enqueued_at = now - (now_us - created_us) / US_PER_S
+    # Positional, and fields with default values are set later: a keyword costs as much as a value.
+    job = LeasedJob(
+        job_id.decode(),
+        token.decode(),
+        None,
+        created_us,
+        enqueued_at,
+        now,
+        int(attempts),
+        now,
+    )
+    if isolated:
+        job.isolated, job.exclusive = True, isolated in {EXCLUSIVE, WITHHELD}
+        job.withheld = isolated == WITHHELD
+    if retries:
+        job.retries = int(retries)
+    if waits != BEST_STEP:
+        step, _, since = waits.partition(b" ")
+        job.step = int(step)
+        waited_from = now - (now_us - int(since)) / US_PER_S if since else enqueued_at
+        job.overdue_at = yield_s + waited_from
+    return job

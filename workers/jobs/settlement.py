@@ -1,26 +1,94 @@
-"""Settlements: how a job ends, or why it waits again, as the arguments of jobs/settle.lua."""
+"""Settlements: how a job ends, or why it waits again, as the arguments of jobs/settle.lua.
+
+A retry follows exponential backoff with full jitter. The n-th retry comes after a random time
+between 0 and `base * 2^(n-1)`, at most `max_s`, so that jobs which failed together do not return
+together (AWS architecture blog, 2015). The job waits in Redis. For jobs that were lost with their
+process, `lib/release.lua` uses the same rule. `read_message` also makes a settlement, of a claimed
+job that cannot run now.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
+from headrace.config.model_catalog import ModelConfig
+from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.parameters import check_parameters, with_defaults
+from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
 from headrace.jobs.encoding import kombu_size, parses
+from headrace.jobs.input_details import NO_DETAILS, read_object
 from headrace.jobs.job import State
 from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.message import Message, decode_message
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
-from headrace.redis.scripts.jobs import DEAD
+from headrace.redis.scripts.jobs import DEAD, Run
 from headrace.redis.scripts.jobs import Settlement as Settlement
-from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.jobs.retries import RetryPolicy
+from workers.jobs.canvas import read_canvas
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 
+_CHANCE: Final = random.Random()  # noqa: S311 - jitter
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and when a job is tried again.
+
+    Attributes:
+        base_s: the limit of the first wait.
+        max_s: the limit of every wait.
+    """
+
+    max_retries: int = 0
+    base_s: float = RETRY_BACKOFF_S
+    max_s: float = RETRY_BACKOFF_MAX_S
+
+    def for_job(self, message: Message | None) -> RetryPolicy:
+        """Return the policy of a job: the options in its message, else this policy."""
+        if message is None:
+            return self
+        own = (message.max_retries, message.retry_backoff_s, message.retry_backoff_max_s)
+        if own == (None, None, None):
+            return self
+        default = (self.max_retries, self.base_s, self.max_s)
+        retries, base_s, most_s = (
+            fallback if value is None else value
+            for value, fallback in zip(own, default, strict=True)
+        )
+        return RetryPolicy(int(retries), base_s, most_s)
+
+    def bound_s(self, retries: int) -> float:
+        """Return the longest wait of a job that was retried `retries` times before."""
+        return min(self.max_s, self.base_s * 2.0**retries)
+
+    def retry_us(self, retries: int, chance: random.Random = _CHANCE) -> str:
+        """Return the wait in microseconds, or DEAD if no retries are left, for jobs/settle.lua."""
+        if retries >= self.max_retries:
+            return DEAD
+        return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
+
+    def loss_arguments(self, max_deliveries: int) -> str:
+        """Return the `losses` argument of the scripts that release lost jobs."""
+        base_us, most_us = self.backoff_us
+        return f"{max_deliveries} {base_us} {most_us}"
+
+    @property
+    def backoff_us(self) -> tuple[int, int]:
+        """The limits of the first wait and of every wait, in microseconds."""
+        return int(self.base_s * US_PER_S), int(self.max_s * US_PER_S)
+
+
+#: The last two fields of a settlement: when the job began, and how long it waited for the device.
+Began = tuple[str, str]
+NOT_BEGUN: Final[Began] = ("", "0.0")
 NO_RETRIES: Final = RetryPolicy()
 _NO_CHILDREN: Final = b', "children": [], '
 _META: Final = (
@@ -64,7 +132,13 @@ def with_children(settlement: Settlement, children: bytes) -> Settlement:
 
 
 def succeeded(
-    job: LeasedJob, result: bytes, content_type: str, batch: Arg, timings: str, done: str
+    job: LeasedJob,
+    result: bytes,
+    content_type: str,
+    batch: Arg,
+    timings: str,
+    done: str,
+    began: Began,
 ) -> Settlement:
     """End a job with a result (JSON text); `content_type` is empty if the result is JSON."""
     message = job.message
@@ -75,32 +149,48 @@ def succeeded(
         own = (meta, JobField.RESULT_TYPE, content_type) if content_type else (meta, "", "")
     meta, field, value = own
     return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings, field, value, "", ""
+        job.id, job.token, State.SUCCEEDED, meta, batch, timings, field, value, "", "", *began
     )
 
 
 def stored(
-    job: LeasedJob, ref: str, result: bytes, content_type: str, batch: Arg, timings: str, done: str
+    job: LeasedJob,
+    ref: str,
+    result: bytes,
+    content_type: str,
+    batch: Arg,
+    timings: str,
+    done: str,
+    began: Began,
 ) -> Settlement:
     """End a job with a result that the payload store keeps under `ref`.
 
     The Celery result then holds the size and the URL of the result.
     """
     if content_type:
-        return stored_as(job, ref, kombu_size(result), content_type, batch, timings, done)
-    return stored_as(job, ref, len(result), JSON_TYPE, batch, timings, done)
+        size = kombu_size(result)
+        return stored_as(job, ref, size, content_type, batch, timings, done, began)
+    return stored_as(job, ref, len(result), JSON_TYPE, batch, timings, done, began)
 
 
 def stored_as(
-    job: LeasedJob, ref: str, length: int, content_type: str, batch: Arg, timings: str, done: str
+    job: LeasedJob,
+    ref: str,
+    length: int,
+    content_type: str,
+    batch: Arg,
+    timings: str,
+    done: str,
+    began: Began,
 ) -> Settlement:
     """End a job with a stored result of `length` bytes and this content type."""
     shown = {"size": length, "content_type": content_type, "url": f"/api/v1/jobs/{job.id}/result"}
     meta = _meta(job, b"SUCCESS", _encode(shown), b"null", done)
     value = f"{ref} {length} {content_type}"
     return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings, JobField.RESULT_REF, value, "", ""
-    )
+        job.id, job.token, State.SUCCEEDED, meta, batch, timings,
+        JobField.RESULT_REF, value, "", "", *began,
+    )  # fmt: skip
 
 
 def failed(
@@ -112,6 +202,7 @@ def failed(
     traceback: str = "",
     batch: Arg = 0,
     timings: str = "",
+    began: Began = NOT_BEGUN,
     retries: RetryPolicy = NO_RETRIES,
 ) -> Settlement:
     """End a job with this error, or postpone it for a retry.
@@ -133,7 +224,7 @@ def failed(
     state = State.EXPIRED if code == "expired" else State.FAILED
     meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
     return Settlement(
-        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us
+        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us, *began
     )
 
 
@@ -165,9 +256,15 @@ def stages(times: Sequence[float]) -> str:
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
-def timings(job: LeasedJob, shared: str) -> str:
-    """Return the record's `tm`: ms from submit to claim, from claim to dispatch, the stages."""
-    return since_submit(job) + since_claim(job, shared)
+def began(job: LeasedJob, at: float, wait_s: float) -> Began:
+    """Return the `st` and `dw` of a job that began at `at`, after a wait for its device."""
+    # Sums of floats can be a little below 0.
+    return str(job.redis_us(at)), f"{max(wait_s, 0.0) * 1000:.3f}"
+
+
+def timings(job: LeasedJob, hold_s: float, shared: str) -> str:
+    """Return the record's `tm`: ms from submit to claim, of hold, and of the stages."""
+    return since_submit(job) + since_claim(hold_s, shared)
 
 
 def since_submit(job: LeasedJob) -> str:
@@ -175,6 +272,66 @@ def since_submit(job: LeasedJob) -> str:
     return f"{(job.claimed_at - job.enqueued_at) * 1000:.3f}"
 
 
-def since_claim(job: LeasedJob, shared: str) -> str:
+def since_claim(hold_s: float, shared: str) -> str:
     """Return the rest, which is the same for all jobs of a batch that were claimed together."""
-    return f",{(job.dispatched_at - job.claimed_at) * 1000:.3f},{shared}"
+    return f",{hold_s * 1000:.3f},{shared}"
+
+
+def unfinished(job: LeasedJob, batch: Batch, now: float) -> Run:
+    """Return how a job ran whose batch returned nothing: all of its time is `inference`."""
+    hold_s, at = job.hold_s(batch.free_at), batch.started_at
+    start, wait = began(job, at, at - job.claimed_at - hold_s)
+    return Run(start, wait, timings(job, hold_s, stages([0.0, (now - at) * 1000, 0.0])))
+
+
+def read_message(
+    job: LeasedJob, raw: bytes, model: str, queue: str, now_us: int
+) -> Settlement | None:
+    """Read the message of a job of this model that was just claimed; set it and its callbacks.
+
+    Returns:
+        The settlement of a job that will not run now; else None.
+    """
+    try:
+        message = job.message = decode_message(raw)
+    except InvalidRequest as error:
+        job.canvas = read_canvas(raw)
+        return unreadable_message(job, raw, error)
+    if message.has_callbacks:
+        job.canvas = read_canvas(raw)
+        if job.canvas is None:
+            problem = "the signatures of the job's callbacks cannot be read"
+            return failed(job, InvalidRequest.code, problem)
+    if message.model != model:
+        problem = f"the queue {queue} serves {model!r}, not {message.model[:64]!r}"
+        return failed(job, InvalidRequest.code, problem)
+    if message.expires_s is None and message.eta_s is None:
+        return None
+    wait_s = job.set_deadlines(message, job.claimed_at, now_us)
+    if job.expires_at <= job.claimed_at:
+        return failed(job, "expired", NOT_STARTED)
+    return postponed(job, wait_s) if wait_s else None
+
+
+def read_details(job: LeasedJob, model: ModelConfig) -> Settlement | None:
+    """Set what comes with the input of a job, with the defaults of the model's parameters.
+
+    The API has checked the parameters already, but not those of a Celery client.
+
+    Returns:
+        The settlement of a job with wrong parameters; else None.
+    """
+    message = job.message
+    if message is None or (message.details is None and not model.parameters):
+        return None
+    details = message.details or NO_DETAILS
+    try:
+        given = read_object(details.parameters, "parameters")
+        checked = check_parameters(model.parameters, given, model.name)
+    except InvalidRequest as error:
+        end = "" if error.message.endswith("?") else "."
+        return failed(job, error.code, f"{error.message}{end} {error.hint}".rstrip())
+    values = with_defaults(model.parameters, checked)
+    parameters = _encode(values) if values else b""
+    job.details = msgspec.structs.replace(details, parameters=parameters).text()
+    return None

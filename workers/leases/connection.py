@@ -8,11 +8,10 @@ send again.
 from __future__ import annotations
 
 import logging
-import os
-import selectors
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -21,42 +20,28 @@ from redis.exceptions import NoScriptError, ResponseError
 from headrace.redis.fast_connection import pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.scripts import NAMES, Command, script
+from headrace.redis.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
+
+#: How many writes may be unanswered: one that Redis works on, and the next one.
+IN_FLIGHT_MAX: Final = 2
+#: A reply that takes longer than this counts as an outage.
+ANSWER_MAX_S: Final = 5.0
+NEVER: Final = float("inf")
 
 Reply = Any
 
 
-class PipelinedConnection:
-    """Sends commands in one write and reads their replies.
+Handle = Callable[[Any, float], None]
 
-    Args:
-        client: the connection is taken from this client's pool.
-    """
+
+class PooledConnection:
+    """A connection that is taken from a client's pool, and given back when it is closed."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._connection: Any = None
-        self._scripts = [script(name) for name in NAMES]
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection is open and the last exchange succeeded."""
-        return self._connection is not None
-
-    def connect(self) -> None:
-        """Connect, and load the scripts.
-
-        Raises:
-            redis.RedisError, OSError: Redis does not answer.
-        """
-        connection = self._client.connection_pool.get_connection()
-        try:
-            self._connection = connection
-            self._load_scripts()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the connection, if it is open."""
@@ -66,33 +51,41 @@ class PipelinedConnection:
             self._client.connection_pool.release(connection)
 
     def socket(self) -> Any:
-        """Return the socket for a selector: readable when a reply came or the connection broke."""
-        return socket_of(self._connection)
+        """Return the socket for a selector, or None: readable when something came or it broke."""
+        return None if self._connection is None else socket_of(self._connection)
+
+
+class PipelinedConnection(PooledConnection):
+    """Sends commands in one write and reads their replies.
+
+    A lost connection raises RedisConnectionError, RedisTimeoutError or OSError. It is then closed,
+    and the outcome of every command is unknown.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__(client)
+        self._scripts = [script(name) for name in NAMES]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is open and the last exchange succeeded."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Connect, and load the scripts."""
+        self._connection = self._client.connection_pool.get_connection()
+        try:
+            self._load_scripts()
+        except BaseException:
+            self.close()
+            raise
 
     def more(self) -> bool:
-        """Return whether more can be read now; replies that were read ahead are in no socket.
-
-        Raises:
-            RedisConnectionError, OSError: the server closed the connection.
-        """
+        """Return whether more can be read now; replies that were read ahead are in no socket."""
         return bool(self._connection.can_read(0))
 
-    def exchange(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send commands and return their replies; the error of one command is its reply.
-
-        Raises:
-            RedisConnectionError, RedisTimeoutError, OSError: the connection is closed, and the
-                outcome of every command is unknown.
-        """
-        self.send(commands)
-        return self.receive(commands)
-
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands in one write, without waiting for their replies.
-
-        Raises:
-            RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
-        """
+        """Send commands in one write, without waiting for their replies."""
         connection = self._connection
         if connection is None:
             raise RedisConnectionError("not connected")
@@ -106,8 +99,7 @@ class PipelinedConnection:
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
         """Return the replies to the oldest unanswered commands; block until all have come.
 
-        Raises:
-            RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
+        The error of one command is its reply.
         """
         if self._connection is None:
             raise RedisConnectionError("not connected")
@@ -123,7 +115,9 @@ class PipelinedConnection:
         return replies
 
     def _load_scripts(self) -> None:
-        for reply in self.exchange([known.load_command() for known in self._scripts]):
+        commands = [known.load_command() for known in self._scripts]
+        self.send(commands)
+        for reply in self.receive(commands):
             if isinstance(reply, ResponseError):
                 raise reply
 
@@ -141,55 +135,100 @@ class PipelinedConnection:
         return replies
 
 
-class BackgroundConnect:
-    """One attempt to connect, in a thread, because it takes seconds if Redis does not answer.
+@dataclass(frozen=True, slots=True)
+class _Call:
+    command: Command
+    handle: Handle
+    refused: Callable[[], None]
+    resend: bool
 
-    Args:
-        connect: connects or raises; nothing else uses its connections until the attempt is over.
-        wake_fd: a byte is written to it when the attempt is over.
+
+class Outbox:
+    """Calls to Redis: gathered, sent in one write, and resent after an outage.
+
+    A lost connection raises as in `PipelinedConnection`. The caller connects and closes it.
 
     Attributes:
-        error: why the attempt failed; None if it succeeded.
+        reply_due_at: when the oldest unanswered write counts as lost.
     """
 
-    def __init__(self, connect: Callable[[], None], wake_fd: int) -> None:
-        self.error: Exception | None = None
-        self._connect = connect
-        self._wake_fd = wake_fd
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._abandoned = False
-        # A daemon, so that a worker stops without waiting for a server that does not answer.
-        threading.Thread(target=self._try, name="headrace-connect", daemon=True).start()
+    def __init__(self, connection: PipelinedConnection) -> None:
+        self._connection = connection
+        self._waiting: list[_Call] = []
+        # The unanswered writes, each with the time when it was sent.
+        self._in_flight: deque[tuple[float, list[_Call]]] = deque()
+        self.reply_due_at = NEVER
 
     @property
-    def over(self) -> bool:
-        """Whether the attempt has succeeded or failed."""
-        return self._over.is_set()
+    def busy(self) -> bool:
+        """Whether calls wait to be sent or for a reply."""
+        return bool(self._waiting or self._in_flight)
 
-    def abandon(self) -> None:
-        """Write nothing to `wake_fd` any more, because it is about to be closed."""
-        with self._lock:
-            self._abandoned = True
+    def add(
+        self,
+        command: Command,
+        handle: Handle = lambda _reply, _now: None,
+        refused: Callable[[], None] = lambda: None,
+        *,
+        resend: bool = False,
+    ) -> None:
+        """Add a call to the next write.
 
-    def _try(self) -> None:
-        try:
-            self._connect()
-        except Exception as error:  # noqa: BLE001 - the consumer checks it
-            self.error = error
-        self._over.set()
-        with self._lock:
-            if not self._abandoned:
-                os.write(self._wake_fd, b"x")
+        `refused` is called if Redis replies with an error. With `resend` the call must not be lost:
+        it is sent again after an outage.
+        """
+        self._waiting.append(_Call(command, handle, refused, resend))
 
+    def flush(self, now: float) -> None:
+        """Send all calls in one write, unless enough writes are unanswered.
 
-def watch_sockets(
-    selector: selectors.BaseSelector, watched: list[Any], found: Iterable[Any]
-) -> list[Any]:
-    """Watch the sockets in `found`, except None, instead of those in `watched`; return them."""
-    sockets = [sock for sock in found if sock is not None]
-    for old in [old for old in watched if old not in sockets]:
-        selector.unregister(old)
-    for new in [new for new in sockets if new not in watched]:
-        selector.register(new, selectors.EVENT_READ)
-    return sockets
+        Meanwhile more calls gather for the next write, and the worker goes on.
+        """
+        if len(self._in_flight) >= IN_FLIGHT_MAX or not self._waiting:
+            return
+        sent, self._waiting = self._waiting, []
+        self._in_flight.append((now, sent))
+        TRAFFIC.round_trips += 1
+        if len(self._in_flight) == 1:
+            self.reply_due_at = now + ANSWER_MAX_S
+        self._connection.send([call.command for call in sent])
+
+    def receive(self, now: float) -> float | None:
+        """Read the replies to the oldest write, and handle them.
+
+        Returns:
+            How many seconds they took; None if no write is unanswered.
+        """
+        if not self._in_flight:
+            self._connection.more()  # readable without a pending call: the server has hung up
+            return None
+        sent_at, answered = self._in_flight[0]
+        replies = self._connection.receive([call.command for call in answered])
+        self._in_flight.popleft()
+        self.reply_due_at = now + ANSWER_MAX_S if self._in_flight else NEVER
+        for call, reply in zip(answered, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                self._refused(call, reply)
+            else:
+                call.handle(reply, now)
+        return now - sent_at
+
+    @property
+    def more(self) -> bool:
+        """Whether the replies to another write have come."""
+        return bool(self._in_flight) and self._connection.more()
+
+    def reset(self) -> None:
+        """Drop all calls but those that must be resent, because the connection was lost."""
+        unanswered = [call for _, sent in self._in_flight for call in sent]
+        self._waiting = [call for call in (*unanswered, *self._waiting) if call.resend]
+        self._in_flight.clear()
+        self.reply_due_at = NEVER
+
+    @staticmethod
+    def _refused(call: _Call, error: ResponseError) -> None:
+        # A script fails before its first write, so nothing is half done. The jobs of the call are
+        # no longer held: their leases expire, and they run again.
+        TRAFFIC.errors += 1
+        logger.error("Redis refused a call: %s", error)
+        call.refused()

@@ -7,91 +7,110 @@ If the reply to a claim was lost, the jobs that it leased are released on reconn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
+from headrace.config.settings import Settings
 from headrace.redis.backoff import MAX_S, Backoff
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
-from headrace.redis.scripts import Command
+from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
-from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS, FENCED, POSTPONED, SETTLED, ClaimReply
+from headrace.redis.scripts.jobs import (
+    EXPIRE_MAX_JOBS,
+    FENCED,
+    HOST_TAKEN,
+    POSTPONED,
+    SETTLED,
+    ClaimReply,
+    Run,
+)
 from headrace.redis.traffic import TRAFFIC
-from workers.jobs.leased_job import LeasedJob
+from headrace.registry.store import READ_REVISION
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
-from workers.leases.connection import PipelinedConnection
-from workers.leases.outbox import ANSWER_MAX_S, Outbox
+from workers.leases.connection import ANSWER_MAX_S, Outbox, PipelinedConnection
 from workers.leases.reap_clock import ReapClock
-from workers.models.claiming import yield_us
 from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
+#: Replicas are leased this much longer than jobs: they are renewed once a second.
+REPLICA_SLACK_US: Final = 2 * US_PER_S
+#: A worker that has just renewed its replicas may take one before the others.
+REPLICA_FRESH_US: Final = 3 * US_PER_S
 
-@dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    """The settings that the leases of a worker follow.
+
+class WorkerObserver(Protocol):
+    """Gets what happens to batches and jobs, and returns the commands that publish it.
 
     Attributes:
-        lease_ttl_s: how long a lease lasts without renewal.
-        max_deliveries: how many model processes a job may crash while it runs alone.
-        drain_timeout_s: how long a stop waits for running batches.
-        result_ttl_s: how long the results of jobs from stock Celery clients are kept.
-        job_index_max: how many of a model's newest jobs are indexed for lists; 0 for none.
+        events_at: when `events` must be called at the latest.
     """
 
-    lease_ttl_s: float
-    max_deliveries: int
-    drain_timeout_s: float
-    result_ttl_s: int
-    job_index_max: int = 0
+    events_at: float
 
+    def started(self, model: ServedModel, batch: Batch) -> None:
+        """Take a batch that was sent to a model process."""
 
-class SettlementObserver(Protocol):
-    """Gets what Redis has confirmed, while the model still holds the jobs."""
+    def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
+        """Take a batch that has left its model process; no settlements if it was released."""
+
+    def preempted(self, batch: Batch) -> None:
+        """Take a staged batch that was returned because another model runs first."""
 
     def settled(
         self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
-        """Take the replies of jobs/settle.lua, one per settlement."""
+        """Take the replies of jobs/settle.lua, one per settlement; the model still holds them."""
 
     def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         """Take the replies of jobs/release.lua, one per job."""
+
+    def events(self, now: float) -> Sequence[Command]:
+        """Return the commands that publish task events, if they are due."""
+
+    def serve(self, model: ServedModel) -> None:
+        """Take a model that the worker serves from now on."""
+
+    def report(self, model: ServedModel) -> Mapping[str, Any]:
+        """Return what `inspect stats` shows of a model's events."""
+
+    def close(self) -> None:
+        """Send what is left; the worker ends."""
 
 
 class LeaseManager:
     """The leases of one worker, over one connection.
 
-    Args:
-        owner: the name of this incarnation of the worker, written into each lease.
-        connection: to Redis, not connected yet.
-        limits: the settings.
-        observer: gets the ends of jobs.
-
-    Attributes:
-        reconnect_at: when to try to connect again.
+    `owner` is the name of this incarnation of the worker, written into each lease.
     """
 
     def __init__(
         self,
         owner: str,
         connection: PipelinedConnection,
-        limits: LeaseLimits,
-        observer: SettlementObserver,
+        settings: Settings,
+        observer: WorkerObserver,
     ) -> None:
         self.owner = owner
-        self.limits = limits
+        self.settings = settings
         self._observer = observer
         self._connection = connection
         self._outbox = Outbox(connection)
         self._claim_lost = False
         # Fast enough to renew the leases before workers that are back already may reap them.
-        self._backoff = Backoff(min(MAX_S, limits.lease_ttl_s / 3))
-        self.reconnect_at = 0.0
-        self._reap_clock = ReapClock(limits.lease_ttl_s)
+        self._backoff = Backoff(min(MAX_S, settings.lease_ttl_s / 3))
+        self.reconnect_at = self._restored_at = 0.0
+        self._reap_clock = ReapClock(settings.lease_ttl_s)
+        self._lease_us = int(settings.lease_ttl_s * US_PER_S)
         self._restored = False
+        # In a container this is the container's name: what dies together has one name.
+        self._host = socket.gethostname()
 
     @property
     def connected(self) -> bool:
@@ -118,22 +137,30 @@ class LeaseManager:
 
     def connection_restored(self, models: Iterable[ServedModel], now: float) -> None:
         """Go on after an outage, or begin."""
-        self._restored = True
+        self._restored, self._restored_at = True, now
         self._reap_clock.connected(now)
         logger.info("connected to Redis")
         if self._claim_lost:
+            # Two models can hold jobs of one queue while one replaces the other.
+            known: dict[str, list[str]] = {}
+            losses: dict[str, str] = {}
             for model in models:
-                model.claim_ended()
-                known = [job.token for job in model.held.values()]
-                losses = self._losses(model)
+                model.backlog.end_claim()
+                for queue in model.queues:
+                    losses[queue] = self._losses(model)
+                    known.setdefault(queue, []).extend(job.token for job in model.held.values())
+            for queue, tokens in known.items():
                 self.send(
-                    job_scripts.release_owner(model.queue, "free", losses, self.owner, *known)
+                    job_scripts.release_owner(queue, "free", losses[queue], self.owner, *tokens)
                 )
         self._claim_lost = False
 
     def connection_lost(self, now: float, error: Exception) -> None:
         """Keep what must be resent, and plan the next attempt to connect."""
         TRAFFIC.errors += 1
+        if self._restored and now > self._restored_at + MAX_S:
+            # A server that takes no writes answers the first calls, and then loses the connection.
+            self._backoff.reset()
         delay_s = self._backoff.next_s()
         logger.warning("Redis is away, next try in %.2f s: %s", delay_s, error)
         self._claim_lost = True
@@ -149,26 +176,30 @@ class LeaseManager:
     def claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         """Claim jobs for the room that `claim_request` returned."""
 
-        def claimed(reply: Any, at: float) -> None:
-            model.claim_answered(ClaimReply(reply), at)
+        def claimed(number: int, reply: Any, at: float) -> None:
+            model.claim_answered(ClaimReply(reply), at, number)
 
-        model.claim_sent(room, now)
-        claim = job_scripts.claim(
-            model.queue, model.config.name, model.config.version, room,
-            lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.limits.result_ttl_s,
-            job_index_max=self.limits.job_index_max, yield_us=yield_us(model),
-        )  # fmt: skip
-        self._outbox.add(claim, claimed, model.claim_ended)
+        # After this wait the claim takes a job before better ones; one such job at a time.
+        yield_us = 0 if model.batcher.overdue(now) else int(model.config.max_yield_s * US_PER_S)
+        for number, share in model.backlog.claim_sent(room, now):
+            claim = job_scripts.claim(
+                model.queues[number], model.config.name, model.config.version, share,
+                lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.settings.result_ttl_s,
+                job_index_max=self.settings.job_index_max, yield_us=yield_us,
+            )  # fmt: skip
+            self._outbox.add(claim, partial(claimed, number), model.backlog.refused)
 
     def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         """End jobs, which stay held (and renewed) until Redis has replied.
 
         Jobs with callbacks are held back until these are sent.
         """
-        settlements = model.hold_back(settlements)
-        if not settlements:
-            return
+        settlements = model.callbacks.hold_back(settlements)
+        if settlements:
+            for queue, some in model.claims.by_queue(settlements):
+                self._settle(model, queue, some)
 
+    def _settle(self, model: ServedModel, queue: str, settlements: list[Settlement]) -> None:
         def settled(reply: Any, now: float) -> None:
             self._observer.settled(model, settlements, reply)
             for settlement, code in zip(settlements, reply, strict=True):
@@ -181,7 +212,7 @@ class LeaseManager:
             self._observer.settled(model, settlements, [FENCED] * len(settlements))
             model.forget(settlements)
 
-        settle = job_scripts.settle(model.queue, settlements)
+        settle = job_scripts.settle(queue, model.config.version, settlements)
         self._outbox.add(settle, settled, refused, resend=True)
 
     @staticmethod
@@ -192,61 +223,129 @@ class LeaseManager:
                 extra={"model": model.config.name, "job": settlement.id},
             )
         elif code == POSTPONED:
-            model.postponed_until(now + int(settlement.retry_us) / US_PER_S)
+            due_at = now + int(settlement.retry_us) / US_PER_S
+            model.next_due_at = min(model.next_due_at, due_at)
 
-    def release(self, model: ServedModel, jobs: list[LeasedJob], mode: str) -> None:
+    def release(
+        self,
+        model: ServedModel,
+        jobs: list[LeasedJob],
+        mode: str,
+        how: str = "",
+        traceback: str = "",
+        runs: Mapping[str, Run] | None = None,
+    ) -> None:
         """Return jobs to the head of their queue, in the order in which they were claimed.
 
         Args:
             model: the model that holds the jobs.
             jobs: the jobs, in the order of their claim.
-            mode: `free` (an orderly release), `alone` or `crash`; see `job_scripts.release`.
+            mode: `free` (an orderly release), `alone`, `crash` or `lost`; see
+                `job_scripts.release`.
+            how: how their model process ended.
+            traceback: its stacks.
+            runs: how the jobs ran, by token, if they had begun.
         """
-        if not jobs:
-            return
+        if jobs:
+            for queue, some in model.claims.by_queue(jobs):
+                losses, last_first = self._losses(model), some[::-1]
+                release = job_scripts.release(queue, mode, losses, last_first, how, traceback, runs)
+                self._release(model, last_first, release)
 
-        last_first = list(reversed(jobs))
-
+    def _release(self, model: ServedModel, last_first: list[LeasedJob], release: Command) -> None:
         def released(reply: Any, _now: float) -> None:
             self._observer.released(last_first, reply)
-            model.released(jobs)
+            model.released(last_first[::-1])
 
         def refused() -> None:
-            self._observer.released(last_first, [b"fenced"] * len(jobs))
-            model.forget(jobs)
+            self._observer.released(last_first, [b"fenced"] * len(last_first))
+            model.forget(last_first[::-1])
 
-        release = job_scripts.release(model.queue, mode, self._losses(model), last_first)
         self._outbox.add(release, released, refused, resend=True)
+
+    def move_misplaced(self, model: ServedModel) -> None:
+        """Move jobs that ask for another version to the queue of that version, uncharged."""
+        jobs, model.claims.misplaced = model.claims.misplaced, []
+
+        def moved(some: list[LeasedJob], *_: Any) -> None:
+            model.forget(some)
+
+        for queue, claimed in model.claims.by_queue(jobs) if jobs else ():
+            by_version: dict[str, list[LeasedJob]] = {}
+            for job in claimed:
+                version = job.message.version if job.message is not None else ""
+                by_version.setdefault(version, []).append(job)
+            for version, some in by_version.items():
+                move = job_scripts.move(queue, version, some)
+                self._outbox.add(move, partial(moved, some), partial(moved, some), resend=True)
+
+    def isolate(self, job: LeasedJob, scope: str, answered: Callable[[int, float], None]) -> None:
+        """Mark in Redis that a job begins to run isolated, or that it has left its process.
+
+        Args:
+            job: the job.
+            scope: see `job_scripts.isolate`.
+            answered: called with the reply and the time; with HOST_TAKEN if Redis refuses the call.
+        """
+
+        def replied(reply: Any, now: float) -> None:
+            answered(int(reply), now)
+
+        isolate = job_scripts.isolate(job, scope, self._host)
+        self._outbox.add(isolate, replied, lambda: answered(HOST_TAKEN, time.monotonic()))
+
+    def read_message(self, model: ServedModel, job: LeasedJob) -> None:
+        """Read the message of a withheld job, which waits for it."""
+
+        def read(reply: Any, _now: float) -> None:
+            if reply is None and model.take_out(job):
+                # Another program has removed it. The release ends the job.
+                self.release(model, [job], "free")
+            elif reply is not None and (ended := model.claims.message_read(job, reply)) is not None:
+                self.settle(model, [ended])
+            self.move_misplaced(model)
+
+        def refused() -> None:
+            model.claims.message_read(job, None)
+
+        queue = model.queues[model.claims.queue_number(job)]
+        self._outbox.add(job_scripts.held_message(queue, job), read, refused)
 
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
     ) -> None:
         """Renew all leases of the model.
 
-        Args:
-            model: the model.
-            answered: called with the jobs and, for each, RENEWED, CANCEL_REQUESTED or FENCED.
+        `answered` is called with the jobs and, for each, RENEWED, CANCEL_REQUESTED or FENCED.
         """
-        jobs = list(model.held.values())
 
-        def renewed(reply: Any, _now: float) -> None:
+        def renewed(jobs: list[LeasedJob], reply: Any, _now: float) -> None:
             answered(jobs, reply)
 
-        if jobs:
-            renew = job_scripts.renew(model.queue, self._lease_us, jobs)
-            self._outbox.add(renew, renewed, lambda: answered([], []))
+        if model.held:
+            for queue, jobs in model.claims.by_queue(list(model.held.values())):
+                renew = job_scripts.renew(queue, self._lease_us, jobs)
+                self._outbox.add(renew, partial(renewed, jobs), lambda: answered([], []))
 
     def sweep(self, model: ServedModel, now: float) -> None:
-        """Promote delayed jobs that are due, and reap expired leases."""
+        """Promote delayed jobs that are due, and reap expired leases; of all versions' queues."""
+        # The reply sets it again; until then it would cause a sweep in each turn.
+        model.next_due_at = NEVER
+        self._sweep(model, model.queue, now)
 
+    def _sweep(self, model: ServedModel, queue: str, now: float) -> None:
         def swept(reply: Any, at: float) -> None:
             result = queue_scripts.read_sweep(reply)
             self._reap_clock.set_server_time(result.now_us, at)
-            model.swept(result, at)
+            model.swept(queue, result, at)
+            for used in result.used:
+                self._sweep(model, used, at)
 
+        own, version = model.queues
         sweep = queue_scripts.sweep(
-            model.queue, reap_until_us=self._reap_clock.until_us(now),
-            losses=self._losses(model), orphaned_max=model.begin_sweep(),
+            queue, reap_until_us=self._reap_clock.until_us(now),
+            losses=self._losses(model), orphaned_max=model.callbacks.orphaned_room,
+            own=version if queue == own else "",
         )  # fmt: skip
         self._outbox.add(sweep, swept)
 
@@ -259,6 +358,37 @@ class LeaseManager:
                 self.expire_waiting()
 
         self._outbox.add(job_scripts.expire(), ended)
+
+    def read_registry(self, changed: Callable[[Sequence[bytes | None]], None]) -> None:
+        """Read which revision the registry of models has, and pass the reply on."""
+
+        def read(reply: Any, _now: float) -> None:
+            changed(reply)
+
+        self._outbox.add(READ_REVISION, read)
+
+    def lease_replicas(
+        self, others: int, arguments: Sequence[Arg], granted: Callable[[Any], None], now: float
+    ) -> None:
+        """Renew the leases of replicas; pass on what workers/lease_replicas.lua replied.
+
+        Args:
+            others: how many replicas the worker runs without a lease.
+            arguments: those of the script for each model.
+            granted: gets the reply.
+            now: the monotonic time.
+        """
+        lease_us = self._lease_us + REPLICA_SLACK_US
+        lease = script("workers/lease_replicas").call(
+            [],
+            self.owner,
+            lease_us,
+            self._reap_clock.until_us(now),
+            REPLICA_FRESH_US,
+            others,
+            *arguments,
+        )
+        self._outbox.add(lease, lambda reply, _now: granted(reply))
 
     def delay_reaping(self, now: float) -> None:
         """Reap nothing for one lease_ttl: other workers may have been paused as this one was."""
@@ -290,8 +420,7 @@ class LeaseManager:
         """Read the replies that have come, and handle them."""
         try:
             while (took_s := self._outbox.receive(now)) is not None:
-                self._backoff.reset()
-                if took_s > self.limits.lease_ttl_s / 3:
+                if took_s > self.settings.lease_ttl_s / 3:
                     # A server this slow has kept the other workers from renewing too.
                     self._reap_clock.delay(now)
                 if not self._outbox.more:
@@ -300,8 +429,4 @@ class LeaseManager:
             self.connection_lost(now, error)
 
     def _losses(self, model: ServedModel) -> str:
-        return model.retry_policy.loss_arguments(self.limits.max_deliveries)
-
-    @property
-    def _lease_us(self) -> int:
-        return int(self.limits.lease_ttl_s * US_PER_S)
+        return model.retry_policy.loss_arguments(self.settings.max_deliveries)

@@ -19,9 +19,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.redis.fast_connection import set_push_handlers, socket_of
+from headrace.redis.fast_connection import set_push_handlers
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.traffic import TRAFFIC
+from workers.leases.connection import PooledConnection
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +36,10 @@ ANSWER_MAX_S: Final = 5.0
 _PUSH: Final = object()
 
 
-class QueueNotifications:
+class QueueNotifications(PooledConnection):
     """The notification connection of one worker.
 
-    Args:
-        client: the connection is taken from this client's pool; it must use RESP3.
-        lists: the lists of each queue to watch.
-        channel: the channel of cancels to subscribe to; empty for none.
+    The client must use RESP3. Cancels come on `channel`, unless it is empty.
 
     Attributes:
         polls: the server does not support tracking, so lengths must be read every `POLL_S`.
@@ -52,20 +50,27 @@ class QueueNotifications:
     def __init__(
         self, client: redis.Redis, lists: Sequence[Sequence[str]], channel: str = ""
     ) -> None:
-        self._client = client
+        super().__init__(client)
         self._channel = channel
         self._messages: list[bytes] = []
         self._lists = [list(group) for group in lists]
         self._queue_of = {
             name.encode(): index for index, group in enumerate(self._lists) for name in group
         }
-        self._connection: Any = None
         self.polls = False
         self.unwatched: set[int] = set()
         self._changed: set[int] = set()
         # The queue of each requested length that has not come, and when they were requested.
         self._awaited: deque[int] = deque()
         self._requested_at = 0.0
+
+    def set_lists(self, first: int, lists: Sequence[Sequence[str]]) -> None:
+        """Set the lists of these places and those behind, or add them; they are unwatched then."""
+        self._lists[first : first + len(lists)] = map(list, lists)
+        self._queue_of = {
+            name.encode(): index for index, group in enumerate(self._lists) for name in group
+        }
+        self.unwatched.update(range(first, first + len(lists)))
 
     def connect(self) -> None:
         """Connect, turn tracking on and subscribe.
@@ -114,17 +119,6 @@ class QueueNotifications:
                 "Redis refuses SUBSCRIBE, so cancels are found when leases are renewed: %s", error
             )
             connection.read_response()
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            connection.disconnect()
-            self._client.connection_pool.release(connection)
-
-    def socket(self) -> Any:
-        """Return the socket for a selector: readable when a push came or the connection broke."""
-        return None if self._connection is None else socket_of(self._connection)
 
     def watch(self, queues: Iterable[int]) -> set[int]:
         """Read the lengths of these queues; from now on their next change is pushed.

@@ -13,9 +13,6 @@ class ReapClock:
     All holders of leases that were cut off by the same outage need one lease's time to renew.
     So nothing is reaped before `lease_ttl_s` seconds after the connection, which is also after the
     server's own start.
-
-    Args:
-        lease_ttl_s: how long a lease lasts without renewal, in seconds.
     """
 
     def __init__(self, lease_ttl_s: float) -> None:

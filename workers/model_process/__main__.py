@@ -19,17 +19,22 @@ import time
 from typing import Any, Final
 
 from headrace.handler import Context
+from headrace.jobs.value_check import check_of
 from headrace.observability import logs
 from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.overlap import PREEMPTED, Inbox, OverlappedExecutor, done_frame, leave
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
-from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
-from workers.model_process.warm_up import warm_up
-from workers.protocol.environment import PARENT_VARIABLE
+from workers.model_process.startup import (
+    context_of,
+    die_with_parent,
+    handler_of,
+    warm_up,
+    why_not_loaded,
+)
 from workers.protocol.frames import FrameSocket
-from workers.protocol.phases import Phase, write_stacks_to
+from workers.protocol.phases import PARENT_VARIABLE, Phase, write_stacks_to
 
 logger = logging.getLogger("headrace.model")
 
@@ -44,6 +49,7 @@ def main() -> None:
     # Ctrl-C signals the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    frames.close_in_children()
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(frames, inbox), daemon=True).start()
     config = inbox.get()[1]
@@ -56,7 +62,7 @@ def main() -> None:
     try:
         executor, helpers = _load(config)
         frames.send(["phase", Phase.WARMING])
-        fits = warm_up(executor)
+        fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
         frames.send(["failed", str(error)])
         return
@@ -135,7 +141,12 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, list[int]]:
     # Verbs that overlap work on several batches at once, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)
     handler.initialize(context)
-    executor = BatchExecutor(handler, context)
+    executor = BatchExecutor(
+        handler,
+        context,
+        input_check=check_of(config["input_check"]),
+        output_check=check_of(config["output_check"]),
+    )
     install_pool(executor, processes, config["preprocess_threads"])
     return executor, [process.process.pid for process in processes]
 

@@ -1,4 +1,4 @@
-"""The batch that each thread works on: for the handler's context, logs and traces."""
+"""The batch that each thread works on: its items, for the handler's context, logs and traces."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ class Traces(NamedTuple):
     batch: str = ""
 
 
+class ItemDetails(NamedTuple):
+    """What the handler gets with an input.
+
+    Attributes:
+        parameters: a value for each parameter that the model declares.
+        headers: the headers of the request that the model has chosen.
+        metadata: the client's own data.
+        part_types: the content type of each part of the input that became bytes or text.
+    """
+
+    parameters: dict[str, Any]
+    headers: dict[str, str]
+    metadata: dict[str, Any]
+    part_types: dict[str, str]
+
+
+#: A job's id, its input as the handler gets it, its content type, and what comes with it, if
+#: anything does.
+Input = tuple[str, Any, str, ItemDetails | None]
+
+
 #: The traces of this thread's batch; None if no job of it is part of a trace.
 TRACES: Final[ContextVar[Traces | None]] = ContextVar("headrace_traces", default=None)
 
@@ -31,10 +52,8 @@ TRACES: Final[ContextVar[Traces | None]] = ContextVar("headrace_traces", default
 def begin(tag: str, seq: int, traces: Sequence[Sequence[Any]]) -> None:
     """Set this thread's batch, for logs and traces.
 
-    Args:
-        tag: the prefix of this worker's batch names.
-        seq: the batch's number.
-        traces: as in the batch's frame: empty, or the fields of its `Traces`.
+    `tag` is the prefix of this worker's batch names. `traces` is as in the batch's frame: empty, or
+    the fields of its `Traces`.
     """
     logs.LINE_FIELDS.set({"batch": logs.batch_name(tag, seq)})
     TRACES.set(Traces(*traces[0]) if traces else None)
@@ -58,47 +77,51 @@ def no_span(verb: str, size: int) -> AbstractContextManager[Any]:
     return _NO_SPAN
 
 
+def set_items(context: Context, inputs: Sequence[Input]) -> list[str]:
+    """Set the items of a verb in a handler's context; return the ids of their jobs."""
+    ids = context.request_ids = [one[0] for one in inputs]
+    context.content_types = [one[2] for one in inputs]
+    details = [one[3] for one in inputs]
+    if any(details):
+        given = [one or ItemDetails({}, {}, {}, {}) for one in details]
+        context.parameters = [one.parameters for one in given]
+        context.headers = [one.headers for one in given]
+        context.metadata = [one.metadata for one in given]
+        context.part_types = [one.part_types for one in given]
+        return ids
+    # Most batches have nothing of this: then one list is good for many, unless a handler wrote
+    # into it.
+    nothing = context.parameters
+    if nothing is not context.part_types or len(nothing) != len(ids) or any(nothing):
+        context.parameters = context.part_types = nothing = [{} for _ in ids]
+        context.headers = context.metadata = nothing
+    return ids
+
+
 def overlaps(handler: Any) -> bool:
     """Return whether a handler's verbs may run at the same time on different batches."""
     return bool(getattr(handler, "overlap", False))
 
 
-class _Current(threading.local):
-    request_ids: list[str]
-    content_types: list[str]
-    traceparents: list[str]
-
-
 #: One for the process, as a model process has one context.
-_current: Final = _Current()
+_current: Final = threading.local()
+
+
+def _of_thread(name: str) -> property:
+    """Return a property that has a list for each thread, empty until it is set."""
+    return property(
+        lambda _: getattr(_current, name, []), lambda _, value: setattr(_current, name, value)
+    )
 
 
 class ThreadContext(Context):
     """A handler's context whose per-batch fields are those of the calling thread's batch."""
 
-    @property  # type: ignore[explicit-override] # it overrides a field
-    def request_ids(self) -> list[str]:
-        """The job ids of this thread's batch."""
-        return getattr(_current, "request_ids", [])
-
-    @request_ids.setter
-    def request_ids(self, ids: list[str]) -> None:
-        _current.request_ids = ids
-
-    @property  # type: ignore[explicit-override] # it overrides a field
-    def content_types(self) -> list[str]:
-        """The content types of this thread's batch."""
-        return getattr(_current, "content_types", [])
-
-    @content_types.setter
-    def content_types(self, kinds: list[str]) -> None:
-        _current.content_types = kinds
-
-    @property  # type: ignore[explicit-override] # it overrides a field
-    def traceparents(self) -> list[str]:
-        """The `traceparent` of each job of this thread's batch."""
-        return getattr(_current, "traceparents", [])
-
-    @traceparents.setter
-    def traceparents(self, parents: list[str]) -> None:
-        _current.traceparents = parents
+    # They override fields.
+    request_ids: list[str] = _of_thread("request_ids")  # type: ignore[assignment]
+    content_types: list[str] = _of_thread("content_types")  # type: ignore[assignment]
+    traceparents: list[str] = _of_thread("traceparents")  # type: ignore[assignment]
+    parameters: list[dict[str, Any]] = _of_thread("parameters")  # type: ignore[assignment]
+    headers: list[dict[str, str]] = _of_thread("headers")  # type: ignore[assignment]
+    metadata: list[dict[str, Any]] = _of_thread("metadata")  # type: ignore[assignment]
+    part_types: list[dict[str, str]] = _of_thread("part_types")  # type: ignore[assignment]

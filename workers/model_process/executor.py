@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,24 +27,133 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.jobs.encoding import decode_input, decode_payload
+from headrace.jobs.encoding import decode_input, decode_nested, decode_payload
+from headrace.jobs.input_details import GivenDetails, read_details
+from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability import logs
-from workers.model_process.batch_state import (
-    BatchState,
+from workers.model_process.context import (
+    TRACES,
     Input,
-    Outcome,
-    SubBatch,
-    padded,
-    rows_of,
+    ItemDetails,
+    SpanOf,
+    no_span,
+    overlaps,
+    set_items,
+    traces_of,
 )
-from workers.model_process.context import TRACES, SpanOf, no_span, overlaps, traces_of
-from workers.model_process.device_errors import device_lost, out_of_memory
-from workers.model_process.outcomes import failure, outcomes_of
-from workers.model_process.progress import BatchProgress, ProgressReporter
+from workers.model_process.outcomes import (
+    Outcome,
+    checked,
+    device_lost,
+    failure,
+    out_of_memory,
+    outcomes_of,
+)
+from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
 #: The outcome of an item that was dropped before its verbs. The worker knows of the cancellation.
 CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """The times of a batch, summed over all its attempts.
+
+    Attributes:
+        preprocess, inference, postprocess: milliseconds in that verb.
+        starved: milliseconds for which the device was idle because the batch was not prepared yet.
+        padding: inputs that were added to reach an allowed size.
+    """
+
+    preprocess: float = 0.0
+    inference: float = 0.0
+    postprocess: float = 0.0
+    starved: float = 0.0
+    padding: int = 0
+
+    def as_list(self) -> list[float]:
+        """Return the milliseconds as the worker receives them."""
+        return [self.preprocess, self.inference, self.postprocess, self.starved]
+
+
+@dataclass(slots=True)
+class SubBatch:
+    """Inputs that go through the verbs together.
+
+    Attributes:
+        results: one per input; an error that `preprocess` returned stays there.
+        good: indexes of the inputs that are no errors.
+        items: what `preprocess` returned for the good inputs, and then the padding.
+        padding: how many copies of the last item `items` ends with.
+        places: the inputs' places in the batch.
+        dropped: places in the batch whose jobs were cancelled.
+        left_out: indexes of the inputs that skip the remaining verbs because they were dropped.
+        progress: takes what the handler reports for their batch; None discards it.
+    """
+
+    inputs: list[Input]
+    times: StageTimes
+    places: Sequence[int] = ()
+    dropped: Collection[int] = ()
+    left_out: frozenset[int] = frozenset()
+    results: list[Any] = field(default_factory=list)
+    good: list[int] = field(default_factory=list)
+    items: Any = None
+    padding: int = 0
+    outputs: Any = None
+    progress: BatchProgress | None = None
+
+    @property
+    def good_inputs(self) -> list[Input]:
+        """The inputs whose items are no errors and were not left out, in order."""
+        if len(self.good) == len(self.inputs):
+            return self.inputs
+        return [self.inputs[n] for n in self.good]
+
+    def gone(self) -> list[int]:
+        """Return the indexes of good inputs that were dropped."""
+        return [n for n in self.good if self.places[n] in self.dropped] if self.dropped else []
+
+
+@dataclass(slots=True)
+class BatchState:
+    """One batch.
+
+    Attributes:
+        outcomes: one per item; empty until it is known.
+        readable: the inputs that could be decoded, by their places.
+        ran: the size of the largest sub-batch that went through all verbs.
+        too_large: the places of each sub-batch that ran out of memory.
+        dropped: places of items whose jobs were cancelled; another thread adds to it.
+        device_lost: the device failed under the batch, and nothing more can run in this process.
+        progress: what the handler reports for the batch.
+    """
+
+    outcomes: list[Outcome]
+    readable: dict[int, Input]
+    times: StageTimes = field(default_factory=StageTimes)
+    ran: int = 0
+    too_large: list[list[int]] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    device_lost: bool = False
+    progress: BatchProgress = field(default_factory=BatchProgress)
+
+    def sub_batch(self, places: list[int]) -> SubBatch:
+        """Return the items at these places, to go through the verbs together."""
+        inputs = [self.readable[place] for place in places]
+        return SubBatch(inputs, self.times, places, self.dropped, progress=self.progress)
+
+    @property
+    def fits(self) -> int:
+        """How many items fit into memory, if the batch did not; else 0.
+
+        A sub-batch with an input that is too large by itself does not count.
+        """
+        alone = {places[0] for places in self.too_large if len(places) == 1}
+        if all(alone.intersection(places) for places in self.too_large):
+            return 0
+        return max(1, self.ran)
 
 
 @dataclass(slots=True)
@@ -55,6 +164,9 @@ class BatchExecutor:
         preprocess: the handler's own verb, or the pool that runs it in parts.
         reporter: takes the progress that the handler reports; None discards it.
         span: returns the context manager that a verb runs in.
+        input_check: the check by the model's `inputs`; what does not fit never reaches a verb.
+            The API has refused most; this covers what it did not see, such as Celery's messages.
+        output_check: the check by the model's `outputs`, if they are enforced.
     """
 
     handler: Handler
@@ -62,9 +174,14 @@ class BatchExecutor:
     preprocess: Callable[[list[Input]], Any] = field(init=False)
     reporter: ProgressReporter | None = None
     span: SpanOf = no_span
+    input_check: ValueCheck | None = None
+    output_check: ValueCheck | None = None
+
+    _nested: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
+        self._nested = bool(getattr(self.handler, "accepts_nested_bytes", False))
 
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
@@ -76,7 +193,7 @@ class BatchExecutor:
         self._set_current(inputs)
         if self.reporter is not None:
             self.reporter.narrow(inputs)
-        return self.handler.preprocess([value for _, value, _ in inputs])
+        return self.handler.preprocess([value for _, value, *_ in inputs])
 
     def run(
         self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
@@ -88,16 +205,15 @@ class BatchExecutor:
         state.times.starved = state.times.preprocess
         return self.close(state)
 
-    @staticmethod
     def read(
-        items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
+        self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
     ) -> BatchState:
         """Decode the inputs. An item that cannot be decoded, or has expired, gets its outcome.
 
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload. A
                 job that may expire also has its deadline, in seconds of the monotonic clock, which
-                all processes of a machine share.
+                all processes of a machine share. The last is what comes with the input.
             dropped: places of items whose jobs were cancelled; it may grow while the batch runs.
             seq: the batch's number, for progress reports.
         """
@@ -111,11 +227,47 @@ class BatchExecutor:
                 state.outcomes[place] = failure(JobExpired(NOT_STARTED))
                 continue
             try:
-                decoded = decode_payload(raw, more[0]) if more and more[0] else decode_input(raw)
-                state.readable[place] = (job_id, *decoded)
+                kind = more[0] if more else ""
+                if self._nested or len(more) > 2:
+                    details = more[2] if len(more) > 2 else b""
+                    state.readable[place] = self.decode(job_id, raw, kind, details)
+                else:
+                    state.readable[place] = (job_id, *self._decoded(raw, kind), None)
             except InvalidRequest as error:
                 state.outcomes[place] = failure(InputError(error.message))
         return state
+
+    def _decoded(self, raw: bytes, content_type: str) -> tuple[Any, str]:
+        if self.input_check is not None:
+            value, kind, mistakes = self.input_check.read(raw, content_type)
+            if mistakes:
+                raise InvalidRequest(f"the input does not fit the model: {summary(mistakes)}")
+            return value, kind
+        return decode_payload(raw, content_type) if content_type else decode_input(raw)
+
+    def decode(
+        self, job_id: str, raw: bytes, content_type: str = "", details: bytes = b""
+    ) -> Input:
+        """Return an input as the handler gets it, with what comes with it.
+
+        Args:
+            job_id: the job's id.
+            raw: the input's JSON text, or its bytes with a content type.
+            content_type: see `raw`; "" for JSON text.
+            details: see `headrace.jobs.input_details`; b"" for nothing.
+
+        Raises:
+            InvalidRequest: it cannot be decoded.
+        """
+        value, kind = self._decoded(raw, content_type)
+        if not details and not self._nested:
+            return job_id, value, kind, None
+        given = read_details(details) if details else GivenDetails()
+        types: dict[str, str] = {}
+        if (self._nested or given.nested) and isinstance(value, (dict, list)):
+            value, types = decode_nested(value)
+        beside = ItemDetails(given.parameters, given.headers, given.metadata, types)
+        return job_id, value, kind, beside
 
     def close(self, state: BatchState) -> BatchState:
         """Give an outcome to items that have none, and end the batch's progress reports."""
@@ -173,8 +325,7 @@ class BatchExecutor:
         if len(places) == 1:
             state.outcomes[places[0]] = failure(error)
 
-    @staticmethod
-    def settle(state: BatchState, places: list[int], sub_batch: SubBatch) -> None:
+    def settle(self, state: BatchState, places: list[int], sub_batch: SubBatch) -> None:
         """Store the outcomes of items that went through all verbs together."""
         state.ran = max(state.ran, len(places))
 
@@ -182,7 +333,10 @@ class BatchExecutor:
             # A tensor on a device that an earlier kernel has lost may raise only here.
             state.device_lost = state.device_lost or device_lost(error)
 
-        for place, outcome in zip(places, outcomes_of(sub_batch.results, raised), strict=True):
+        outcomes = outcomes_of(sub_batch.results, raised)
+        if self.output_check is not None:
+            outcomes = [checked(outcome, self.output_check) for outcome in outcomes]
+        for place, outcome in zip(places, outcomes, strict=True):
             state.outcomes[place] = outcome
 
     def verbs(self, sub_batch: SubBatch) -> None:
@@ -197,15 +351,9 @@ class BatchExecutor:
 
     def prepare(self, sub_batch: SubBatch) -> None:
         """Run `preprocess`."""
-        self._enter(sub_batch)
-        started = clock()
-        try:
-            with self.span("preprocess", len(sub_batch.inputs)):
-                items = self.preprocess(sub_batch.inputs)
-        finally:
-            sub_batch.times.preprocess += (clock() - started) * 1000
-            self._leave()
-        results = sub_batch.results = _checked(items, len(sub_batch.inputs), "preprocess")
+        inputs = sub_batch.inputs
+        items = self._timed(sub_batch, "preprocess", self.preprocess, inputs, len(inputs))
+        results = sub_batch.results = _checked(items, len(inputs), "preprocess")
         sub_batch.good = [
             n for n, item in enumerate(results) if not isinstance(item, BaseException)
         ]
@@ -219,15 +367,9 @@ class BatchExecutor:
         self._leave_out(sub_batch)
         if not sub_batch.good:
             return
-        self._set_current(sub_batch.remaining)
-        self._enter(sub_batch, sub_batch.good)
-        started = clock()
-        try:
-            with self.span("inference", len(sub_batch.good)):
-                sub_batch.outputs = self.handler.inference(sub_batch.items)
-        finally:
-            sub_batch.times.inference += (clock() - started) * 1000
-            self._leave()
+        self._set_current(sub_batch.good_inputs)
+        call, items, good = self.handler.inference, sub_batch.items, sub_batch.good
+        sub_batch.outputs = self._timed(sub_batch, "inference", call, items, len(good), good)
         sub_batch.items = None
 
     def finish(self, sub_batch: SubBatch) -> None:
@@ -236,18 +378,44 @@ class BatchExecutor:
             self._drop(sub_batch, gone)
         if not sub_batch.good:
             return
-        self._set_current(sub_batch.remaining)
-        self._enter(sub_batch, sub_batch.good)
+        self._set_current(sub_batch.good_inputs)
+        good = sub_batch.good
+        size = len(good) + sub_batch.padding
+
+        def call(outputs: Any) -> list[Any]:
+            return _checked(self.handler.postprocess(outputs), size, self._last_verb)
+
+        final = self._timed(sub_batch, "postprocess", call, sub_batch.outputs, len(good), good)
+        for n, result in zip(good, final[: len(good)], strict=True):
+            sub_batch.results[n] = result
+
+    def _timed(
+        self,
+        sub_batch: SubBatch,
+        verb: str,
+        call: Callable[[Any], Any],
+        argument: Any,
+        size: int,
+        good: list[int] | None = None,
+    ) -> Any:
+        """Run one verb in its span, and add its time also if it raises."""
+        reporter, times = self.reporter, sub_batch.times
+        if reporter is not None:
+            reporter.enter(sub_batch.progress, sub_batch.inputs, good, sub_batch.padding)
         started = clock()
         try:
-            size = len(sub_batch.good) + sub_batch.padding
-            with self.span("postprocess", len(sub_batch.good)):
-                final = _checked(self.handler.postprocess(sub_batch.outputs), size, "postprocess")
+            with self.span(verb, size):
+                return call(argument)
         finally:
-            sub_batch.times.postprocess += (clock() - started) * 1000
-            self._leave()
-        for n, result in zip(sub_batch.good, final[: len(sub_batch.good)], strict=True):
-            sub_batch.results[n] = result
+            setattr(times, verb, getattr(times, verb) + (clock() - started) * 1000)
+            if reporter is not None:
+                reporter.leave()
+
+    @property
+    def _last_verb(self) -> str:
+        """The handler's own verb whose result `postprocess` returns."""
+        inherited = getattr(self.handler.postprocess, "__func__", None) is Handler.postprocess
+        return "inference" if inherited else "postprocess"
 
     def _leave_out(self, sub_batch: SubBatch) -> None:
         """Remove items that were dropped since `preprocess`, if the handler's contract allows."""
@@ -282,18 +450,9 @@ class BatchExecutor:
         allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
 
-    def _enter(self, sub_batch: SubBatch, good: list[int] | None = None) -> None:
-        if self.reporter is not None:
-            self.reporter.enter(sub_batch.progress, sub_batch.inputs, good, sub_batch.padding)
-
-    def _leave(self) -> None:
-        if self.reporter is not None:
-            self.reporter.leave()
-
     def _set_current(self, inputs: list[Input]) -> None:
-        ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
+        ids = set_items(self.context, inputs)
         logs.RUNNING_JOBS.set(ids)
-        self.context.content_types = [kind for _, _, kind in inputs]
         if TRACES.get() is not None or self.context.traceparents:
             self.context.traceparents = traces_of(ids)
 
@@ -316,3 +475,17 @@ def _checked(values: Any, length: int, verb: str) -> list[Any]:
     if len(listed) != length:
         raise HandlerError(f"{verb} returned {len(listed)} values for {length} inputs")
     return listed
+
+
+def rows_of(items: Any, rows: list[int]) -> Any:
+    """Return these rows of what `preprocess` returned; None if its type has no rows."""
+    if hasattr(items, "shape"):
+        return items[rows]
+    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
+
+
+def padded(items: Any, count: int, padding: int) -> Any:
+    """Return `count` items, then `padding` copies of the last: its shape suits the model."""
+    if hasattr(items, "shape"):  # tensors and arrays both take a list of rows
+        return items[[*range(count), *[count - 1] * padding]]
+    return [*items, *[items[-1]] * padding]

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from workers.model_process.batch_state import BatchState, SubBatch
 from workers.model_process.context import begin
-from workers.model_process.executor import BatchExecutor, clock
-from workers.threads import SOFTWARE_ERROR_STATUS
+from workers.model_process.executor import BatchExecutor, BatchState, SubBatch, clock
+from workers.threads import SOFTWARE_ERROR_STATUS, run_critical
 
 logger = logging.getLogger("headrace.model")
 
@@ -30,6 +29,7 @@ Send = Callable[[list[Any]], None]
 #: In a batch's dropped places: another model needs the device first, so the batch is returned to
 #: the worker if its `inference` has not begun.
 PREEMPTED: Final = -1
+_WHAT: Final = "the model process'"
 Inbox = queue.SimpleQueue[list[Any]]
 
 
@@ -72,11 +72,7 @@ class InFlightBatch:
 class OverlappedExecutor:
     """Takes batches from an inbox and sends their outcomes, until a `stop` frame.
 
-    Args:
-        executor: runs the handler's verbs.
-        inbox: frames from the worker.
-        send: sends a frame to the worker; called by one thread at a time.
-        tag: the prefix of the worker's batch names.
+    `send` is called by one thread at a time; `tag` is the prefix of the batch names.
     """
 
     def __init__(self, executor: BatchExecutor, inbox: Inbox, send: Send, tag: str = "") -> None:
@@ -92,12 +88,12 @@ class OverlappedExecutor:
     def run(self) -> None:
         """Serve until `stop`, which the worker sends after its last batch has ended."""
         threads = [
-            threading.Thread(target=_run_critical, args=(body,), name=name, daemon=True)
+            threading.Thread(target=run_critical, args=(body, _WHAT), name=name, daemon=True)
             for body, name in ((self._prepare, "preprocess"), (self._finish, "postprocess"))
         ]
         for thread in threads:
             thread.start()
-        _run_critical(self._infer)
+        run_critical(self._infer, _WHAT)
         for thread in threads:
             thread.join()
 
@@ -193,12 +189,3 @@ def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
         with contextlib.suppress(OSError):  # the worker is gone
             send(done_frame(seq, state))
     os._exit(SOFTWARE_ERROR_STATUS)
-
-
-def _run_critical(body: Callable[[], None]) -> None:
-    """Run a thread's body, and end the process on an error, as it could only hang without it."""
-    try:
-        body()
-    except BaseException:
-        logger.critical("thread of the model process failed", exc_info=True)
-        os._exit(SOFTWARE_ERROR_STATUS)

@@ -13,12 +13,7 @@ from workers.model_process.context import TRACES
 
 
 class VerbSpans:
-    """Starts a span for each verb of a batch that is part of a trace.
-
-    Args:
-        tracing: sends them.
-        model: the model's name.
-    """
+    """Starts a span for each verb of a batch that is part of a trace."""
 
     def __init__(self, tracing: Tracing, model: str) -> None:
         self._tracing = tracing

@@ -1,24 +1,41 @@
-"""The start of a model process or a preprocess process: its handler, context and parent."""
+"""The start of a model process or a preprocess process: its handler, context and warm-up."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
+
 from handlers import loader
 from handlers.loader import load_handler
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
-from workers.model_process.outcomes import text_of
+from headrace.jobs.encoding import binary_input, nested_binaries
+from headrace.jobs.input_details import InputDetails
+from headrace.jobs.media_types import BINARY_TYPE, image_type
+from workers.model_process.context import Input
+from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch, free_memory
+from workers.model_process.outcomes import (
+    encode_result,
+    out_of_memory,
+    text_of,
+    without_secrets,
+)
+
+logger = logging.getLogger("headrace.model")
 
 PR_SET_PDEATHSIG: Final = 1
+WARM_UP_ID: Final = "warm-up"
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
@@ -39,6 +56,8 @@ def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
         device=config["device"],
         model_dir=Path(config["model_dir"]),
         weights=Path(config["weights"]) if config["weights"] else None,
+        weights_only=config["weights_only"],
+        tensors=config["tensors"],
         options=config["options"],
         channels_last=config["channels_last"],
         max_batch_size=config["max_batch_size"],
@@ -49,8 +68,7 @@ def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends (Linux).
 
-    Args:
-        parent: the pid of the process that started it; 0 if it is not known.
+    `parent` is its pid; 0 if it is not known.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -72,7 +90,7 @@ def why_not_loaded(error: BaseException) -> str:
         lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
     if isinstance(error, ConfigError):
         lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
-    return text_of("\n".join(lines))
+    return without_secrets(text_of("\n".join(lines)))
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -83,3 +101,93 @@ def _their_frames(frames: TracebackType | None) -> TracebackType | None:
             return frames
         frames = frames.tb_next
     return None
+
+
+def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None) -> int:
+    """Run the handler's `example_input` alone and as a full batch; do nothing without one.
+
+    A broken handler fails here. One-time work, such as choosing kernels and filling caches, is done
+    here too, so that no job waits for it. With `allowed_batch_sizes` it runs as a batch of each of
+    these sizes.
+
+    Args:
+        executor: has the handler.
+        parameters: the parameters that come with the example.
+
+    Returns:
+        0, or the largest batch that fits into memory if the full one did not.
+
+    Raises:
+        Exception: what a verb raised, or returned as the example's result.
+    """
+    example = example_of(executor.handler)
+    if example is None:
+        return 0
+    text, nested = as_sent(example)
+    details = InputDetails(parameters=msgspec.json.encode(parameters or {}), nested=nested)
+    _, value, kind, beside = executor.decode(WARM_UP_ID, text, details=details.text())
+    _run(executor, [(WARM_UP_ID, value, kind, beside)])
+    most, ran = executor.context.max_batch_size, 1
+    halves = [most >> n for n in range(most.bit_length())]
+    for size in executor.context.allowed_batch_sizes or halves:
+        inputs: list[Input] = [(f"{WARM_UP_ID}-{n}", value, kind, beside) for n in range(size)]
+        if size > 1 and _fits(executor, inputs):
+            ran = max(ran, size)
+            if not executor.context.allowed_batch_sizes:
+                break
+    return ran if ran < most else 0
+
+
+def example_of(handler: Handler) -> Any:
+    """Return the handler's `example_input`, called if it is callable; None without one."""
+    example = getattr(handler, "example_input", None)
+    return example() if callable(example) else example
+
+
+def as_sent(example: Any) -> tuple[bytes, bool]:
+    """Return the example as the JSON that a client would send, and whether it has bytes inside.
+
+    Raises:
+        ConfigError: a client cannot send it.
+    """
+    if isinstance(example, (bytes, bytearray, memoryview)):
+        return binary_input(bytes(example), BINARY_TYPE), False
+    try:
+        sent = nested_binaries(example, _as_part)
+        return msgspec.json.encode(sent), sent is not example
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"example_input is not a valid input: {error}",
+            hint="return what a client can send: bytes, text, or a JSON value",
+        ) from error
+
+
+def _as_part(value: Any) -> bytes | None:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        return None
+    body = bytes(value)
+    return binary_input(body, image_type(body) or BINARY_TYPE)
+
+
+def _fits(executor: BatchExecutor, inputs: list[Input]) -> bool:
+    try:
+        _run(executor, inputs)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        logger.warning("warm-up: out of memory with %d items: %s", len(inputs), error)
+    else:
+        return True
+    free_memory()
+    return False
+
+
+def _run(executor: BatchExecutor, inputs: list[Input]) -> None:
+    sub_batch = SubBatch(inputs, StageTimes())
+    executor.verbs(sub_batch)
+    for result in sub_batch.results:
+        if isinstance(result, BaseException):
+            raise HandlerError(
+                f"the result for example_input is an error: {type(result).__name__}: {result}"
+            ) from result
+        encode_result(result)

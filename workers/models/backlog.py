@@ -1,91 +1,292 @@
-"""How many messages wait in Redis for one model, as far as its worker knows."""
+"""What waits in Redis for one model, as far as its worker knows, and which jobs will come soon.
+
+A model has two queues for a worker: its own, and that of the worker's version. Their lists are
+numbered as places: the own queue's four, best first, then the other's. One claim may take from
+both, and then they share its room.
+
+A claim takes a limited number of bytes, which is less than a batch if inputs are large. The jobs
+that it left are claimed at once and arrive a round trip later. A batch is held for them if that is
+worth the round trip, whatever the age of its jobs, while Redis is connected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from headrace.redis.keys import STEPS
+from workers.batching.batcher import Batcher
 
 #: After this many wrong guesses in a row, the next guess waits until jobs were found.
 WRONG_MAX: Final = 3
+#: The queues by their number: the model's own, and that of the worker's version.
+OWN: Final = 0
+VERSION: Final = 1
+#: One claim in so many takes a job of a queue whose jobs were passed over for too long.
+YIELD_EVERY: Final = 10
+_STEPS: Final = len(STEPS)
+#: How many lists the queues of a model have together.
+PLACES: Final = 2 * _STEPS
 
 
 @dataclass(slots=True)
-class Backlog:
-    """What waits in Redis, and whether a claim is pending.
+class QueueBacklog:
+    """What waits in one queue.
 
     Attributes:
         waiting: messages at each priority step, by the last claim, sweep or notification.
-        paused: the queue is paused; each sweep checks it again.
-        claiming: a claim has no reply yet.
-        online_awaited: online jobs were known to wait when that claim was sent.
+        paused: the queue is paused; each sweep checks it again. Then nothing is known to wait.
+        closed: another served model claims from it. Then nothing is known to wait either.
+        wrong: how many guesses in a row were wrong.
+        guessed: the pending claim is a guess.
+        passed_since: since when claims have left no room for its jobs; None if they do not.
     """
 
-    waiting: list[int] = field(default_factory=lambda: [0] * len(STEPS))
+    waiting: list[int] = field(default_factory=lambda: [0] * _STEPS)
     paused: bool = False
-    claiming: bool = False
-    online_awaited: bool = False
-    _guessed: bool = False
-    _wrong: int = 0
+    closed: bool = False
+    wrong: int = 0
+    guessed: bool = False
+    passed_since: float | None = None
 
-    @property
-    def online(self) -> bool:
-        """Whether online jobs wait."""
-        return any(self.waiting[:-1])
-
-    @property
-    def claimable(self) -> bool:
-        """Whether a claim could return jobs now."""
-        return not self.paused and not self.claiming and any(self.waiting)
-
-    def fills(self, room: Sequence[int]) -> bool:
+    def fits(self, room: Sequence[int]) -> bool:
         """Return whether messages wait at a step for which there is room."""
         return any(free and left for free, left in zip(room, self.waiting, strict=False))
-
-    def begin_claim(self) -> None:
-        """Note that a claim was sent; its reply counts the messages that are left."""
-        self.claiming, self.online_awaited = True, self.online
-        self.waiting = [0] * len(STEPS)
-
-    def end_claim(self) -> None:
-        """Note that the claim was answered, or never will be."""
-        self.claiming = self.online_awaited = self._guessed = False
-
-    def claim_answered(self, taken: int, left: Sequence[int]) -> None:
-        """Note that the pending claim returned `taken` jobs and left these messages."""
-        if self._guessed:
-            self._wrong = 0 if taken else self._wrong + 1
-        self.end_claim()
-        self.set_waiting(left)
 
     def set_waiting(self, left: Sequence[int]) -> None:
         """Set how many messages wait at each step; -1 first means that the queue is paused."""
         self.paused = left[0] < 0
-        self.waiting = [max(0, count) for count in left]
+        self.waiting = [0] * _STEPS if self.paused or self.closed else list(left)
 
-    def raise_waiting(self, left: Sequence[int]) -> None:
-        """Set the counts, but keep larger ones: they may be newer."""
-        self.set_waiting(left if left[0] < 0 else list(map(max, self.waiting, left)))
 
-    def guess(self, places: Iterable[int]) -> None:
-        """Assume after a batch that new messages wait at these steps, if such guesses pay off.
+@dataclass(slots=True)
+class Backlog:
+    """What waits in Redis, and what the last claim took of it.
+
+    Attributes:
+        yield_s: after this time a queue's jobs are taken although the other has better ones; 0 for
+            never.
+        queues: the model's own queue, and that of the worker's version, where nothing is guessed
+            until jobs were found.
+        claiming: how many queues were claimed from without a reply yet.
+        online_awaited: online jobs were known to wait when that claim was sent.
+        expected_place: the best step with jobs that the last claim had room for and left.
+    """
+
+    yield_s: float = 0.0
+    queues: tuple[QueueBacklog, QueueBacklog] = field(
+        default_factory=lambda: (QueueBacklog(), QueueBacklog(wrong=WRONG_MAX))
+    )
+    claiming: int = 0
+    online_awaited: bool = False
+    expected_place: int | None = None
+    # Of the last claim: its room, how many jobs it took, how long its reply took, and when it came.
+    _room: Sequence[int] = ()
+    _taken: int = 0
+    _trip_s: float = 0.0
+    _at: float = 0.0
+    # How many jobs the pending claim has returned so far; how many claims were shared.
+    _coming: int = 0
+    _shared: int = 0
+
+    @property
+    def online(self) -> bool:
+        """Whether online jobs wait."""
+        own, version = self.queues
+        return any(own.waiting[:-1]) or any(version.waiting[:-1])
+
+    @property
+    def claimable(self) -> bool:
+        """Whether a claim could return jobs now."""
+        own, version = self.queues
+        return not self.claiming and (any(own.waiting) or any(version.waiting))
+
+    def fills(self, room: Sequence[int]) -> bool:
+        """Return whether messages wait at a step for which there is room."""
+        own, version = self.queues
+        return own.fits(room) or version.fits(room)
+
+    def fitting(self, room: Sequence[int]) -> int:
+        """Return how many messages are known to wait at steps for which there is room."""
+        own, version = self.queues
+        both = zip(room, own.waiting, version.waiting, strict=False)
+        return sum(some + more for free, some, more in both if free)
+
+    def watches(self, place: int) -> bool:
+        """Return whether the worker wants to know when messages join this place."""
+        number, step = divmod(place, _STEPS)
+        queue = self.queues[number]
+        # The reply to a pending claim counts what waits.
+        return not (self.claiming or queue.paused or queue.closed or queue.waiting[step])
+
+    def claim_sent(self, room: Sequence[int], now: float) -> list[tuple[int, Sequence[int]]]:
+        """Note that a claim is sent, with this room for jobs of each step and all better steps.
+
+        Returns:
+            The numbers of the queues to claim from, and the room of each. The replies count the
+            messages that are left.
+        """
+        shares = self._shares(room, now)
+        self.claiming, self.online_awaited = len(shares), self.online
+        for number, _ in shares:
+            self.queues[number].waiting = [0] * _STEPS
+        self._room, self._at, self._coming = room, now, 0
+        return shares
+
+    def _shares(self, room: Sequence[int], now: float) -> list[tuple[int, Sequence[int]]]:
+        own, version = self.queues
+        if not own.closed and not version.fits(room):
+            return [(OWN, room)]
+        if not own.fits(room):
+            return [(VERSION, room)]
+        self._shared += 1
+        given = self._room_of_version(room)
+        for number, queue in enumerate(self.queues):
+            most = given if number == VERSION else [a - b for a, b in zip(room, given, strict=True)]
+            if queue.fits(most):
+                queue.passed_since = None
+            elif queue.passed_since is None:
+                queue.passed_since = now
+            elif self._yields(queue.passed_since, now):
+                least = [min(1, free) for free in room]
+                given = [
+                    max(some, one) if number == VERSION else min(some, free - one)
+                    for some, one, free in zip(given, least, room, strict=True)
+                ]
+        rest = [free - some for free, some in zip(room, given, strict=True)]
+        return [(n, most) for n, most in ((OWN, rest), (VERSION, given)) if any(most)]
+
+    def _yields(self, since: float, now: float) -> bool:
+        late = self.yield_s > 0 and now - since >= self.yield_s
+        return late and self._shared % YIELD_EVERY == 0
+
+    def _room_of_version(self, room: Sequence[int]) -> list[int]:
+        """Return the room of the version's queue: better steps first, then by what waits."""
+        taken, given = 0, 0
+        rooms = []
+        own, version = self.queues
+        for free, some, more in zip(room, own.waiting, version.waiting, strict=True):
+            left = max(0, free - taken)
+            mine = more
+            if some + more > left:
+                # Of one place each gets every second; of more each gets one at least.
+                mine = (
+                    self._shared % 2
+                    if left == 1 and some and more
+                    else left * more // (some + more)
+                )
+                if left > 1 and some and more:
+                    mine = min(max(mine, 1), left - 1)
+            given += mine
+            taken += min(left, some + more)
+            rooms.append(min(given, free))
+        return rooms
+
+    def end_claim(self) -> None:
+        """Note that the claim was answered, or never will be."""
+        self.claiming, self.online_awaited = 0, False
+        for queue in self.queues:
+            queue.guessed = False
+
+    def refused(self) -> None:
+        """Note that Redis has refused to claim from one of the queues."""
+        self.claiming -= 1
+        if self.claiming <= 0:
+            self.end_claim()
+
+    def claim_answered(
+        self, taken: int, left: Sequence[int], now: float, number: int = OWN
+    ) -> None:
+        """Note that the pending claim returned `taken` jobs of a queue and left these messages."""
+        queue = self.queues[number]
+        if queue.guessed:
+            queue.wrong = 0 if taken else queue.wrong + 1
+            queue.guessed = False
+        queue.set_waiting(left)
+        self._coming += taken
+        self.claiming -= 1
+        if self.claiming > 0:
+            return
+        self.end_claim()
+        own, version = self.queues
+        both = zip(self._room, own.waiting, version.waiting, strict=False)
+        taken = self._coming
+        more = [taken < most and some + others > 0 for most, some, others in both]
+        self.expected_place = more.index(True) if taken and any(more) else None
+        self._taken, self._trip_s, self._at = taken, now - self._at, now
+
+    def connection_lost(self) -> None:
+        """Expect no jobs until Redis is back."""
+        self.expected_place = None
+
+    def raise_waiting(self, left: Sequence[int], number: int = OWN) -> None:
+        """Set the counts of a queue, but keep larger ones: they may be newer."""
+        queue = self.queues[number]
+        queue.set_waiting(left if left[0] < 0 else list(map(max, queue.waiting, left)))
+
+    def returned(self, number: int, step: int) -> None:
+        """Note that a job is back in a queue, at this place of a step."""
+        if not self.queues[number].closed:
+            self.queues[number].waiting[step] += 1
+
+    def set_closed(self, number: int, *, closed: bool) -> None:
+        """Close a queue to claims, or open it; the next claim from an open one finds what waits."""
+        queue = self.queues[number]
+        if queue.closed != closed:
+            queue.closed = closed
+            queue.waiting = [0] * _STEPS if closed else [1] * _STEPS
+
+    def guess(self, places: Sequence[int]) -> None:
+        """Assume after a batch that new messages wait at these places, if such guesses pay off.
 
         Under load they do, and save those jobs a round trip. After a lone job the extra claim would
         only delay the publication of its end.
         """
-        places = list(places)
-        if self._wrong < WRONG_MAX and places:
-            self._guessed = not self.claiming and not any(self.waiting)
-            self.assume_waiting(places)
+        idle = not self.claiming
+        for number, queue in enumerate(self.queues):
+            if queue.wrong < WRONG_MAX:
+                first = number * _STEPS
+                own = [place for place in places if first <= place < first + _STEPS]
+                if own:
+                    queue.guessed = idle and not any(queue.waiting)
+                    self.assume_waiting(own)
 
     def found(self, place: int) -> None:
-        """Note that messages wait at this step, which a guess would have found."""
-        self._wrong = max(0, self._wrong - 1)
+        """Note that messages wait at this place, which a guess would have found."""
+        queue = self.queues[place // _STEPS]
+        queue.wrong = max(0, queue.wrong - 1)
         self.assume_waiting([place])
 
-    def assume_waiting(self, places: Iterable[int] = range(len(STEPS))) -> None:
-        """Assume that a message waits at each of these steps; the next claim finds out."""
+    def assume_waiting(self, places: Iterable[int] = range(PLACES)) -> None:
+        """Assume that a message waits at each of these places; the next claim finds out."""
         for place in places:
-            self.waiting[place] = max(1, self.waiting[place])
+            number, step = divmod(place, _STEPS)
+            queue = self.queues[number]
+            if not queue.paused and not queue.closed:
+                queue.waiting[step] = max(1, queue.waiting[step])
+
+    def hold_until(self, batcher: Batcher[Any], room: Sequence[int], now: float) -> float | None:
+        """Return until when the prepared jobs should wait for expected ones; None for not at all.
+
+        `room` is how many more jobs of each step and all better steps fit.
+        """
+        place, policy = self.expected_place, batcher.policy
+        if place is None or not len(batcher) or batcher.isolated:
+            return None
+        if policy.keyed or policy.max_batch_cost is not None:
+            return None
+        if not batcher.online:
+            size = len(batcher)
+        elif place == _STEPS - 1:
+            return None  # online jobs do not wait for offline ones
+        else:
+            size = batcher.online
+        if not room[place]:
+            return None  # they are not claimed
+        claims = -(-room[place] // self._taken)
+        worth_s = batcher.latency_model.worth_s(size) if size < policy.max_batch_size else 0.0
+        # Ski-rental rule for a late claim: wait only while the expected saving exceeds the time
+        # that was waited already.
+        until = self._at + worth_s
+        return until if self._trip_s * claims < worth_s and now < until else None

@@ -8,115 +8,38 @@ cost a model process.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.jobs.settlement import Settlement, failed, stages, timings
+from workers.batching.estimates import LEAST_SHARE, LeastTime
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.jobs.settlement import Settlement, failed, unfinished
 from workers.replicas.replica import Replica
-
-#: How many of the latest batches count, and their maximum age. With fewer batches there is no
-#: estimate, because the first batches of a process are slow.
-LEAST_BATCHES: Final = 20
-LEAST_AGE_S: Final = 60.0
-#: The share of the shortest batch that is the estimate: an input may cost less than any before it.
-LEAST_SHARE: Final = 0.5
-
-
-class LeastTime:
-    """The least time that a batch takes, estimated from recent batches.
-
-    If no batch runs because all jobs were refused, the estimate expires and the next batch runs.
-    """
-
-    def __init__(self) -> None:
-        self._took: deque[tuple[float, float]] = deque(maxlen=LEAST_BATCHES)
-
-    def add(self, seconds: float, now: float) -> None:
-        """Add a batch that has run."""
-        self._took.append((now, seconds))
-
-    def forget(self) -> None:
-        """Discard the estimate, because a new model process may be faster."""
-        self._took.clear()
-
-    def at(self, now: float) -> float:
-        """Return the estimate in seconds; 0 while it is unknown."""
-        if len(self._took) < LEAST_BATCHES or self._took[0][0] < now - LEAST_AGE_S:
-            return 0.0
-        return min(seconds for _, seconds in self._took) * LEAST_SHARE
-
-
-class Expiring:
-    """The prepared jobs that have an `expires`.
-
-    Attributes:
-        next_at: when the first of them expires; may be too early, never too late.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, LeasedJob] = {}
-        self.next_at = NEVER
-
-    def add(self, job: LeasedJob) -> None:
-        """Watch a job that was added to the batcher."""
-        self._jobs[job.token] = job
-        self.next_at = min(self.next_at, job.expires_at)
-
-    def forget(self, jobs: Iterable[LeasedJob]) -> None:
-        """Stop watching jobs that have left the batcher."""
-        if not self._jobs:
-            return
-        for job in jobs:
-            self._jobs.pop(job.token, None)
-        if not self._jobs:
-            self.next_at = NEVER
-
-    def take(self, now: float) -> list[LeasedJob]:
-        """Return the jobs that have expired, and stop watching them."""
-        if now < self.next_at:
-            return []
-        expired = [job for job in self._jobs.values() if job.expires_at <= now]
-        for job in expired:
-            del self._jobs[job.token]
-        self.next_at = min((job.expires_at for job in self._jobs.values()), default=NEVER)
-        return expired
 
 
 class Deadlines:
     """The deadlines of one model's jobs.
 
-    Args:
-        config: the model, with the limits of its jobs' timeouts.
-
     Attributes:
         least_time: the least time that its batches take.
+        next_at: when `expire` must be called; may be too early, never too late.
+        ended: the settlements of the jobs that ended here.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, batcher: Batcher[LeasedJob]) -> None:
         self.least_time = LeastTime()
+        self.next_at = NEVER
+        self.ended: list[Settlement] = []
         self._config = config
-        self._expiring = Expiring()
-        self._ended: list[Settlement] = []
-
-    @property
-    def next_at(self) -> float:
-        """When `expire` must be called next."""
-        return self._expiring.next_at
-
-    @property
-    def ended(self) -> bool:
-        """Whether `take_ended` has settlements to return."""
-        return bool(self._ended)
+        self._batcher = batcher
+        # The prepared jobs that have an `expires`, by token.
+        self._expiring: dict[str, LeasedJob] = {}
 
     def take_ended(self) -> list[Settlement]:
         """Return the settlements of the jobs that ended here since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def expires_too_soon(self, job: LeasedJob, replicas: Sequence[Replica]) -> bool:
@@ -127,12 +50,12 @@ class Deadlines:
         """
         if job.expires_at == NEVER:
             return False
-        now = time.monotonic()
-        if job.expires_at < self._free_at(replicas, now):
+        if job.expires_at < self._free_at(replicas, time.monotonic()):
             why = f"{NOT_STARTED}: the running batches end later"
-            self._ended.append(self.expired(job, why))
+            self.ended.append(failed(job, "expired", why))
             return True
-        self._expiring.add(job)
+        self._expiring[job.token] = job
+        self.next_at = min(self.next_at, job.expires_at)
         return False
 
     def _free_at(self, replicas: Sequence[Replica], now: float) -> float:
@@ -144,23 +67,28 @@ class Deadlines:
 
     def forget(self, jobs: Iterable[LeasedJob]) -> None:
         """Stop watching jobs that have left the batcher."""
-        self._expiring.forget(jobs)
+        if not self._expiring:
+            return
+        for job in jobs:
+            self._expiring.pop(job.token, None)
+        if not self._expiring:
+            self.next_at = NEVER
 
-    def expire(self, batcher: Batcher[LeasedJob], now: float) -> None:
+    def expire(self, now: float) -> None:
         """End the prepared jobs that have expired."""
-        for job in self._expiring.take(now):
-            if batcher.remove(job):
-                self._ended.append(self.expired(job))
-
-    def expired(self, job: LeasedJob, why: str = NOT_STARTED) -> Settlement:
-        """Return the settlement of a job that expired before it ran."""
-        return failed(job, "expired", why)
+        if now < self.next_at:
+            return
+        for job in [job for job in self._expiring.values() if job.expires_at <= now]:
+            del self._expiring[job.token]
+            if self._batcher.remove(job):
+                self.ended.append(failed(job, "expired", NOT_STARTED))
+        self.next_at = min((job.expires_at for job in self._expiring.values()), default=NEVER)
 
     def keep_feasible(self, jobs: list[LeasedJob], least_s: float) -> list[LeasedJob]:
         """Return the jobs whose timeout is at least `least_s`; end the others."""
         kept = []
         for job in jobs:
-            limit = self.timeout_s(job)
+            limit = self.timeout_s((job,))
             if limit >= least_s:
                 kept.append(job)
                 continue
@@ -168,14 +96,10 @@ class Deadlines:
                 f"the job was not run: its timeout of {limit:g} s cannot be met, no recent batch "
                 f"took less than {least_s / LEAST_SHARE:.3g} s"
             )
-            self._ended.append(self.expired(job, why))
+            self.ended.append(failed(job, "expired", why))
         return kept
 
-    def timeout_s(self, job: LeasedJob) -> float:
-        """Return how long the job may run, in seconds."""
-        return self.shortest_timeout_s((job,))
-
-    def shortest_timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
+    def timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
         """Return how long a batch of these jobs may run: the shortest of their timeouts."""
         timeouts = {job.message.timeout_s if job.message is not None else None for job in jobs}
         shortest = min(timeout or self._config.timeout_s for timeout in timeouts)
@@ -184,16 +108,13 @@ class Deadlines:
     def timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
         """Return the settlement of a job that ran alone in this batch and exceeded its timeout.
 
-        Args:
-            batch: the batch of one job.
-            now: the current time.
-            trace: the stacks of the model process; empty if unknown.
+        `trace` has the stacks of the model process; it is empty if they are unknown.
         """
         job = batch.jobs[0]
-        limit = self.timeout_s(job)
-        ran = stages([0.0, (now - batch.started_at) * 1000, 0.0])
+        limit = self.timeout_s((job,))
+        run = unfinished(job, batch, now)
         return failed(
             job, "timeout",
             f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
-            traceback=trace, batch=1, timings=timings(job, ran),
+            traceback=trace, batch=1, timings=run.timings, began=(run.began, run.device_wait),
         )  # fmt: skip

@@ -1,19 +1,27 @@
 """What happened to one model's replicas, and when a lost one may be started again.
 
-A job that hangs or crashes costs a whole process, and loading the model again costs the device and
-its other models. So each worker restarts a model at most `max_restarts_per_minute` times. Beyond
-that the model waits, its jobs stay in their queue, and the worker reports the reason.
+A lost process costs the device and its other models, because the model is loaded again. So each
+worker restarts a model at most `max_restarts_per_minute` times. Beyond that the model waits, its
+jobs stay in their queue, and the worker reports the reason.
+
+A loss does not count once a job is known to be its cause. Each such job is charged or ends, so it
+can cause few losses; and jobs of one client cannot make the model wait for all others. But if
+CAUSES_MAX such jobs follow each other and no batch finishes between them, the model itself is taken
+to be broken, and these losses count too: else its whole queue would become dead letters.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from headrace.observability import worker_report
 from headrace.observability.worker_report import ModelStats
 
 WINDOW_S: Final = 60.0
+#: So many different jobs that crash in a row show that the model is broken, and not its inputs.
+CAUSES_MAX: Final = 30
 
 
 class ReplicaHistory:
@@ -21,18 +29,17 @@ class ReplicaHistory:
 
     Args:
         most: how many lost replicas are restarted at once within `WINDOW_S`.
-        stats: counts the same for the metrics.
-
-    Attributes:
-        lost: how many replicas were lost in all.
-        recycled: how many were recycled.
     """
 
     def __init__(self, most: int, stats: ModelStats) -> None:
         self.lost = self.recycled = 0
         self._stats = stats
         self._most = most
-        self._lost_at: deque[float] = deque(maxlen=most)
+        # Losses without a known cause: when, and the jobs that the process had.
+        self._unexplained: deque[tuple[float, frozenset[str]]] = deque(maxlen=most)
+        # Since a batch has finished: the jobs that caused losses, and when these were.
+        self._causes: set[str] = set()
+        self._explained: deque[float] = deque(maxlen=most)
         self._why = ""
         self._last_error = ""
 
@@ -47,11 +54,25 @@ class ReplicaHistory:
         self._stats.count(worker_report.LOAD_FAILURES)
         return repeated
 
-    def add_loss(self, now: float, why: str) -> None:
-        """Count a loaded replica that was killed or has died; `why` may include its stacks."""
+    def add_loss(self, now: float, why: str, jobs: Iterable[str] = (), cause: str = "") -> None:
+        """Count a loaded replica that was killed or has died.
+
+        Args:
+            now: the current time.
+            why: the reason; may include its stacks.
+            jobs: the jobs that it had.
+            cause: the job that is surely the cause, of this loss and of earlier ones that had it.
+        """
         self.lost += 1
-        self._lost_at.append(now)
         self._why = why
+        if cause:
+            others = [loss for loss in self._unexplained if cause not in loss[1]]
+            self._unexplained = deque(others, self._most)
+            if len(self._causes) < CAUSES_MAX:
+                self._causes.add(cause)
+            self._explained.append(now)
+        else:
+            self._unexplained.append((now, frozenset(jobs)))
         self._stats.count(f"{worker_report.RESTARTS}:lost")
 
     def add_recycle(self) -> None:
@@ -59,11 +80,20 @@ class ReplicaHistory:
         self.recycled += 1
         self._stats.count(f"{worker_report.RESTARTS}:recycled")
 
+    def add_batch(self) -> None:
+        """Note that a batch has finished: the model works."""
+        if self._causes:
+            self._causes.clear()
+            self._explained.clear()
+
     def restart_at(self, now: float) -> float:
         """Return when the next replica may start; `now` if few were lost."""
-        if len(self._lost_at) < self._most:
+        losses = [at for at, _ in self._unexplained]
+        if len(self._causes) == CAUSES_MAX:
+            losses = sorted([*losses, *self._explained])
+        if len(losses) < self._most:
             return now
-        return max(now, self._lost_at[0] + WINDOW_S)
+        return max(now, losses[-self._most] + WINDOW_S)
 
     def wait_reason(self, now: float) -> str:
         """Return why lost replicas are not started yet; empty if they may start."""
@@ -72,6 +102,6 @@ class ReplicaHistory:
             return ""
         return (
             f"restarting too often: {self._most} model processes were killed or died within "
-            f"{WINDOW_S:g} s (max_restarts_per_minute: {self._most}); the next one starts in "
-            f"{wait_s:.0f} s. The last one: {self._why}"
+            f"{WINDOW_S:g} s, and no single job is the cause (max_restarts_per_minute: "
+            f"{self._most}); the next one starts in {wait_s:.0f} s. The last one: {self._why}"
         )

@@ -1,7 +1,8 @@
 """What one worker holds of one model: its jobs, its batcher, its replicas and its limits.
 
 `ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
-and calls it for each event. Other folders do not use its batcher, deadlines, payloads or callbacks.
+and calls it for each event. Other folders use its parts directly: the lease manager its backlog,
+the payload threads its pending payloads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -18,30 +20,20 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.media_types import is_json
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.clock import US_PER_S
+from headrace.redis.keys import version_queue
 from headrace.redis.scripts.jobs import ClaimReply
 from headrace.redis.scripts.queues import SweepReply
-from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, batch_policy
-from workers.batching.expected_arrivals import ExpectedArrivals
+from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, Reason, batch_policy
+from workers.batching.estimates import MemoryLimit
 from workers.batching.input_cost import InputCost
-from workers.batching.memory_limit import MemoryLimit
-from workers.jobs.batch import Batch
-from workers.jobs.claim_reply import read_jobs, read_message
-from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.jobs.retries import RetryPolicy
-from workers.jobs.settlement import Settlement, cancelled, failed
-from workers.models.backlog import Backlog
+from workers.jobs.leased_job import NEVER, START_WRITTEN_S, Batch, LeasedJob
+from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
+from workers.models.backlog import OWN, Backlog
+from workers.models.claims import Claims
 from workers.models.deadlines import Deadlines
-from workers.models.event_sampling import EventSampler
-from workers.models.pending_callbacks import OrphanedEnd, PendingCallbacks, UnsentCallbacks
-from workers.models.pending_payloads import PayloadWork, PendingPayloads, TransferOutcome
+from workers.models.pending_work import PendingCallbacks, PendingPayloads, TransferOutcome
 from workers.models.replica_history import ReplicaHistory
-from workers.models.settling import (
-    BatchResult,
-    BatchSettlements,
-    discarded,
-    observe_batch,
-    settle_batch,
-)
+from workers.models.settling import BatchResult, cancel, discarded, settle_batch
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -51,25 +43,40 @@ logger = logging.getLogger(__name__)
 NEWEST_WEIGHT: Final = 0.2
 
 
+class Life(StrEnum):
+    """How far a served model is.
+
+    A model that replaces another one loads first; its predecessor retires when it serves.
+    """
+
+    LOADING = "loading"
+    SERVING = "serving"
+    RETIRING = "retiring"
+
+
 class ServedModel:
     """One model of one worker.
 
-    Args:
-        config: its section of the models file.
-        max_retries: how often its jobs are retried, unless their message sets it.
-        replicas: its model processes, not yet started.
-        pending_payloads: where long results are stored; by default they stay in their messages.
-        events_per_s: how many jobs a second get task events when these are sampled.
+    Long results are stored as `pending_payloads` has it; by default they stay in their messages.
 
     Attributes:
+        key: its name in this worker; that of the model, unless it serves another version or
+            replaces a predecessor.
+        life: whether it claims jobs.
+        template: has what each of its replicas is started with.
+        loads: how many reloads the registry had when it was built.
+        update_error: why a newer configuration could not be loaded, with the traceback.
+        position: its number among the notifications of the queues; None if it has none.
+        queues: the names of its queues, as `Backlog` numbers them.
         held: every job that this worker has leased for the model, by id.
+        claims: what it has claimed and not read, and the queue of each job.
         hold_until: until when the prepared jobs wait for others; None if they do not.
-        next_due_at: when the next delayed job joins the queue; None if unknown.
+        free_since: since when the device is free for jobs that are held back; None without such.
+        next_due_at: when the next delayed job joins the queue; NEVER if unknown.
         prepare_s: recent seconds of `preprocess` for one input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
         replica_history: what happened to its replicas.
         stats: its counters and histograms.
-        event_sampler: chooses the jobs that get task events.
         retry_policy: how often and when its jobs are retried, unless their message sets it.
     """
 
@@ -79,16 +86,28 @@ class ServedModel:
         max_retries: int,
         replicas: list[Replica],
         pending_payloads: PendingPayloads | None = None,
-        events_per_s: int = 100,
+        *,
+        key: str = "",
+        stats: ModelStats | None = None,
+        template: Replica | None = None,
     ) -> None:
         self.config = config
+        self.key = key or config.name
+        self.life = Life.SERVING
+        self.loads = 0
+        self.position: int | None = None
+        self.update_error = ""
+        self.queue = config.queue
+        self.queues = (config.queue, version_queue(config.name, config.version))
         self.replicas = replicas
+        self.template = template or (replicas[0] if replicas else Replica({"device": "cpu"}, {}))
+        self.device = _device(self.template)
         self.held: dict[str, LeasedJob] = {}
         self.hold_until: float | None = None
-        self.next_due_at: float | None = None
+        self.free_since: float | None = None
+        self.next_due_at = NEVER
         self.prepare_s = self.starved = 0.0
-        self.stats = ModelStats()
-        self.event_sampler = EventSampler(config.name, config.events, events_per_s, self.stats)
+        self.stats = stats or ModelStats()
         self.replica_history = ReplicaHistory(config.max_restarts_per_minute, self.stats)
         self.retry_policy = RetryPolicy(
             max_retries, config.retry_backoff_s, config.retry_backoff_max_s
@@ -96,33 +115,22 @@ class ServedModel:
         sizes = tuple(config.allowed_batch_sizes or ())
         self.memory_limit = MemoryLimit(config.max_batch_size, sizes)
         self.batcher: Batcher[LeasedJob] = Batcher(batch_policy(config))
-        self.backlog = Backlog()
-        self.expected_arrivals = ExpectedArrivals()
-        self.deadlines = Deadlines(config)
+        self.backlog = Backlog(config.max_yield_s)
+        self.deadlines = Deadlines(config, self.batcher)
         self.pending_payloads = pending_payloads or PendingPayloads()
         self.callbacks = PendingCallbacks()
+        self.claims = Claims(
+            config, self.queues, self.held, self.batcher, self.pending_payloads, self.callbacks,
+            self._prepare,
+        )  # fmt: skip
         self._input_cost = InputCost(config)
-        self._unread_claims: list[ClaimReply] = []
-        # Tokens of jobs that were cancelled before the reply to their claim was read.
-        self.cancelled_tokens: set[str] = set()
-        # A job belonged to a trace, so others may too.
-        self._traced = False
-
-    @property
-    def queue(self) -> str:
-        """The queue that it is served from."""
-        return self.config.queue
-
-    @property
-    def device(self) -> str:
-        """The torch device of its replicas."""
-        device: str = self.replicas[0].init["device"]
-        return "cuda:0" if device == "cuda" else device
 
     @property
     def serving(self) -> bool:
-        """Whether any replica is loaded; without one nothing is claimed."""
-        return any(replica.state is Phase.READY for replica in self.replicas)
+        """Whether it may claim jobs: it does not load or retire, and a replica is loaded."""
+        return self.life is Life.SERVING and any(
+            replica.state is Phase.READY for replica in self.replicas
+        )
 
     @property
     def idle(self) -> bool:
@@ -135,54 +143,16 @@ class ServedModel:
         return len(self.batcher)
 
     @property
-    def online(self) -> int:
-        """How many of the prepared jobs are online jobs."""
-        return self.batcher.online
-
-    @property
-    def online_at(self) -> float:
-        """When its latest online job was submitted."""
-        return self.batcher.online_at
-
-    @property
-    def isolated(self) -> bool:
-        """Whether a prepared job must run alone."""
-        return self.batcher.isolated
-
-    @property
-    def batch_size_limit(self) -> int:
-        """The largest batch that runs now: `max_batch_size`, or what fits into memory."""
-        return self.batcher.policy.max_batch_size
-
-    @property
-    def unread(self) -> bool:
-        """Whether a claim was answered and its jobs have not been read."""
-        return bool(self._unread_claims)
-
-    @property
-    def unread_jobs(self) -> int:
-        """How many claimed jobs have not been read."""
-        return sum(len(claim.jobs) for claim in self._unread_claims)
-
-    @property
     def unfinished(self) -> bool:
         """Whether it holds jobs outside model processes that must be settled or released."""
-        prepared = self.prepared or self._unread_claims or self.deadlines.ended
-        return bool(prepared or self.pending_payloads.in_transfer or self.callbacks.notifying)
+        prepared = self.prepared or self.claims.unread or self.deadlines.ended
+        reading = self.claims.withheld or self.pending_payloads.in_transfer
+        return bool(prepared or reading or self.callbacks.notifying)
 
     @property
     def wants_turn(self) -> bool:
         """Whether a batch could run on a loaded replica."""
         return bool(self.prepared) and self.idle
-
-    @property
-    def online_known(self) -> bool:
-        """Whether online jobs are known to wait in Redis, or to be in the pending claim."""
-        return self.backlog.online or self.backlog.online_awaited
-
-    def overdue(self, now: float) -> bool:
-        """Return whether a prepared job has waited too long for better priorities."""
-        return self.batcher.overdue(now)
 
     # Claims
 
@@ -195,51 +165,35 @@ class ServedModel:
         payloads = self.pending_payloads
         return payloads.room_left(room) if payloads.in_transfer else room
 
-    def claim_sent(self, room: Sequence[int], now: float) -> None:
-        """Note that a claim for this room was sent."""
-        self.backlog.begin_claim()
-        self.expected_arrivals.claim_sent(room, now)
+    def claim_request(self) -> list[int]:
+        """Return the room for jobs of each step, best first; empty if nothing should be claimed.
 
-    def claim_ended(self) -> None:
-        """Note that Redis refused the pending claim, or that its reply was lost."""
-        self.backlog.end_claim()
+        A claim prepares at most one batch, or two if the model has batch keys. What is claimed
+        beyond that would wait here while another worker is free.
+        """
+        if not self.backlog.claimable or not self.serving:
+            return []
+        room = self.room
+        return room if self.backlog.fills(room) else []
 
-    def claim_answered(self, reply: ClaimReply, now: float) -> None:
-        """Keep the reply to a claim; `read_claims` reads its jobs."""
-        taken = len(reply.jobs)
-        self.backlog.claim_answered(taken, reply.waiting)
-        self.expected_arrivals.claim_answered(taken, reply.waiting, now)
-        self._unread_claims.append(reply)
-
-    def connection_lost(self) -> None:
-        """Expect no more arrivals until Redis is back."""
-        self.expected_arrivals.connection_lost()
+    def claim_answered(self, reply: ClaimReply, now: float, number: int = OWN) -> None:
+        """Keep the reply to a claim from one of its queues; `read_claims` reads its jobs."""
+        self.backlog.claim_answered(len(reply.jobs), reply.waiting, now, number)
+        self.claims.add(reply, number)
 
     def read_claims(self, now: float) -> list[Settlement]:
-        """Read the claimed jobs; return the settlements of those that will not run now."""
-        claims, self._unread_claims = self._unread_claims, []
-        ended, yield_s, name = [], self.config.max_yield_s or NEVER, self.config.name
-        for claim in claims:
-            for job, raw in read_jobs(claim, now, yield_s):
-                self.held[job.id] = job
-                settlement = read_message(job, raw, name, self.queue, claim.now_us)
-                message = job.message
-                if job.canvas is not None:
-                    self.callbacks.linked[job.token] = job
-                if message is not None:
-                    if message.trace is not None:
-                        self._traced = True
-                    if job.token in self.cancelled_tokens:
-                        settlement = self._cancelled(job)
-                if settlement is not None:
-                    ended.append(settlement)
-                elif message is not None and message.source:
-                    self.pending_payloads.add_fetch(job, name, message.source)
-                else:
-                    self._prepare(job)
+        """Read the claimed jobs; return the settlements of those that will not run now.
+
+        Withheld ones are read by `Claims.message_read`.
+        """
+        ended = self.claims.read(now)
         if not self.backlog.claiming:
-            self.cancelled_tokens.clear()
+            self.claims.cancelled_tokens.clear()
         return ended
+
+    def is_prepared_soon(self, job: LeasedJob) -> bool:
+        """Return whether the message or the input of a job is being read."""
+        return job.token in self.claims.withheld or job.token in self.pending_payloads.in_transfer
 
     def _prepare(self, job: LeasedJob) -> None:
         """Add a job whose input is here to the batcher."""
@@ -250,10 +204,6 @@ class ServedModel:
             self.batcher.add(job)
 
     # Payloads and callbacks
-
-    def take_payload_work(self) -> PayloadWork | None:
-        """Return the transfers to begin; None for none."""
-        return self.pending_payloads.take_work()
 
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
         """Take a fetched input, or return the settlement of a job whose transfer has ended."""
@@ -268,7 +218,7 @@ class ServedModel:
         if error is not None:
             logger.warning("%s", error.message, extra={"model": self.config.name, "job": job.id})
             if job.dropped:
-                return discarded(job, 0, "")
+                return discarded(job, 0, "", NOT_BEGUN)
             retries = self.retry_policy
             return failed(job, error.code, error.message, retryable=retryable, retries=retries)
         if result is not None:
@@ -282,68 +232,92 @@ class ServedModel:
         if message is None or message.source is None:
             raise RuntimeError(f"no input was requested for job {job.id}")
         kind = message.source.type
+        job.ready_at = time.monotonic()
         job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
         job.message = msgspec.structs.replace(message, input=body)
         self._prepare(job)
-
-    def hold_back(self, settlements: list[Settlement]) -> list[Settlement]:
-        """Keep the settlements of jobs whose callbacks must be sent first; return the others."""
-        return self.callbacks.hold_back(settlements)
-
-    def take_callback_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]] | None:
-        """Return the ends whose callbacks must be sent; None for none."""
-        return self.callbacks.take_work()
 
     def callbacks_sent(self, job: LeasedJob) -> bool:
         """Note that a job's callbacks were sent; return whether the job is still held."""
         self.callbacks.notifying.pop(job.token, None)
         return self.held.get(job.id) is job
 
-    def orphan_handled(self) -> None:
-        """Note that the callbacks of an orphaned end were sent."""
-        self.callbacks.orphaned_pending -= 1
-
     # Batches
+
+    def batch_ends_in_s(self, now: float) -> float:
+        """Return in how many seconds the first running batch should end; 0 if none runs."""
+        usual_s = self.batcher.latency_model.usual_s or float("inf")
+        started = [one.batch.started_at for one in self.replicas if one.batch is not None]
+        return min((at + usual_s - now for at in started), default=0.0)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """Return the batch that leaves now for an idle replica; None if none does."""
-        self.hold_until = (
-            None if draining else self.expected_arrivals.hold_until(self.batcher, self.room, now)
-        )
-        if self.hold_until is not None:
-            return None
+        if self.backlog.expected_place is not None and not draining:
+            self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
+            if self.hold_until is not None:
+                return None
         decision = self.batcher.decide(now, draining=draining)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
-        jobs, reason = decision.items, decision.reason
+        batch = self._leave(decision.items, decision.reason, now)
+        return batch or self.next_batch(now, draining=draining)
+
+    def isolated_batch(self, job: LeasedJob, now: float) -> Batch | None:
+        """Return the batch of an isolated job that runs now; None if the job has ended."""
+        return self._leave([job], "alone", now) if self.batcher.take_isolated(job) else None
+
+    def _leave(self, jobs: list[LeasedJob], reason: Reason, now: float) -> Batch | None:
+        """Return the batch of jobs that leave the batcher; None if all of them ended instead."""
         self.deadlines.forget(jobs)
-        limit_s = self.deadlines.shortest_timeout_s(jobs)
+        limit_s = self.deadlines.timeout_s(jobs)
         least_s = self.deadlines.least_time.at(now)
         if limit_s < least_s:
             jobs = self.deadlines.keep_feasible(jobs, least_s)
             if not jobs:
-                return self.next_batch(now, draining=draining)
-            limit_s = self.deadlines.shortest_timeout_s(jobs)
+                return None
+            limit_s = self.deadlines.timeout_s(jobs)
         epoch = time.time()
         for job in jobs:
             job.dispatched_at, job.dispatched_epoch_s = now, epoch
-        return Batch(jobs, reason, now, now + limit_s, traced=self._traced)
+        free_at = now if self.free_since is None else self.free_since
+        self.free_since = None
+        return Batch(
+            jobs, reason, now, now + limit_s, free_at, now + START_WRITTEN_S,
+            traced=self.claims.traced, detailed=self.claims.detailed,
+        )  # fmt: skip
 
-    def batch_done(self, batch: Batch, result: BatchResult, now: float) -> BatchSettlements:
-        """Return how the jobs of a batch end; `now` is when its result came."""
+    def batch_done(
+        self, batch: Batch, result: BatchResult, now: float
+    ) -> tuple[list[Settlement], list[Settlement]]:
+        """Return how the jobs of a batch end: what to send now, and what waits for the store."""
         size = len(batch.jobs)
+        self.replica_history.add_batch()
         self.stats.left(batch.reason)
         self.observe_memory(size, result.fits)
-        self._observe_times(size, *result.times)
+        prepare_ms, infer_ms, _, starved_ms = result.times
+        self.prepare_s += NEWEST_WEIGHT * (prepare_ms / 1000 / size - self.prepare_s)
+        if busy_ms := infer_ms + starved_ms:
+            self.starved += NEWEST_WEIGHT * (starved_ms / busy_ms - self.starved)
         # The device ran the padding too.
-        self.batcher.observe(size + result.padding, now - batch.started_at)
+        self.batcher.latency_model.add(size + result.padding, now - batch.started_at)
         self.deadlines.least_time.add(now - batch.started_at, now)
-        observe_batch(self.stats, batch, result, now)
         if self.callbacks.linked:
             self.callbacks.keep_results(batch.jobs, result.outcomes)
-        retries = self.retry_policy
-        return settle_batch(batch, result, self.pending_payloads, retries, self.config.name)
+        began_at = batch.began_at(now, result.times) if batch.staged else batch.started_at
+        ready, storing, waits = settle_batch(
+            batch, result, began_at, self.pending_payloads, self.retry_policy, self.config.name
+        )
+        self.stats.observe_batch(
+            size,
+            [job.claimed_at - job.enqueued_at for job in batch.jobs],
+            waits,
+            [now - job.enqueued_at for job in batch.jobs],
+            [took / 1000 for took in result.times[:3]],
+            result.padding,
+            result.times[3] / 1000,
+        )
+        return ready, storing
 
     def observe_memory(self, size: int, fits: int) -> None:
         """Learn that a batch of `size` ran, or that only `fits` of it fit into memory."""
@@ -356,15 +330,6 @@ class ServedModel:
                     size, limit, extra={"model": self.config.name, "size": size},
                 )  # fmt: skip
 
-    def _observe_times(
-        self, size: int, prepare: float, infer: float, _: float, starved: float
-    ) -> None:
-        """Learn from the times of a batch's stages, in ms."""
-        self.prepare_s += NEWEST_WEIGHT * (prepare / 1000 / size - self.prepare_s)
-        busy = infer + starved
-        if busy:
-            self.starved += NEWEST_WEIGHT * (starved / busy - self.starved)
-
     def batch_timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
         """Return the settlement of a job that exceeded its timeout alone in this batch."""
         self.stats.left(batch.reason)
@@ -376,7 +341,7 @@ class ServedModel:
         for job in batch.jobs:
             job.dispatched_at = 0.0
             if job.dropped == "cancelled":
-                ended.append(self._cancelled(job))
+                ended.append(cancel(job))
             elif job.dropped:
                 self.forget([job])
             elif job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
@@ -386,13 +351,14 @@ class ServedModel:
 
     # Ends
 
-    def expire(self, now: float) -> None:
-        """End the prepared jobs that have expired."""
-        self.deadlines.expire(self.batcher, now)
+    def take_unread(self, job_id: str, token: str) -> LeasedJob | None:
+        """Take a withheld job that was cancelled; None if its message is read, or none has the id.
 
-    def take_ended(self) -> list[Settlement]:
-        """Return the settlements of the jobs that ended without running."""
-        return self.deadlines.take_ended() if self.deadlines.ended else []
+        Its callbacks are unknown here, so its release ends it.
+        """
+        job = self.held.get(job_id)
+        unread = job is not None and job.token == token and job.withheld and not job.dropped
+        return job if job is not None and unread and self.take_out(job) else None
 
     def cancel(self, job_id: str, token: str) -> list[Settlement]:
         """Cancel a job; return its settlement if no replica has it.
@@ -402,13 +368,13 @@ class ServedModel:
         """
         job = self.held.get(job_id)
         if job is None or job.token != token:
-            if self.backlog.claiming or self._unread_claims:
-                self.cancelled_tokens.add(token)
+            if self.backlog.claiming or self.claims.unread:
+                self.claims.cancelled_tokens.add(token)
             return []
         if job.dropped:
             return []
-        if self._take_out(job):
-            return [self._cancelled(job)]
+        if self.take_out(job):
+            return [cancel(job)]
         if job.dispatched_at:
             self._skip(job, "cancelled")
         return []
@@ -420,24 +386,19 @@ class ServedModel:
             extra={"model": self.config.name, "job": job.id},
         )
         # A job in neither state has a pending settlement or release, whose reply reports it too.
-        if self._take_out(job):
+        if self.take_out(job):
             job.dropped = "lost"
             self.forget([job])
         elif job.dispatched_at:
             self._skip(job, "lost")
-
-    @staticmethod
-    def _cancelled(job: LeasedJob) -> Settlement:
-        job.dropped = "cancelled"
-        return cancelled(job)
 
     def _skip(self, job: LeasedJob, why: str) -> None:
         job.dropped = why
         for replica in self.replicas:
             replica.drop(job)
 
-    def _take_out(self, job: LeasedJob) -> bool:
-        """Remove a job that is prepared or in transfer; return whether it was."""
+    def take_out(self, job: LeasedJob) -> bool:
+        """Remove a job that is prepared, read or in transfer; return whether it was."""
         if job.dispatched_at:
             return False
         if self.batcher.remove(job):
@@ -446,7 +407,7 @@ class ServedModel:
         if job.token in self.pending_payloads.in_transfer:
             self.pending_payloads.transfer_done(job)
             return True
-        return False
+        return self.claims.withheld.pop(job.token, None) is not None
 
     def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """Forget these claims, which are over; newer claims of the same jobs stay held."""
@@ -457,13 +418,14 @@ class ServedModel:
                 del held[claim.id]
             if linked:
                 linked.pop(claim.token, None)
+        self.claims.forget(claims)
         self.pending_payloads.forget(claims)
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """Forget these jobs, which are back in the queue."""
-        self.forget(jobs)
         for job in jobs:
-            self.backlog.waiting[STEP_PLACE[job.step]] += 1
+            self.backlog.returned(self.claims.queue_number(job), STEP_PLACE[job.step])
+        self.forget(jobs)
 
     def release_prepared(self) -> list[LeasedJob]:
         """Empty the batcher; return its jobs for their release."""
@@ -474,26 +436,21 @@ class ServedModel:
     def release_all(self) -> list[LeasedJob]:
         """Return all jobs that are in no model process, for their release."""
         transfers, notifying = self.pending_payloads.in_transfer, self.callbacks.notifying
-        return [*self.release_prepared(), *transfers.values(), *notifying.values()]
+        reading = list(self.claims.withheld.values())
+        self.claims.withheld.clear()
+        return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
-    def postponed_until(self, at: float) -> None:
-        """Note that a delayed job joins its queue at this time."""
-        self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
-
-    def begin_sweep(self) -> int:
-        """Forget `next_due_at`; return how many orphaned ends the sweep may return."""
-        # The reply sets it again; until then it would cause a sweep in each turn.
-        self.next_due_at = None
-        return self.callbacks.orphaned_room
-
-    def swept(self, reply: SweepReply, now: float) -> None:
-        """Take the reply to a sweep."""
-        due_in_us = reply.due_in_us
-        self.next_due_at = None if due_in_us is None else now + due_in_us / US_PER_S
-        self.backlog.raise_waiting(reply.waiting)
+    def swept(self, queue: str, reply: SweepReply, now: float) -> None:
+        """Take the reply to a sweep of one of the model's queues."""
+        if reply.due_in_us is not None:
+            self.next_due_at = min(self.next_due_at, now + reply.due_in_us / US_PER_S)
+        if queue in self.queues:
+            self.backlog.raise_waiting(reply.waiting, self.queues.index(queue))
         if reply.orphaned:
-            self.callbacks.add_orphaned(self.queue, reply.orphaned)
+            self.callbacks.add_orphaned(queue, reply.orphaned)
 
-    def replica_started(self) -> None:
-        """Forget what old processes took for a batch."""
-        self.deadlines.least_time.forget()
+
+def _device(replica: Replica) -> str:
+    """Return the torch device of a replica."""
+    device: str = replica.init["device"]
+    return "cuda:0" if device == "cuda" else device

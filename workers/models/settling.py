@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.logs import about_jobs
+from headrace.observability.worker_report import Wait
 from headrace.payloads.store import new_entry
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import LeasedJob
-from workers.jobs.retries import RetryPolicy
+from workers.jobs.leased_job import Batch, LeasedJob
 from workers.jobs.settlement import (
+    NOT_BEGUN,
+    Began,
+    RetryPolicy,
     Settlement,
+    began,
+    cancelled,
     date_done,
     failed,
     since_claim,
@@ -21,9 +27,16 @@ from workers.jobs.settlement import (
     stored,
     succeeded,
 )
-from workers.models.pending_payloads import PendingPayloads, PendingResult
+from workers.models.pending_work import PendingPayloads, PendingResult
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN: Final = -1.0
+_FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+#: The line after the frames of a traceback begins with the exception's name.
+_EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)", re.MULTILINE)
+#: Files whose frames are not the handler's own: libraries, and the model process.
+_LIBRARY: Final = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|model_process)/|^<")
 
 
 class BatchResult(NamedTuple):
@@ -42,73 +55,83 @@ class BatchResult(NamedTuple):
     fits: int
 
 
-class BatchSettlements(NamedTuple):
-    """How the jobs of a batch end.
-
-    Attributes:
-        ready: can be sent now.
-        storing: are sent when their result is in the payload store.
-    """
-
-    ready: list[Settlement]
-    storing: list[Settlement]
-
-
 def settle_batch(
-    batch: Batch, result: BatchResult, payloads: PendingPayloads, retries: RetryPolicy, model: str
-) -> BatchSettlements:
-    """Return how the jobs of a batch end.
+    batch: Batch,
+    result: BatchResult,
+    began_at: float,
+    payloads: PendingPayloads,
+    retries: RetryPolicy,
+    model: str,
+) -> tuple[list[Settlement], list[Settlement], list[Wait]]:
+    """Return how the jobs of a batch end, and how they waited in the worker.
 
-    Args:
-        batch: the jobs.
-        result: what their model process returned.
-        payloads: gets the results that are too long for a settlement.
-        retries: when failed jobs are tried again.
-        model: the model's name.
+    Of the ends, the first can be sent now, and the second wait for the payload store.
     """
     text, done = batch_text(len(batch.jobs), result.padding), date_done()
     shared, inline_max = stages(result.times), payloads.inline_limit_bytes
     ready, storing = [], []
-    claimed_at, rest = UNKNOWN, ""
-    for job, outcome in zip(batch.jobs, result.outcomes, strict=True):
-        if job.claimed_at != claimed_at:
-            claimed_at, rest = job.claimed_at, since_claim(job, shared)
+    claimed_at, ready_at, rest, start = UNKNOWN, UNKNOWN, "", NOT_BEGUN
+    # One entry for neighbours that were claimed together.
+    waits: list[Wait] = []
+    counted, hold_s, wait_s = 0, 0.0, 0.0
+    raised: dict[str, list[str]] = {}
+    for place, (job, outcome) in enumerate(zip(batch.jobs, result.outcomes, strict=True)):
+        if job.claimed_at != claimed_at or job.ready_at != ready_at:
+            if place:
+                waits.append((place - counted, hold_s, wait_s))
+                counted = place
+            claimed_at, ready_at = job.claimed_at, job.ready_at
+            hold_s = job.hold_s(batch.free_at)
+            wait_s = began_at - claimed_at - hold_s
+            rest, start = since_claim(hold_s, shared), began(job, began_at, wait_s)
         took = since_submit(job) + rest
         if job.dropped:
-            ready.append(discarded(job, text, took))
+            ready.append(discarded(job, text, took, start))
         elif not outcome[0]:
             _, code, message, retryable, traceback = outcome
+            raised.setdefault(raised_at(code, traceback), []).append(job.id)
             settlement = failed(
                 job, code, message, retryable=retryable, traceback=traceback,
-                batch=text, timings=took, retries=retries,
+                batch=text, timings=took, began=NOT_BEGUN if code == "expired" else start,
+                retries=retries,
             )  # fmt: skip
             ready.append(settlement)
         elif len(outcome[1]) > inline_max and payloads.must_store(job, outcome[1]):
             entry = new_entry(payloads.store, job.id, model, "r")
             _, body, content_type = outcome
-            settlement = stored(job, entry.ref, body, content_type, text, took, done)
+            settlement = stored(job, entry.ref, body, content_type, text, took, done, start)
             payloads.add_result(PendingResult(job, settlement, entry, body, content_type))
             storing.append(settlement)
         else:
-            ready.append(succeeded(job, outcome[1], outcome[2], text, took, done))
-    return BatchSettlements(ready, storing)
+            ready.append(succeeded(job, outcome[1], outcome[2], text, took, done, start))
+    waits.append((len(batch.jobs) - counted, hold_s, wait_s))
+    for where, ids in raised.items():
+        logger.info("jobs failed", extra={"model": model, "raised": where, **about_jobs(ids)})
+    return ready, storing, waits
 
 
-def observe_batch(stats: ModelStats, batch: Batch, result: BatchResult, now: float) -> None:
-    """Add a batch that has run to the histograms; `now` is when its result came."""
-    jobs, times = batch.jobs, result.times
-    stats.observe_batch(
-        len(jobs),
-        [job.claimed_at - job.enqueued_at for job in jobs],
-        [job.dispatched_at - job.claimed_at for job in jobs],
-        [now - job.enqueued_at for job in jobs],
-        [took / 1000 for took in times[:3]],
-        result.padding,
-        times[3] / 1000,
-    )
+def raised_at(code: str, traceback: str) -> str:
+    """Return what failed and where, such as `KeyError at words.py:7`, for the log.
+
+    The exception's text is left out, because it may contain values of an input.
+    """
+    frames = list(_FRAME.finditer(traceback))
+    if not frames:
+        return code
+    own = next((one for one in reversed(frames) if not _LIBRARY.search(one[1])), frames[-1])
+    # Only the first line after the frames: the exception's text may have lines of its own.
+    kind = _EXCEPTION.search(traceback, frames[-1].end())
+    return f"{kind[1] if kind else code} at {own[1]}:{own[2]}"
 
 
-def discarded(job: LeasedJob, batch: int | str, took: str) -> Settlement:
+def discarded(job: LeasedJob, batch: int | str, took: str, start: Began) -> Settlement:
     """Return the settlement of a dispatched job whose outcome no longer counts."""
     # `cancelled` would undo the attempt, which this job has used. Redis knows of the cancel.
-    return failed(job, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)
+    why = "the job was cancelled"
+    return failed(job, JobCancelled.code, why, batch=batch, timings=took, began=start)
+
+
+def cancel(job: LeasedJob) -> Settlement:
+    """Mark a job as cancelled before it ran, and return its settlement."""
+    job.dropped = "cancelled"
+    return cancelled(job)

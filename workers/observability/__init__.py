@@ -1,4 +1,4 @@
-"""Spans, the log of batches, and measurements of host and GPU.
+"""Spans, reports, and measurements of host and GPU.
 
 Each module has one of them. May import models, replicas, protocol and jobs.
 """

@@ -1,7 +1,8 @@
-"""Measures the host, the devices and the model processes of a worker, in a thread.
+"""Measures the host, the GPUs and the model processes of a worker, in a thread.
 
-A driver in trouble blocks its caller for seconds, so the consumer's loop does not call it. The loop
-sends the newest figures with its report each second.
+The GPUs are read from NVIDIA's driver, through NVML; torch is never imported. A driver in trouble
+blocks its caller for seconds, so the consumer's loop does not call it. The loop sends the newest
+figures with its report each second.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import psutil
+import pynvml
 
-from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
+from workers.replicas.replica import resident_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +30,23 @@ logger = logging.getLogger(__name__)
 SAMPLE_S: Final = 5.0
 #: Older figures are not reported: the thread may hang in a driver.
 STALE_S: Final = 30.0
+#: Seconds until the next attempt to read the GPUs after an error (no library, or a driver that is
+#: being replaced).
+AGAIN_S: Final = 60.0
+MILLIWATTS: Final = 1000
 NOTHING: Final = msgspec.json.encode(Figures())
 
+_NO_DEVICES: Final = ("", "-1", "none", "NoDevFiles")
 _encode: Final = msgspec.json.encode
+
+T = TypeVar("T")
 
 
 class HostMetrics:
     """Measures every few seconds, from `start` to `stop`.
 
-    Args:
-        devices: reads the devices.
-        processes: returns the pids of the model processes and their helpers, by model; called in
-            the thread.
-        folder: a folder of the file system whose space is reported; it may be created later.
+    `processes` returns the pids of the model processes and their helpers, by model; the thread
+    calls it. The space is that of the file system of `folder`, which may be created later.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class HostMetrics:
         return Figures(
             self._measured_host(),
             self._devices(),
-            {model: _resident(pids) for model, pids in self._processes().items()},
+            {model: resident_bytes(pids) for model, pids in self._processes().items()},
         )
 
     def _run(self) -> None:
@@ -108,9 +115,69 @@ class HostMetrics:
         )
 
 
-def _resident(pids: list[int]) -> int:
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            total += psutil.Process(pid).memory_info().rss
-    return total
+class GpuMetrics:
+    """Reads the GPUs that a worker may use.
+
+    CUDA_VISIBLE_DEVICES has their names. Without it the worker has no GPU, as the supervisor sets
+    it for each worker.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+        named = [] if visible in _NO_DEVICES else visible.split(",")
+        self._names = [name.strip() for name in named]
+        self._handles: list[Any] | None = None
+        self._again_at = 0.0
+
+    def read(self) -> list[DeviceFigures]:
+        """Return the current figures of each device; empty while the driver cannot be read."""
+        now = time.monotonic()
+        if not self._names or now < self._again_at:
+            return []
+        try:
+            if self._handles is None:
+                pynvml.nvmlInit()
+                self._handles = [_handle(name) for name in self._names]
+            return [_figures(handle) for handle in self._handles]
+        except pynvml.NVMLError as error:
+            logger.warning("GPUs cannot be read, next attempt in %g s: NVML: %s", AGAIN_S, error)
+            self._handles = None
+            self._again_at = now + AGAIN_S
+            return []
+
+
+def _handle(name: str) -> Any:
+    if name.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _figures(handle: Any) -> DeviceFigures:
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    memory = _supported(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    busy = _supported(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power = _supported(pynvml.nvmlDeviceGetPowerUsage, handle)
+    return DeviceFigures(
+        id=uuid if uuid.startswith("MIG-") else str(pynvml.nvmlDeviceGetIndex(handle)),
+        uuid=uuid,
+        name=pynvml.nvmlDeviceGetName(handle),
+        busy_ratio=None if busy is None else busy.gpu / 100,
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_bytes=None if memory is None else int(memory.total),
+        temperature_celsius=_supported(
+            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        power_watts=None if power is None else power / MILLIWATTS,
+    )
+
+
+def _supported(query: Callable[..., T], *arguments: Any) -> T | None:
+    """Return a figure; None if the device does not have it, such as a MIG instance."""
+    try:
+        return query(*arguments)
+    except (
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_InvalidArgument,
+        pynvml.NVMLError_NoPermission,
+    ):
+        return None

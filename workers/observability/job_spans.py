@@ -22,8 +22,7 @@ from headrace.redis.keys import queue_name
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from workers.jobs.batch import Batch
-    from workers.jobs.leased_job import LeasedJob
+    from workers.jobs.leased_job import Batch, LeasedJob
     from workers.jobs.settlement import Settlement
 
 
@@ -34,11 +33,7 @@ class _Job:
 
 
 class JobSpans:
-    """The spans of one worker, used by the consumer's thread only.
-
-    Args:
-        tracing: sends the spans.
-    """
+    """The spans of one worker, used by the consumer's thread only."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -48,7 +43,8 @@ class JobSpans:
     def started(self, batch: Batch) -> None:
         """Start the spans of a dispatched batch, and set the batch's span."""
         now_ns = time.time_ns()
-        processes = [self._process(job, now_ns) for job in batch.jobs if _trace(job)]
+        free_at = batch.free_at
+        processes = [self._process(job, free_at, now_ns) for job in batch.jobs if _trace(job)]
         if not processes:
             return
         traces = {span.get_span_context().trace_id for span in processes}
@@ -72,7 +68,7 @@ class JobSpans:
         place = trace_of(span)
         batch.span = place.parent if place is not None else ""
 
-    def _process(self, job: LeasedJob, now_ns: int) -> Span:
+    def _process(self, job: LeasedJob, free_at: float, now_ns: int) -> Span:
         message = job.message
         assert message is not None  # noqa: S101 - a job of a trace was read from its message
         queue, parent = queue_name(message.model), context_of(message.trace)
@@ -86,6 +82,11 @@ class JobSpans:
         wait = tracer.start_span(
             f"wait {queue}", parent, SpanKind.INTERNAL, attributes, start_time=now_ns - waited_ns
         )
+        queued_s, hold_s = job.claimed_at - job.enqueued_at, job.hold_s(free_at)
+        parts = {"queued": queued_s, "hold": hold_s}
+        parts["device_wait"] = max(0.0, waited_ns / NS_PER_S - queued_s - hold_s)
+        for name, took_s in parts.items():
+            wait.set_attribute(f"headrace.{name}_ms", round(took_s * 1000, 3))
         wait.end(now_ns)
         attributes |= {"messaging.operation.name": "process", "messaging.operation.type": "process"}
         span = tracer.start_span(

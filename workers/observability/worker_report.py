@@ -9,15 +9,20 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.versions import running_versions
-from headrace.observability.worker_report import CLOCK
+from headrace.observability.worker_report import (
+    BEST_FIRST,
+    CLOCK,
+    FIGURES,
+    REGISTRY,
+    RegistryProgress,
+)
 from headrace.redis import keys
-from headrace.redis.scripts import Arg, Command
-from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
-from workers.models.served_model import ServedModel
-from workers.protocol.phases import BEST_FIRST, Phase
+from workers.models.backlog import OWN, VERSION
+from workers.models.served_model import Life, ServedModel
+from workers.protocol.phases import Phase
 
 _encode: Final = msgspec.json.encode
 
@@ -26,23 +31,34 @@ class WorkerReporter:
     """Writes the report of one worker.
 
     Args:
-        owner: this incarnation of the worker.
-        node: its Celery node name, such as gpu0@host.
-        figures: returns the newest `Figures` of host, devices and model processes, as JSON.
+        owner: the name of this incarnation of the worker.
+        node: its Celery node name.
+        figures: returns the newest `Figures` as JSON.
+        labels: which models it serves.
     """
 
-    def __init__(self, owner: str, node: str, figures: Callable[[], bytes]) -> None:
+    def __init__(
+        self, owner: str, node: str, figures: Callable[[], bytes], labels: Sequence[str] = ()
+    ) -> None:
         self._owner = owner
         self._node = node
         self._figures = figures
-        self._worker = _encode({"node": node, "pid": os.getpid(), "versions": running_versions()})
+        self._reported: set[str] = set()
+        self._worker = _encode(
+            {"node": node, "pid": os.getpid(), "versions": running_versions(), "labels": labels}
+        )
 
-    def commands(self, models: Sequence[ServedModel]) -> list[Command]:
+    def commands(
+        self, models: Sequence[ServedModel], progress: RegistryProgress | None = None
+    ) -> list[Command]:
         """Return the commands that write the report, and reset the counters."""
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]
-        for model in models:
-            fields += (model.config.name, _encode({"node": self._node, **model_report(model)}))
+        if progress is not None:
+            fields += (REGISTRY, _encode(progress))
+        reported = _reported(models)
+        for name, model in reported.items():
+            fields += (name, _encode({"node": self._node, **model_report(model)}))
         counters: list[Arg] = []
         for model in models:
             stats = keys.stats(model.config.name)
@@ -50,11 +66,36 @@ class WorkerReporter:
                 counters += (stats, name, by)
         for name, count in TRAFFIC.take("worker").items():
             counters += (keys.SHARED_STATS, name, repr(count))
-        return [worker_scripts.report(self._owner, fields, counters)]
+        report = script("workers/report")
+        commands = [report.call([], self._owner, len(fields), *fields, *counters)]
+        if gone := self._reported - reported.keys():
+            commands.append(("HDEL", keys.worker(self._owner), *gone))
+        self._reported = set(reported)
+        return commands
 
     def removal(self) -> list[Command]:
         """Return the commands that remove the report, as the worker ends."""
         return [("DEL", keys.worker(self._owner)), ("ZREM", keys.WORKERS, self._owner)]
+
+
+def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
+    """Return the models to report, each by its name.
+
+    Of several versions the one that claims from the model's own queue has the model's name; the
+    others have their version too. A model that replaces another one is not reported until it
+    serves.
+    """
+    found: dict[str, ServedModel] = {}
+    for model in models:
+        if model.life is Life.SERVING:
+            closed = model.backlog.queues[OWN].closed
+            found[
+                model.queues[VERSION].removeprefix(keys.queue_name) if closed else model.config.name
+            ] = model
+    for model in models:
+        if model.life is Life.RETIRING:
+            found.setdefault(model.config.name, model)
+    return found
 
 
 def model_report(model: ServedModel) -> dict[str, Any]:
@@ -65,16 +106,19 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         first_error = first_error or model.replica_history.wait_reason(time.monotonic())
     memory_limit = model.memory_limit
     return {
-        "state": min(states, key=BEST_FIRST.index),
+        "version": model.config.version,
+        "state": min(states, key=BEST_FIRST.index) if states else Phase.STOPPED,
         "replicas": model.config.replicas,
+        "total_replicas": model.config.total_replicas,
         "ready": sum(state is Phase.READY for state in states),
-        "device": model.replicas[0].init["device"],
-        "error": first_error,
+        "device": model.device,
+        "error": model.update_error or first_error,
+        "loads": model.loads,
         "recycled": model.replica_history.recycled,
         "lost": model.replica_history.lost,
         "starved": round(model.starved, 3),
         "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
         "backoff_us": model.retry_policy.backoff_us,
-        "since": max(replica.since for replica in model.replicas),
+        "since": max((replica.since for replica in model.replicas), default=0.0),
     }

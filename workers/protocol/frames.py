@@ -5,6 +5,8 @@ Nothing is pickled.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import struct
 import threading
@@ -19,9 +21,14 @@ _decoder: Final = msgspec.msgpack.Decoder()
 
 
 class FrameSocket:
-    """One end of a socketpair. Several threads may send; only one may receive."""
+    """One end of a socketpair. Several threads may send; only one may receive.
+
+    Attributes:
+        closed: the other end is gone.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.closed = False
         self._sock = sock
         self._buffer = bytearray()
         self._sending = threading.Lock()
@@ -51,6 +58,7 @@ class FrameSocket:
         except ConnectionResetError:
             chunk = b""
         if not chunk:
+            self.closed = True
             raise EOFError("the other end of the frame socket is gone")
         self._buffer += chunk
         frames = []
@@ -63,6 +71,25 @@ class FrameSocket:
             del self._buffer[:end]
         return frames
 
+    def readable(self) -> bool:
+        """Return whether `receive` would not block."""
+        return readable(self._sock.fileno())
+
+    def close_in_children(self) -> None:
+        """Close this end in processes that this process forks or starts.
+
+        Otherwise a child that outlives this process hides its end from the other end.
+        """
+        self._sock.set_inheritable(False)
+        os.register_at_fork(after_in_child=self.close)
+
     def close(self) -> None:
         """Close this end; the other end reads EOF."""
         self._sock.close()
+
+
+def readable(descriptor: int, wait_s: float = 0.0) -> bool:
+    """Return whether a descriptor is readable, or is so within `wait_s` seconds."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))

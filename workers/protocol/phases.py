@@ -1,4 +1,4 @@
-"""The phases of a model process, in order; the process and its worker both use this list.
+"""What a model process and its worker agree on: the phases, in order, a signal and variables.
 
 =========  =====================================================  ==============================
 phase      what happens                                           what ends it
@@ -24,6 +24,10 @@ import signal
 from enum import StrEnum
 from typing import Final
 
+#: Set in every model process and inherited by its children; names the worker: its pid, ":", random.
+PARENT_VARIABLE: Final = "HEADRACE_MODEL_PARENT"
+#: Set likewise; names one start of one model process.
+LIFE_VARIABLE: Final = "HEADRACE_MODEL_LIFE"
 #: Makes a model process write the stacks of its threads.
 TRACE_SIGNAL: Final = signal.SIGUSR2
 
@@ -42,16 +46,6 @@ class Phase(StrEnum):
 
 #: The phases that `load_timeout_s` limits.
 STARTING: Final = frozenset({Phase.LOADING, Phase.WARMING})
-#: A model's state is the first of these that one of its replicas has.
-BEST_FIRST: Final = (
-    Phase.READY,
-    Phase.DRAINING,
-    Phase.WARMING,
-    Phase.LOADING,
-    Phase.RESTARTING,
-    Phase.FAILED,
-    Phase.STOPPED,
-)
 
 
 def write_stacks_to(descriptor: int) -> None:

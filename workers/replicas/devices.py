@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final
 
 from headrace.config.model_catalog import ModelConfig
+from workers.replicas.cores import usable_cores
 
 #: glibc returns large blocks with each free(), and the kernel zeroes their pages for the next
 #: batch, which costs a quarter of a ResNet-18's time at batch 32. These settings keep them.
@@ -35,26 +35,18 @@ def device_of(model: ModelConfig, environ: Mapping[str, str]) -> str:
 
 def threads_per_process(processes: int) -> int:
     """Return how many threads each of a worker's model processes may compute with."""
-    return max(1, _cores() // max(1, processes))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return max(1, usable_cores() // max(1, processes))
 
 
 def slots_of(device: str, replicas: int, processes: int) -> int:
     """Return how many batches may run at once on a device without `HEADRACE_DEVICE_SLOTS`.
 
-    Args:
-        device: a torch device.
-        replicas: the most replicas that one of its models has.
-        processes: all model processes of the worker, which share its cores.
+    `replicas` is the most that one of its models has. `processes` are all model processes of the
+    worker, which share its cores.
     """
     if device != "cpu":
         return replicas
-    return max(replicas, _cores() // threads_per_process(processes))
+    return max(replicas, usable_cores() // threads_per_process(processes))
 
 
 def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:

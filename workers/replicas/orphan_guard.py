@@ -18,12 +18,7 @@ from pathlib import Path
 
 
 class OrphanGuard:
-    """The orphan guard of one worker; its process starts when it is first needed.
-
-    Args:
-        variable: the environment variable that this worker's model processes have.
-        mark: its value, which no other worker's processes have.
-    """
+    """The orphan guard of one worker; its process starts when it is first needed."""
 
     def __init__(self, variable: str, mark: str) -> None:
         self.mark = mark

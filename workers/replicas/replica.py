@@ -11,28 +11,34 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psutil
 
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.protocol.environment import LIFE_VARIABLE, PARENT_VARIABLE
-from workers.protocol.frames import FrameSocket
-from workers.protocol.phases import STARTING, TRACE_SIGNAL, Phase
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.protocol.frames import FrameSocket, readable
+from workers.protocol.phases import LIFE_VARIABLE, PARENT_VARIABLE, STARTING, TRACE_SIGNAL, Phase
 from workers.replicas.orphan_guard import end_marked
-from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
 
 RESTART_MIN_S: Final = 0.5
 RESTART_MAX_S: Final = 60.0
 STOP_S: Final = 5.0
+#: How long a process may take to end once it has closed its socket.
+EXIT_S: Final = 0.2
 #: How long a process may leave a frame unread, in whole seconds.
 SEND_S: Final = 2
 MIB: Final = 1024 * 1024
+TRACE_MAX_BYTES: Final = 16_000
+#: How long a process that hangs has to write its stacks.
+STACKS_S: Final = 0.5
+#: How often the file is checked for them.
+LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Replica:
         fits: the batch size that fits into memory, as the process reported after its load; 0 for
             `max_batch_size`.
         helpers: pids of processes that belong to it.
+        surplus: it ends when its batch has, and no other takes its place.
         successor: the replica that takes its place when it is recycled.
         recycling: why this process is being replaced; empty if it is not.
         stacks_requested: its load or its batch took too long, so a signal made it write its stacks.
@@ -61,6 +68,10 @@ class Replica:
         outgrown: it exceeded `max_memory_mb` before it had run anything.
         device_lost: it has lost its device and ends by itself; batches sent to it since then have
             not begun.
+        exit_fd: a descriptor that is readable once the process has ended, also while a child that
+            it forked keeps its socket open; None if the system has none.
+        pid: of this process, also after its end.
+        cause: the job that has lost the device.
     """
 
     init: dict[str, Any]
@@ -81,11 +92,15 @@ class Replica:
     jobs: int = 0
     fits: int = 0
     helpers: list[int] = field(default_factory=list)
+    surplus: bool = False
     successor: Replica | None = None
     recycling: str = ""
     outgrown: bool = False
     stacks_requested: bool = False
     device_lost: bool = False
+    exit_fd: int | None = None
+    pid: int = 0
+    cause: str = ""
     _to_signal: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
@@ -105,10 +120,6 @@ class Replica:
         """Start the process; call it on a thread that lives as long as the worker.
 
         The kernel kills the process when the thread that started it ends.
-
-        Args:
-            now: the current time.
-            mark: as for `OrphanGuard`.
         """
         ours, theirs = socket.socketpair()
         # A process that reads nothing, because it is stopped, must not block the worker. The
@@ -118,15 +129,21 @@ class Replica:
         self._life = f"{mark}:{secrets.token_hex(8)}"
         with theirs:
             passed = (theirs.fileno(), self._stacks.fileno())
+            module, packages = "workers.model_process", self.init.get("requirements") or {}
+            if packages:
+                module = "workers.model_process.packaged"
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers.model_process", *map(str, passed)],
+                [sys.executable, "-m", module, *map(str, (*passed, *packages.values()))],
                 pass_fds=passed,
                 env={**self.environ, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         self.frames = FrameSocket(ours)
-        self._set(Phase.LOADING)
+        self.pid, self.cause = self.process.pid, ""
+        with contextlib.suppress(OSError, AttributeError):  # not Linux, or forbidden
+            self.exit_fd = os.pidfd_open(self.process.pid)
+        self.enter(Phase.LOADING)
         self.due_at = now + self.load_timeout_s
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.stacks_requested = "", False, False
@@ -172,6 +189,13 @@ class Replica:
                     row
                     if job.expires_at == NEVER
                     else (job.id, job.input, job.content_type, job.expires_at)
+                    for row, job in zip(rows, batch.jobs, strict=True)
+                ]
+            if batch.detailed:
+                rows = [
+                    (*row, *(job.content_type, NEVER)[len(row) - 2 :], job.details)
+                    if job.details
+                    else row
                     for row, job in zip(rows, batch.jobs, strict=True)
                 ]
             traces = batch.traces if batch.traced else None
@@ -220,21 +244,13 @@ class Replica:
         self.batch = self.staged = None
         return begun, untouched
 
-    def phase_changed(self, phase: Phase) -> None:
-        """Note that the process has entered a phase."""
-        self._set(phase)
-
     def ready(self, info: dict[str, Any]) -> None:
         """Note that the process has loaded its handler and run it."""
-        self._set(Phase.READY)
+        self.enter(Phase.READY)
         self.error = ""
         self.due_at = NEVER
         self.fits, self.helpers = info["fits"], info["helpers"]
         self.overlap = info["overlap"]
-
-    def load_failed(self, traceback: str) -> None:
-        """Note that the process cannot load its handler; it ends by itself."""
-        self.error = traceback
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long.
@@ -293,29 +309,46 @@ class Replica:
     def memory_mib(self) -> float:
         """Return the resident memory of the process and its helpers, in MiB."""
         pids = [self.process.pid, *self.helpers] if self.process is not None else []
-        total = 0
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):
-                total += psutil.Process(pid).memory_info().rss
-        return total / MIB
+        return resident_bytes(pids) / MIB
 
-    def drain(self) -> None:
-        """Send no more batches; when the last one has ended, `retire` follows."""
-        self._set(Phase.DRAINING)
-
-    def lost_device(self, now: float) -> None:
-        """Note that the process has lost its device and ends; send it no more batches."""
-        self.device_lost = True
-        self._set(Phase.DRAINING)
+    def lost_device(self, cause: str, now: float) -> None:
+        """Note that the process has lost its device to a job and ends; send it no more batches."""
+        self.device_lost, self.cause = True, cause
+        self.enter(Phase.DRAINING)
         self.due_at = now + STOP_S
 
     def retire(self, now: float) -> None:
         """Order the process, which runs nothing, to stop; its socket then reads EOF."""
-        self._set(Phase.STOPPED)
+        self.enter(Phase.STOPPED)
         self.due_at = now + STOP_S
         if self.frames is not None:
             with contextlib.suppress(OSError):
                 self.frames.send(["stop"])
+
+    def exited(self, wait_s: float = 0.0) -> bool:
+        """Return whether the process has ended, or ends within `wait_s`."""
+        return self.exit_fd is not None and readable(self.exit_fd, wait_s)
+
+    def end_process(self) -> int | None:
+        """Kill the process, unless it has ended, and all that it started.
+
+        A process that has closed its socket gets a moment to end.
+
+        Returns:
+            Its exit status, or a signal as a negative number; None if it was killed here.
+        """
+        process = self.process
+        if process is None:
+            return None
+        exited = self.exited(EXIT_S if self.frames is not None and self.frames.closed else 0.0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        self.process = None
+        if self.state is not Phase.STOPPED:
+            # Also those that left the process group; after an orderly end none is left.
+            end_marked(LIFE_VARIABLE, self._life)
+        return None if not exited and status == -signal.SIGKILL else status
 
     def ended(self, now: float) -> None:
         """Clean up after a process that is gone, and set `restart_at`."""
@@ -323,32 +356,28 @@ class Replica:
         self.due_at = NEVER
         if self.recycling and self.state is Phase.STOPPED:
             self.restart_at = now
-            self._set(Phase.RESTARTING)
+            self.enter(Phase.RESTARTING)
             return
         if self.loaded:
             # `ReplicaHistory` limits how often a loaded process may be lost.
             self._failures = 0
             self.restart_at = now
-            self._set(Phase.RESTARTING)
+            self.enter(Phase.RESTARTING)
             return
         delay = 0.0 if not self._failures and not self.error else RESTART_MIN_S * 2**self._failures
         self._failures = min(self._failures + 1, 10)
         self.restart_at = now + min(delay, RESTART_MAX_S)
-        self._set(Phase.FAILED if self.error else Phase.RESTARTING)
+        self.enter(Phase.FAILED if self.error else Phase.RESTARTING)
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-            if self.state is not Phase.STOPPED:
-                # Also those that left the process group; after an orderly end none is left.
-                end_marked(LIFE_VARIABLE, self._life)
+        """Kill the process and all that it started, and close what leads to it."""
+        self.end_process()
         if self.frames is not None:
             self.frames.close()
             self.frames = None
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+            self.exit_fd = None
         if self._stacks is not None:
             self._stacks.close()
             self._stacks = None
@@ -359,9 +388,63 @@ class Replica:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)
         self.kill()
-        self._set(Phase.STOPPED)
+        self.enter(Phase.STOPPED)
 
-    def _set(self, state: Phase) -> None:
+    def enter(self, state: Phase) -> None:
+        """Note that the process has entered a phase."""
         if state is not self.state:
             self.state = state
             self.since = time.time()
+
+
+class StackDump:
+    """The file of the stacks of one process' threads; open as long as the process lives.
+
+    C code writes them at a crash and on a signal, even while something holds the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._from = self._begun = self._seen = 0
+        self._until = 0.0
+
+    def fileno(self) -> int:
+        """Return the descriptor that the process inherits."""
+        return self._file.fileno()
+
+    def request(self, now: float) -> None:
+        """Note that the process was signalled: what it writes from now on are its stacks."""
+        self._from = self._begun = self._seen = os.fstat(self.fileno()).st_size
+        self._until = now + STACKS_S
+
+    def request_another(self) -> None:
+        """Note that another process that writes into the same file was signalled."""
+        self._begun = self._seen
+
+    def expired(self, now: float) -> bool:
+        """Return whether the time to wait for stacks is over."""
+        return now >= self._until
+
+    def complete(self, now: float) -> bool:
+        """Return whether the stacks are whole or the time is over; call it every LOOK_S."""
+        size = os.fstat(self.fileno()).st_size
+        whole = size == self._seen > self._begun
+        self._seen = size
+        return whole or self.expired(now)
+
+    def text(self) -> str:
+        """Return what the process has written; since the request, if there was one."""
+        return os.pread(self.fileno(), TRACE_MAX_BYTES, self._from).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Close the file, once the process is gone and its stacks have been read."""
+        self._file.close()
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the resident memory of those of these processes that exist."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total

@@ -1,4 +1,4 @@
-"""Which model's batch runs next on which device, by start-time fair queueing.
+"""Which batch runs next on which device of a worker, and which jobs run alone.
 
-Start with dispatcher.py. May import models, replicas and jobs.
+Start with dispatcher.py. Does no I/O. May import models, replicas, batching and jobs.
 """

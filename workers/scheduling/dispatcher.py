@@ -1,10 +1,10 @@
-"""Which batch runs next on which model process.
+"""Which model's batch runs next on which device.
 
-A batch runs only when it has a slot of its device, and the models of a device get slots in turns. A
-model that has only offline jobs prepared gets a slot when no other model wants it and no online job
-is expected. If one of its jobs has waited too long, it takes turns with the others, with a small
-share. Offline batches are charged to a share of their own, so they cost a model none of its online
-time.
+A batch runs only when it has a slot of its device, and the models of a device get slots in turns.
+A model that has only offline jobs prepared gets a slot when no other model wants it and no online
+job is expected. If one of its jobs has waited too long, it takes turns with the others, with a
+small share. Offline batches are charged to a share of their own, so they cost a model none of its
+online time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from workers.jobs.batch import Batch
-from workers.models.claiming import expects_online
+from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
 from workers.replicas.devices import slots_of
 from workers.replicas.replica import Replica
 from workers.scheduling.fair_queue import FairQueue
+from workers.scheduling.isolation import Isolation
 
 #: The share of a model's overdue offline jobs, relative to its online jobs.
 OVERDUE_SHARE: Final = 0.1
@@ -34,7 +34,7 @@ class Dispatched(NamedTuple):
 
 
 def offline_turn(model: str) -> str:
-    """Return the name under which a model's offline batches take turns; no model has it."""
+    """Return the name under which a model's offline batches take turns; no model has it as key."""
     return f"{model} offline"
 
 
@@ -51,9 +51,9 @@ class _Device:
         for name, model in self.models.items():
             if not model.wants_turn:
                 continue
-            if model.online:
+            if model.batcher.online:
                 online[name] = model
-            elif model.overdue(now):
+            elif model.batcher.overdue(now):
                 overdue[offline_turn(name)] = model
             else:
                 offline[offline_turn(name)] = model
@@ -64,40 +64,66 @@ class _Device:
         return overdue | offline
 
 
-class Dispatcher:
-    """Shares a worker's devices among its models.
+def expects_online(model: ServedModel) -> bool:
+    """Return whether online jobs will come that an idle replica could run at once."""
+    if not model.idle:
+        return False
+    if model.backlog.claiming:
+        return model.backlog.online_awaited
+    return model.backlog.online and any(model.claim_request()[:-1])
 
-    Args:
-        models: the models.
-        slots: how many batches may run at once on a device; 0 for a default by its models.
-    """
+
+class Dispatcher:
+    """Shares a worker's devices among its models; `slots` of 0 is a default by the models."""
 
     def __init__(self, models: Sequence[ServedModel], slots: int = 0) -> None:
-        by_device: dict[str, dict[str, ServedModel]] = {}
-        for model in models:
-            by_device.setdefault(model.device, {})[model.config.name] = model
-        processes = sum(model.config.replicas for model in models)
-        self._devices = []
+        self._models = models
+        self._slots = slots
+        self._devices: dict[str, _Device] = {}
         self._device_of: dict[str, _Device] = {}
-        for name, shared in by_device.items():
-            largest = max(model.config.replicas for model in shared.values())
-            weights = {key: model.config.weight for key, model in shared.items()}
-            weights |= {offline_turn(key): w * OVERDUE_SHARE for key, w in weights.items()}
-            device = _Device(
-                shared, FairQueue(weights, slots or slots_of(name, largest, processes))
-            )
-            self._devices.append(device)
-            self._device_of.update(dict.fromkeys(shared, device))
+        for model in models:
+            self.add(model)
         self._running: list[Dispatched] = []
+        self.isolation = Isolation(models)
+
+    def add(self, model: ServedModel) -> None:
+        """Give a model turns on its device."""
+        device = self._devices.get(model.device)
+        if device is None:
+            device = self._devices[model.device] = _Device({}, FairQueue({}, 0))
+        device.models[model.key] = model
+        self._device_of[model.key] = device
+        self.set_shares()
+
+    def remove(self, model: ServedModel, now: float) -> None:
+        """Forget a model, of which nothing runs."""
+        self._take_slots_back(now)
+        del self._device_of[model.key].models[model.key]
+        del self._device_of[model.key]
+        self.isolation.remove(model)
+        self.set_shares()
+
+    def set_shares(self) -> None:
+        """Set the weights and the slots by the present models and their replicas."""
+        processes = sum(model.config.replicas for model in self._models)
+        for name, device in self._devices.items():
+            weights = {key: model.config.weight for key, model in device.models.items()}
+            weights |= {offline_turn(key): w * OVERDUE_SHARE for key, w in weights.items()}
+            largest = max((model.config.replicas for model in device.models.values()), default=1)
+            device.fair_queue.weights = weights
+            device.fair_queue.slots = self._slots or slots_of(name, largest, processes)
 
     def may_run(self, model: ServedModel) -> bool:
         """Return whether a batch of the model could run now: a replica and a slot are free."""
-        return model.idle and self._device_of[model.config.name].fair_queue.free
+        free = self._device_of[model.key].fair_queue.free
+        return model.idle and free and self.isolation.exclusive is None
 
     def runs_at_once(self, model: ServedModel) -> bool:
         """Return whether a batch of the model would run now: no other model wants a turn."""
-        others = self._device_of[model.config.name].models.values()
-        wanted = any(other.wants_turn or other.unread for other in others if other is not model)
+        others = self._device_of[model.key].models.values()
+        wanted = any(
+            other.wants_turn or other.claims.unread for other in others if other is not model
+        )
         return not wanted and self.may_run(model)
 
     def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
@@ -106,16 +132,16 @@ class Dispatcher:
         It makes way for another model that waits with an online job and has the next turn. An
         offline batch makes way for every online job, also of its own model.
         """
-        if staged.offline and model.online and not model.idle:
+        if staged.offline and model.batcher.online and not model.idle:
             return True
-        device, name = self._device_of[model.config.name], model.config.name
+        device, name = self._device_of[model.key], model.key
         if device.fair_queue.free:
             return False
         used_s = sum(now - one.batch.started_at for one in self._running if one.model is model)
         return any(
             other.wants_turn
-            and other.online
-            and (staged.offline or device.fair_queue.behind(name, other.config.name, used_s))
+            and other.batcher.online
+            and (staged.offline or device.fair_queue.behind(name, other.key, used_s))
             for other in device.models.values()
             if other is not model
         )
@@ -123,38 +149,66 @@ class Dispatcher:
     def next(self, now: float, draining: bool = False, claims: bool = False) -> Dispatched | None:
         """Return the next batch to run; the caller runs it before the next call.
 
-        Args:
-            now: the current time.
-            draining: no batch is held back any more.
-            claims: jobs can be claimed from Redis; offline batches then wait for expected online
-                jobs.
+        If it is draining, no batch is held back. If jobs can be claimed, offline batches wait for
+        online jobs that are expected.
         """
         self._take_slots_back(now)
-        for device in self._devices:
+        exclusive = self.isolation.exclusive
+        if exclusive is not None:
+            batch = self.isolation.begin_exclusive(now)
+            if batch is not None:
+                return self._dispatched(exclusive.model, batch)
+            if self.isolation.exclusive is not None:
+                return None
+        for device in self._devices.values():
             if not device.fair_queue.free:
                 continue
             wanting = device.wanting(now, claims)
             for turn in device.fair_queue.order(wanting) if len(wanting) > 1 else wanting:
                 model = wanting[turn]
-                batch = model.next_batch(now, draining=draining)
-                if batch is None:
-                    continue  # it is held back, so the next model has the turn
-                device.fair_queue.begin(turn)
-                replica = next(replica for replica in model.replicas if replica.idle)
-                self._running.append(Dispatched(model, replica, batch, turn))
-                return self._running[-1]
+                batch = self._next_batch(model, now, draining, claims)
+                if batch is not None:
+                    return self._dispatched(model, batch, turn)
+                # It is held back, so the next model has the turn.
+                if model.hold_until is not None and model.free_since is None:
+                    model.free_since = now
+                if self.isolation.exclusive is not None:
+                    return None
         return None
+
+    def _next_batch(
+        self, model: ServedModel, now: float, draining: bool, claims: bool
+    ) -> Batch | None:
+        if model.batcher.isolated:
+            batch = self.isolation.next_batch(model, now, connected=claims)
+            if batch is not None or self.isolation.holds(model):
+                model.hold_until = None
+                return batch
+        return model.next_batch(now, draining=draining)
+
+    def _dispatched(self, model: ServedModel, batch: Batch, turn: str = "") -> Dispatched:
+        turn = turn or (offline_turn if batch.offline else str)(model.key)
+        device = self._device_of[model.key]
+        device.fair_queue.begin(turn)
+        if not device.fair_queue.free:
+            # What the others hold back waits for the device from now on.
+            for other in device.models.values():
+                other.free_since = None
+        replica = next(replica for replica in model.replicas if replica.idle)
+        self._running.append(Dispatched(model, replica, batch, turn))
+        return self._running[-1]
 
     def _take_slots_back(self, now: float) -> None:
         """Take back the slots of batches that have ended in any way."""
         running = []
         for one in self._running:
-            name, batch = one.model.config.name, one.replica.batch
+            name, batch = one.model.key, one.replica.batch
             fair_queue = self._device_of[name].fair_queue
             if batch is one.batch:
                 running.append(one)
                 continue
             fair_queue.end(one.turn, now - one.batch.started_at)
+            self.isolation.batch_ended(one.batch)
             if batch is not None:
                 # The batch that was staged behind it has taken over the slot.
                 turn = offline_turn(name) if batch.offline else name

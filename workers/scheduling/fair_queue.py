@@ -1,11 +1,4 @@
-"""Whose turn it is on a device: weighted shares of its time. Reads no clock.
-
-This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each name has a virtual time, which
-advances by seconds of use over weight, and the name that is furthest behind has the next turn.
-Deficit round robin must know how long a batch takes before it runs; here the time is charged when
-the batch has ended. A name that wanted nothing for a while continues at the time of the others, so
-it saves up no credit.
-"""
+"""The turns of several names on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class FairQueue:
-    """The turns on one device.
+    """The turns on one device, by weighted shares of its time. Reads no clock.
+
+    This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each name has a virtual time,
+    which advances by seconds of use over weight, and the name that is furthest behind has the next
+    turn. Deficit round robin must know how long a batch takes before it runs; here the time is
+    charged when the batch has ended. A name that wanted nothing for a while continues at the time
+    of the others, so it saves up no credit.
 
     Attributes:
         weights: the share of each name, relative to the others.

@@ -1,13 +1,12 @@
-"""When a second batch is sent to a model process, behind the one that runs.
+"""When a second batch is staged behind the one that a replica runs.
 
-A batch is staged only if the handler overlaps batches, so that the device need not wait for
+It is staged only if the handler overlaps batches, so that the device need not wait for
 `preprocess`. It is staged as late as possible, because a staged batch takes no more jobs: when the
 running batch should end within the time that preparing the next one takes, or, if no other model
 shares the device, when it is full. An offline batch would delay an online job that comes meanwhile,
-so it is staged only if no online job came for a while.
-
-If another model then waits for the device and has the next turn, the staged batch is preempted: the
-process returns it if its `inference` has not begun, and it is the next batch of its model.
+so it is staged only if no online job came for a while. If another model then waits for the device
+and has the next turn, the staged batch is preempted: the process returns it if its `inference` has
+not begun, and it is the next batch of its model.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from workers.models.served_model import ServedModel
-from workers.models.timing import batch_ends_in_s
 from workers.replicas.replica import Replica
 
 #: If no online job came for this many seconds, none is expected in the next moment.
@@ -26,27 +24,24 @@ QUIET_S: Final = 10.0
 def replica_for_second(
     model: ServedModel, models: Iterable[ServedModel], now: float
 ) -> Replica | None:
-    """Return the replica that gets a second batch now; None if none does.
+    """Return the replica that gets a second batch of a model now; None if none does.
 
-    Args:
-        model: the model.
-        models: all models of the worker; one that waits for the device runs first.
-        now: the current time.
+    Of `models`, one that waits for the device runs first.
     """
     waiting = model.prepared
-    if not waiting or model.idle or model.isolated:
+    if not waiting or model.idle or model.batcher.isolated:
         return None
     replica = _takes_second(model)
     if replica is None:
         return None
     others = [other for other in models if other is not model and other.device == model.device]
-    online = model.online
-    full = online and not others and waiting >= model.batch_size_limit
-    if not full and batch_ends_in_s(model, now) > preparation_s(model):
+    online = model.batcher.online
+    full = online and not others and waiting >= model.memory_limit.limit
+    if not full and model.batch_ends_in_s(now) > preparation_s(model):
         return None
     if not online and not all(_quiet(one, now) for one in (model, *others)):
         return None
-    wanted = any(other.wants_turn and other.online for other in others)
+    wanted = any(other.wants_turn and other.batcher.online for other in others)
     return None if wanted else replica
 
 
@@ -54,18 +49,19 @@ def stage_at(model: ServedModel, now: float) -> float | None:
     """Return when the prepared jobs must be staged at the latest; None if unknown or past."""
     if not model.prepared or _takes_second(model) is None:
         return None
-    in_s = batch_ends_in_s(model, now) - preparation_s(model)
+    in_s = model.batch_ends_in_s(now) - preparation_s(model)
     return now + in_s if 0 < in_s < float("inf") else None
 
 
 def preparation_s(model: ServedModel) -> float:
     """Return how long `preprocess` takes for the prepared jobs."""
-    return model.prepare_s * min(model.prepared, model.batch_size_limit)
+    return model.prepare_s * min(model.prepared, model.memory_limit.limit)
 
 
 def _quiet(model: ServedModel, now: float) -> bool:
     """Return whether no online job came recently, and none is known to come."""
-    return not model.online_known and now - model.online_at > QUIET_S
+    known = model.backlog.online or model.backlog.online_awaited
+    return not known and now - model.batcher.online_at > QUIET_S
 
 
 def _takes_second(model: ServedModel) -> Replica | None:

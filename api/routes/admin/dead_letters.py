@@ -3,43 +3,106 @@
 from __future__ import annotations
 
 import base64
-from typing import Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.errors import InvalidRequest, LetterNotFound
-from headrace.jobs.job import iso
+from headrace.jobs.job import Count, Time, iso
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
 
 PATH: Final = "/api/v1/models/{model}/dead-letters"
 PAGE_DEFAULT: Final = 100
 NAMES_MAX: Final = 10_000
 BODY_LIMIT_BYTES: Final = 4 * 1024 * 1024
-_LIST: Final = frozenset({"limit", "cursor"})
+CURSOR: Final = "^([0-9]+-.+)?$"
+
+
+class LettersQuery(msgspec.Struct):
+    """The query of a list."""
+
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_DEFAULT
+    cursor: Annotated[
+        str, Meta(description="Of the previous page.", extra_json_schema={"pattern": CURSOR})
+    ] = ""
+
+
+class DeadLetterEntry(msgspec.Struct, kw_only=True):
+    """A job, or a message that is not a job, that could not run."""
+
+    id: Annotated[str, Meta(description="The job's id; a generated name if it is not a job.")]
+    job_id: str | None
+    reason: Annotated[
+        str, Meta(description="The code of a problem, or why the message is not a job.")
+    ]
+    error: str
+    attempts: Count
+    created_at: Time
+    died_at: Time
+    requeueable: Annotated[bool, Meta(description="Whether it can be requeued.")]
+
+
+class DeadLetters(msgspec.Struct):
+    """A page of dead letters."""
+
+    dead_letters: list[DeadLetterEntry]
+    cursor: Annotated[str | None, Meta(description="The cursor of the next page; null at the end.")]
+
+
+class TaskMessage(msgspec.Struct):
+    """The task message byte for byte: `text`, or `base64` if it is not UTF-8."""
+
+    text: str | UnsetType = UNSET
+    base64: str | UnsetType = UNSET
+
+
+class DeadLetterDetail(DeadLetterEntry, kw_only=True):
+    """A dead letter with the handler's traceback and the message."""
+
+    traceback: str | None
+    message: TaskMessage
 
 
 class Selection(msgspec.Struct, forbid_unknown_fields=True):
-    """Which dead letters: those of these ids, or all present ones."""
+    """These ids, or all present dead letters."""
 
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Meta(max_length=NAMES_MAX)] | None = None
     all: bool = False
 
 
-_SELECTION: Final = msgspec.json.Decoder(Selection)
+class Requeued(msgspec.Struct):
+    """How many dead letters were requeued."""
+
+    requeued: Count
+    left: Annotated[
+        dict[str, Literal["unknown", "unreadable", "alive"]],
+        Meta(description="The dead letters that were not requeued, and why."),
+    ]
+
+
+class Purged(msgspec.Struct):
+    """How many dead letters were removed."""
+
+    purged: Count
+
+
+_SELECTION: Final = JsonDecoder(Selection)
 
 
 async def list_dead_letters(services: Services, request: Request, model: str) -> Reply:
-    """Return a page, and the `cursor` of the next one (null at the end)."""
+    """List the dead letters of a model's queue, newest first, a page at a time."""
     queue = services.catalog.get(model).queue
-    query = request.query(_LIST, ignore_unknown=True)
-    limit, before = _limit(query.get("limit")), _position(query.get("cursor", ""))
-    letters = await services.dead_letters.page(queue, limit=limit, before=before)
-    last = letters[-1] if len(letters) == limit else None
+    query = read_query(request, LettersQuery, ignore_unknown=True)
+    before = _position(query.cursor)
+    letters = await services.dead_letters.page(queue, limit=query.limit, before=before)
+    last = letters[-1] if len(letters) == query.limit else None
     cursor = None if last is None else f"{last.died_us}-{last.name}"
-    return json_reply({"dead_letters": [_summary(letter) for letter in letters], "cursor": cursor})
+    return json_reply(DeadLetters([DeadLetterEntry(**_shown(one)) for one in letters], cursor))
 
 
 async def get_dead_letter(services: Services, _: Request, model: str, name: str) -> Reply:
@@ -47,9 +110,10 @@ async def get_dead_letter(services: Services, _: Request, model: str, name: str)
     letter = await services.dead_letters.show(services.catalog.get(model).queue, name)
     if letter is None:
         raise _unknown(model, name)
-    return json_reply(
-        {**_summary(letter), "traceback": letter.traceback or None, "message": _message(letter.raw)}
+    detail = DeadLetterDetail(
+        **_shown(letter), traceback=letter.traceback or None, message=_message(letter.raw)
     )
+    return json_reply(detail)
 
 
 async def requeue(services: Services, request: Request, model: str) -> Reply:
@@ -58,49 +122,30 @@ async def requeue(services: Services, request: Request, model: str) -> Reply:
     names = await _selected(services, request, queue)
     outcomes = await services.dead_letters.requeue(queue, names)
     left = {name: why for name, why in zip(names, outcomes, strict=True) if why != "queued"}
-    return json_reply({"requeued": len(names) - len(left), "left": left})
+    return json_reply(Requeued(len(names) - len(left), left))
 
 
 async def purge(services: Services, request: Request, model: str) -> Reply:
     """Remove dead letters; their jobs stay failed."""
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
-    return json_reply({"purged": await services.dead_letters.purge(queue, names)})
+    return json_reply(Purged(await services.dead_letters.purge(queue, names)))
 
 
 async def purge_one(services: Services, _: Request, model: str, name: str) -> Reply:
     """Remove one dead letter; its job stays failed."""
     if not await services.dead_letters.purge(services.catalog.get(model).queue, [name]):
         raise _unknown(model, name)
-    return json_reply({"purged": 1})
+    return json_reply(Purged(1))
 
 
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
-    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
-    try:
-        selection = _SELECTION.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"the body cannot be read: {error}", hint='Send {"ids": ["…"]} or {"all": true}.'
-        ) from None
+    selection = _SELECTION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
     if selection.all == (selection.ids is not None):
         raise InvalidRequest('the body must have either "ids" or "all": true')
     if selection.ids is None:
         return await services.dead_letters.all_names(queue)
-    if len(selection.ids) > NAMES_MAX:
-        raise InvalidRequest(
-            f"{len(selection.ids)} ids are more than one request takes",
-            hint=f"Send {NAMES_MAX} at a time, or all.",
-        )
     return selection.ids
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return PAGE_DEFAULT
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= PAGE_MAX):
-        raise InvalidRequest(f"query parameter limit: {text[:32]!r} is not in 1 to {PAGE_MAX}")
-    return int(text)
 
 
 def _position(cursor: str) -> tuple[int, str] | None:
@@ -115,7 +160,7 @@ def _position(cursor: str) -> tuple[int, str] | None:
     return int(died), name
 
 
-def _summary(letter: DeadLetter) -> dict[str, object]:
+def _shown(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.name,
         "job_id": letter.job_id or None,
@@ -128,12 +173,11 @@ def _summary(letter: DeadLetter) -> dict[str, object]:
     }
 
 
-def _message(raw: bytes) -> dict[str, str]:
-    """Return the message as text if it is UTF-8, else as base64."""
+def _message(raw: bytes) -> TaskMessage:
     try:
-        return {"text": raw.decode()}
+        return TaskMessage(text=raw.decode())
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
+        return TaskMessage(base64=base64.b64encode(raw).decode())
 
 
 def _unknown(model: str, name: str) -> LetterNotFound:

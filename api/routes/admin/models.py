@@ -2,92 +2,215 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final
 
-from api.components.model_status import ModelStatus
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.components.model_status import ModelStateName, ServingWorker
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.pipelines import PipelineConfig
+from headrace.config.input_schema import InputSection, OutputSection
+from headrace.config.model_catalog import ModelConfig, ModelName
+from headrace.config.parameters import Parameter
+from headrace.config.traffic import Traffic
+from headrace.jobs.job import Amount, Count
+
+_Error = Annotated[
+    str | None,
+    Meta(
+        description="The traceback of a failed load, or why lost processes are not restarted yet."
+    ),
+]
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A model or a pipeline."""
+
+    name: ModelName
+    version: str
+    queue: Annotated[str, Meta(description="The `queue=` of a Celery client.")]
+    state: Annotated[
+        ModelStateName,
+        Meta(description="The best of its workers; for a pipeline the worst of its models."),
+    ]
+    ready_replicas: Count
+    versions: Annotated[
+        list[str],
+        Meta(description="That jobs may ask for: the declared one, and those of the workers."),
+    ]
+
+
+class Models(msgspec.Struct):
+    """Every registered model."""
+
+    models: list[Model]
+
+
+class ModelWorker(msgspec.Struct):
+    """A worker that serves a model."""
+
+    worker: Annotated[str, Meta(description="The name of the worker, unique for each start.")]
+    node: Annotated[str, Meta(description="Its Celery node name.")]
+    pid: int
+    version: Annotated[
+        str, Meta(description="The model's version in this worker; empty if it is unknown.")
+    ]
+    device: str
+    state: Annotated[str, Meta(description="The model's state in this worker.")]
+    labels: Annotated[list[str], Meta(description="Those of the worker (`worker_labels`).")]
+    replicas: Count
+    ready_replicas: Count
+    model_pids: list[int]
+    error: _Error
+
+
+class ModelStage(msgspec.Struct):
+    """A stage of a pipeline, its model, and the sources of its input."""
+
+    name: str
+    model: ModelName
+    sources: list[str] = msgspec.field(name="from")
+
+
+class DeclaredValue(msgspec.Struct, kw_only=True):
+    """What a model takes, or what it returns."""
+
+    schema: Annotated[
+        dict[str, Any] | None,
+        Meta(description="The JSON Schema of JSON values; null: JSON is not taken."),
+    ]
+    content_types: Annotated[
+        list[str], Meta(description="The content types of bytes, such as `image/png` or `image/*`.")
+    ]
+    example: Annotated[Any, Meta(description="A value in JSON.")] = UNSET
+    enforce: Annotated[
+        bool | UnsetType, Meta(description="Of outputs: a job fails whose result does not fit.")
+    ] = UNSET
+
+
+class ModelDetail(Model, kw_only=True):
+    """A model with its configuration and its workers."""
+
+    # Without weights and options, which may hold paths of the server and secrets.
+    handler: str
+    device: str
+    labels: Annotated[list[str], Meta(description="Only workers with all of these serve it.")]
+    replicas: Count
+    total_replicas: Annotated[
+        Count | None, Meta(description="Shared by all workers; null: each has `replicas`.")
+    ]
+    weight: Amount
+    max_batch_size: Count
+    max_batch_delay_ms: Amount
+    allowed_batch_sizes: list[Count] | None
+    max_batch_cost: Count | None
+    cost: str
+    batch_key: str | None
+    max_queue_depth: Count
+    timeout_s: float | None
+    min_timeout_s: Amount
+    max_restarts_per_minute: Count
+    max_retries: int | None
+    retry_backoff_s: Amount
+    retry_backoff_max_s: Amount
+    parameters: Annotated[
+        dict[str, Parameter], Meta(description="What a client may send with an input, by name.")
+    ]
+    headers: Annotated[
+        list[str], Meta(description="The headers of a submit that reach the handler.")
+    ]
+    error: _Error
+    workers: list[ModelWorker]
+    inputs: Annotated[
+        DeclaredValue | None, Meta(description="What it takes; null: anything is accepted.")
+    ]
+    outputs: DeclaredValue | None
+    traffic: Annotated[
+        Traffic | None,
+        Meta(description="Where jobs go that name no version; null: to the default version."),
+    ]
+    max_running: Count | UnsetType = UNSET
+    max_items: Count | UnsetType = UNSET
+    stages: list[ModelStage] | UnsetType = UNSET
+    result: list[str] | UnsetType = UNSET
+
+
+_CONFIGURED: Final = (
+    set(ModelDetail.__struct_fields__)
+    .intersection(ModelConfig.__struct_fields__)
+    .difference(("inputs", "outputs"))
+)
 
 
 async def list_models(services: Services, _: Request) -> Reply:
     """List every registered model; a model without a worker accepts jobs too."""
     statuses = await services.model_statuses.statuses()
-    models = services.catalog.served
-    return json_reply({"models": [_summary(model, statuses[model.name]) for model in models]})
+    return json_reply(
+        Models(
+            [
+                Model(
+                    name=model.name,
+                    version=model.version,
+                    queue=model.queue,
+                    state=statuses[model.name].state,
+                    ready_replicas=statuses[model.name].ready,
+                    versions=services.model_statuses.versions(model),
+                )
+                for model in services.catalog.served
+            ]
+        )
+    )
 
 
 async def get_model(services: Services, _: Request, model: str) -> Reply:
     """Return the public part of a model's configuration, and each worker that serves it."""
     config = services.catalog.get(model)
     status = (await services.model_statuses.statuses())[config.name]
+    detail = ModelDetail(
+        **{name: getattr(config, name) for name in _CONFIGURED},
+        queue=config.queue,
+        state=status.state,
+        ready_replicas=status.ready,
+        versions=services.model_statuses.versions(config),
+        error=status.error or None,
+        workers=[_worker(served) for served in status.workers],
+        inputs=_declared(config.inputs),
+        outputs=_declared(config.outputs),
+    )
     pipeline = services.catalog.pipelines.get(config.name)
-    own = _configuration(config) if pipeline is None else _pipeline(config, pipeline)
-    return json_reply({**_summary(config, status), **own, **_workers(status)})
+    if pipeline is not None:
+        detail.max_running, detail.max_items = pipeline.max_running, pipeline.max_items
+        detail.stages = [
+            ModelStage(stage.name, stage.model, list(stage.sources)) for stage in pipeline.stages
+        ]
+        detail.result = list(pipeline.result)
+    return json_reply(detail)
 
 
-def _summary(model: ModelConfig, status: ModelStatus) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "version": model.version,
-        "queue": model.queue,
-        "state": status.state,
-        "ready_replicas": status.ready,
-    }
+def _declared(section: InputSection | None) -> DeclaredValue | None:
+    if section is None:
+        return None
+    return DeclaredValue(
+        schema=section.json_schema,
+        content_types=section.content_types or [],
+        example=section.example,
+        enforce=section.enforce if isinstance(section, OutputSection) else UNSET,
+    )
 
 
-def _configuration(model: ModelConfig) -> dict[str, Any]:
-    # Without weights and options, which may hold paths of the server and secrets.
-    return {
-        "handler": model.handler,
-        "device": model.device,
-        "replicas": model.replicas,
-        "weight": model.weight,
-        "max_batch_size": model.max_batch_size,
-        "max_batch_delay_ms": model.max_batch_delay_ms,
-        "allowed_batch_sizes": model.allowed_batch_sizes,
-        "max_batch_cost": model.max_batch_cost,
-        "cost": model.cost,
-        "batch_key": model.batch_key,
-        "max_queue_depth": model.max_queue_depth,
-        "timeout_s": model.timeout_s,
-        "min_timeout_s": model.min_timeout_s,
-        "max_restarts_per_minute": model.max_restarts_per_minute,
-        "max_retries": model.max_retries,
-        "retry_backoff_s": model.retry_backoff_s,
-        "retry_backoff_max_s": model.retry_backoff_max_s,
-    }
-
-
-def _pipeline(config: ModelConfig, pipeline: PipelineConfig) -> dict[str, Any]:
-    return {
-        **_configuration(config),
-        "max_running": pipeline.max_running,
-        "max_items": pipeline.max_items,
-        "stages": [
-            {"name": stage.name, "model": stage.model, "from": list(stage.sources)}
-            for stage in pipeline.stages
-        ],
-        "result": list(pipeline.result),
-    }
-
-
-def _workers(status: ModelStatus) -> dict[str, Any]:
-    return {
-        "error": status.error or None,
-        "workers": [
-            {
-                "worker": served.worker,
-                "node": served.state.node,
-                "pid": served.pid,
-                "device": served.state.device,
-                "state": served.state.state,
-                "replicas": served.state.replicas,
-                "ready_replicas": served.state.ready,
-                "model_pids": served.state.pids,
-                "error": served.state.error or None,
-            }
-            for served in status.workers
-        ],
-    }
+def _worker(served: ServingWorker) -> ModelWorker:
+    state = served.state
+    return ModelWorker(
+        worker=served.worker,
+        node=state.node,
+        pid=served.pid,
+        version=state.version,
+        device=state.device,
+        state=state.state,
+        labels=served.labels,
+        replicas=state.replicas,
+        ready_replicas=state.ready,
+        model_pids=state.pids,
+        error=state.error or None,
+    )

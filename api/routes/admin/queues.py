@@ -2,10 +2,77 @@
 
 from __future__ import annotations
 
+import re
+from typing import Annotated, Final, TypedDict, cast
+
+import msgspec
+from msgspec import Meta
+
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
+from headrace.config.model_catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
+from headrace.jobs.ids import VERSION
+from headrace.jobs.job import Amount, Count
+from headrace.queue.depth import Depth as QueueDepth
+from headrace.redis import keys
+
+_VERSION: Final = re.compile(VERSION)
+
+#: By priority step.
+Depth = TypedDict("Depth", {"0": Count, "3": Count, "6": Count, "9": Count})
+
+
+class VersionQueue(msgspec.Struct):
+    """The queue of the jobs that ask for one version of a model."""
+
+    name: Annotated[str, Meta(description="The `queue=` of a Celery client.")]
+    version: str
+    depth: Annotated[Depth, Meta(description="Waiting jobs, by priority step.")]
+    paused: bool
+    scheduled: Count
+    in_flight: Count
+    dead_letters: Count
+    oldest_age_s: Amount | None
+
+
+class Queue(msgspec.Struct):
+    """The queue of one model; its numbers include the jobs that ask for a version."""
+
+    name: Annotated[str, Meta(description="The `queue=` of a Celery client.")]
+    model: ModelName
+    version: str
+    depth: Annotated[Depth, Meta(description="Waiting jobs, by priority step.")]
+    paused: bool
+    scheduled: Count
+    in_flight: Count
+    dead_letters: Count
+    max_queue_depth: Annotated[Count, Meta(description="Of this queue, and of each version's.")]
+    oldest_age_s: Amount | None
+    versions: Annotated[
+        list[VersionQueue], Meta(description="The queues of versions that jobs ask for.")
+    ]
+
+
+class Queues(msgspec.Struct):
+    """One queue per model."""
+
+    queues: list[Queue]
+
+
+class QueuePause(msgspec.Struct):
+    """Whether a queue is paused."""
+
+    name: str
+    paused: bool
+
+
+class QueuePurge(msgspec.Struct):
+    """The number of jobs that were cancelled."""
+
+    name: str
+    cancelled: Count
 
 
 async def list_queues(services: Services, _: Request) -> Reply:
@@ -13,25 +80,50 @@ async def list_queues(services: Services, _: Request) -> Reply:
     models = services.catalog.served
     depths = await services.queue.depths([model.queue for model in models])
     paused = await services.queue.paused()
-    return json_reply(
-        {
-            "queues": [
-                {
-                    "name": depth.queue,
-                    "model": model.name,
-                    "version": model.version,
-                    "depth": {str(step): count for step, count in depth.waiting.items()},
-                    "paused": model.queue in paused,
-                    "scheduled": depth.scheduled,
-                    "in_flight": depth.in_flight,
-                    "dead_letters": depth.dead,
-                    "max_queue_depth": model.max_queue_depth,
-                    "oldest_age_s": depth.oldest_age_s,
-                }
-                for model, depth in zip(models, depths, strict=True)
-            ]
-        }
-    )
+    versions = await _version_queues(services, paused)
+    queues = [
+        Queue(
+            name=depth.queue,
+            model=model.name,
+            version=model.version,
+            depth=_by_step(depth),
+            paused=model.queue in paused,
+            scheduled=depth.scheduled,
+            in_flight=depth.in_flight,
+            dead_letters=depth.dead,
+            max_queue_depth=model.max_queue_depth,
+            oldest_age_s=depth.oldest_age_s,
+            versions=versions[model.name],
+        )
+        for model, depth in zip(models, depths, strict=True)
+    ]
+    return json_reply(Queues(queues))
+
+
+async def _version_queues(services: Services, paused: set[str]) -> dict[str, list[VersionQueue]]:
+    """Return the queues of versions in use, by model."""
+    names = [model.name for model in services.catalog.served]
+    found: dict[str, list[VersionQueue]] = {name: [] for name in names}
+    versions = zip(names, await services.queue.versions(names), strict=True)
+    pairs = [(name, version) for name, several in versions for version in several]
+    queues = [keys.version_queue(name, version) for name, version in pairs]
+    for (name, version), depth in zip(pairs, await services.queue.depths(queues), strict=True):
+        one = VersionQueue(
+            name=depth.queue,
+            version=version,
+            depth=_by_step(depth),
+            paused=bool(paused & {depth.queue, keys.queue_name(name)}),
+            scheduled=depth.scheduled,
+            in_flight=depth.in_flight,
+            dead_letters=depth.dead,
+            oldest_age_s=depth.oldest_age_s,
+        )
+        found[name].append(one)
+    return found
+
+
+def _by_step(depth: QueueDepth) -> Depth:
+    return cast("Depth", {str(step): count for step, count in depth.waiting.items()})
 
 
 async def pause_queue(services: Services, _: Request, name: str) -> Reply:
@@ -47,22 +139,25 @@ async def resume_queue(services: Services, _: Request, name: str) -> Reply:
 async def purge_queue(services: Services, _: Request, name: str) -> Reply:
     """Cancel all waiting and scheduled jobs of a queue; running jobs continue."""
     cancelled = await services.queue.purge(_known(services, name))
-    return json_reply({"name": name, "cancelled": cancelled})
+    return json_reply(QueuePurge(name, cancelled))
 
 
 async def _pause(services: Services, name: str, *, paused: bool) -> Reply:
     await services.queue.pause(_known(services, name), paused)
-    return json_reply({"name": name, "paused": paused})
+    return json_reply(QueuePause(name, paused))
 
 
 def _known(services: Services, name: str) -> str:
-    """Return the name of a queue of a registered model.
+    """Return the name of a queue of a registered model, or of a version of one.
 
     Raises:
         QueueNotFound: no registered model has this queue.
     """
     queues = [model.queue for model in services.catalog.served]
-    if name not in queues:
+    model, version = keys.model_of(name)
+    # A version that has no queue yet, because no job has asked for it, may be paused before.
+    own = keys.queue_name(model) if _VERSION.fullmatch(version) else name
+    if own not in queues:
         raise QueueNotFound(
             f"there is no queue {name[:128]!r}{did_you_mean(name[:128], queues)}",
             hint="GET /api/v1/queues lists them.",

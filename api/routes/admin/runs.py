@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from headrace.errors import InvalidRequest
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.jobs.ids import check_id
-from headrace.runs.records import RunStatus
+from headrace.runs.records import Run, RunStatus
 
 BODY_MAX_BYTES: Final = 64 * 1024
-_QUERY: Final = frozenset({"begun"})
-_STATUS: Final = msgspec.json.Decoder(RunStatus)
+_STATUS: Final = JsonDecoder(RunStatus)
+
+
+class RunQuery(msgspec.Struct):
+    """The query of a report."""
+
+    begun: Annotated[
+        Literal["0", "1"],
+        Meta(
+            description="1 when a process has just started it: an earlier cancellation is dropped."
+        ),
+    ] = "0"
+
+
+class Runs(msgspec.Struct):
+    """Offline runs."""
+
+    runs: list[Run]
+
+
+class RunReceipt(msgspec.Struct):
+    """The answer to a report."""
+
+    id: str
+    cancel_requested: bool
 
 
 async def list_runs(services: Services, request: Request) -> Reply:
     """List the 1,000 runs that reported last, each as it reported."""
-    return json_reply({"runs": await services.runs.all(request.caller)})
+    return json_reply(Runs(await services.runs.all(request.caller)))
 
 
 async def get_run(services: Services, request: Request, run_id: str) -> Reply:
@@ -31,16 +55,10 @@ async def get_run(services: Services, request: Request, run_id: str) -> Reply:
 async def put_run(services: Services, request: Request, run_id: str) -> Reply:
     """Record a run's report; the answer has whether its cancellation is requested."""
     check_id(run_id)
-    begun = request.query(_QUERY, ignore_unknown=True).get("begun", "0")
-    if begun not in ("0", "1"):
-        raise InvalidRequest("query parameter begun is neither 0 nor 1")
-    body = await read_body(request, BODY_MAX_BYTES, fixed=True)
-    try:
-        status = _STATUS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the record of a run cannot be read: {error}") from None
-    cancelled = await services.runs.save_status(run_id, status, request.caller, begun=begun == "1")
-    return json_reply({"id": run_id, "cancel_requested": cancelled})
+    begun = read_query(request, RunQuery, ignore_unknown=True).begun == "1"
+    status = _STATUS.decode(await read_body(request, BODY_MAX_BYTES, fixed=True))
+    cancelled = await services.runs.save_status(run_id, status, request.caller, begun=begun)
+    return json_reply(RunReceipt(run_id, cancelled))
 
 
 async def cancel_run(services: Services, request: Request, run_id: str) -> Reply:

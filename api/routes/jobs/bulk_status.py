@@ -7,78 +7,118 @@ read and return only what a row of results needs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from api.http.bodies import not_json, read_body, require_json
-from api.http.messages import NO_STORE, Reply, Request
+from api.http.bodies import read_body, require_json
+from api.http.messages import NO_STORE, Reply, Request, json_reply
+from api.routes.jobs.job import Cancellation
 from api.services import Services
-from api.submission.options import validation_error
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
-from headrace.errors import InvalidRequest
-from headrace.jobs.failure import error_of
+from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.ids import are_ids, is_id
-from headrace.jobs.job import Job, State, stored_result
-from headrace.jobs.serialization import job_object, result_member, timings_member
+from headrace.jobs.job import Count, Job, State, Status, stored_result
+from headrace.jobs.serialization import (
+    JobObject,
+    Timings,
+    job_object,
+    result_member,
+    timings_member,
+)
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
+from headrace.redis.scripts import pages_of
 
 IDS_MAX: Final = 1000
 NULL: Final = b"null"
-_NONE: Final[frozenset[str]] = frozenset()
-_RESULTS: Final = frozenset({"results"})
-_FLAGS: Final = {"0": False, "1": True}
 _STATUS: Final = {state.value.encode(): state.status.encode() for state in State}
 _SUCCEEDED: Final = State.SUCCEEDED.value.encode()
 
 
+class StatusQuery(msgspec.Struct):
+    """The query of a read."""
+
+    results: Annotated[Literal["0", "1"], Meta(description="0 leaves the results out.")] = "1"
+
+
 class Ids(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of these requests."""
+    """The ids of jobs."""
 
-    ids: list[str]
-
-
-_IDS: Final = msgspec.json.Decoder(Ids)
+    ids: Annotated[list[str], Meta(max_length=IDS_MAX)]
 
 
-class CancelledEntry(msgspec.Struct):
-    """What became of one job, as `DELETE` returns it."""
+_IDS: Final = JsonDecoder(Ids)
 
-    id: str
-    outcome: str
-    status: str
+
+# The answers, which are built as bytes.
+class Jobs(msgspec.Struct):
+    """In the order of the ids; null for an unknown job."""
+
+    jobs: list[JobObject | None]
+
+
+class Cancellations(msgspec.Struct):
+    """In the order of the ids; null for an unknown job."""
+
+    jobs: list[Cancellation | None]
+
+
+class Outcome(msgspec.Struct):
+    """The members of the job object; before the job's end the status alone."""
+
+    status: Status
+    attempts: Count | UnsetType = UNSET
+    timings: Timings | UnsetType | None = UNSET
+    result: Any = UNSET
+    result_size: Count | UnsetType = UNSET
+    error: JobFailure | UnsetType = UNSET
+
+
+class Outcomes(msgspec.Struct):
+    """In the order of the ids; null for an unknown job."""
+
+    outcomes: list[Outcome | None]
+
+
+class Forgotten(msgspec.Struct):
+    """How many jobs were forgotten."""
+
+    forgotten: Annotated[Count, Meta(description="The number of ended jobs that were forgotten.")]
 
 
 async def read_many(services: Services, request: Request) -> Reply:
     """Return the job objects in the order of the ids; null for an unknown job."""
-    with_results = flag_parameter(request.query(_RESULTS).get("results"), "results", default=True)
+    with_results = read_query(request, StatusQuery).results == "1"
     ids = await read_ids(services, request)
     known = [job_id for job_id in ids if is_id(job_id)]
     jobs: dict[str, Job | None] = {}
-    for page in pages_of(known):
+    for page in pages_of(known, VIEW_MAX_JOBS):
         found = await services.queue.view(page, results=with_results)
         visible = (job if job and request.caller.may_see(job.key) else None for job in found)
         jobs.update(zip(page, visible, strict=True))
     objects = [await job_or_null(services, jobs.get(job_id), with_results) for job_id in ids]
-    return _jobs_reply(objects)
+    return Reply(200, b'{"jobs":[%s]}' % b",".join(objects), headers=(NO_STORE,))
 
 
 async def cancel_many(services: Services, request: Request) -> Reply:
     """Cancel jobs and return what became of each, in the order of the ids; null if unknown."""
-    request.query(_NONE)
+    request.query()
     ids = await read_ids(services, request)
-    cancelled: dict[str, CancelledEntry] = {}
+    cancelled: dict[str, Cancellation] = {}
     # Each id once: a second cancel would find the job ended.
-    for page in pages_of([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
+    valid = [job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]
+    for page in pages_of(valid, VIEW_MAX_JOBS):
         cancelled.update(await _cancel(services, page, request.caller))
-    return _jobs_reply([msgspec.json.encode(cancelled[i]) if i in cancelled else NULL for i in ids])
+    return json_reply(Cancellations([cancelled.get(job_id) for job_id in ids]))
 
 
 async def read_outcomes(services: Services, request: Request) -> Reply:
     """Return the outcomes in the order of the ids; null for an unknown job."""
-    request.query(_NONE)
+    request.query()
     ids = await read_ids(services, request)
     valid = ids
     if not are_ids(ids):
@@ -98,7 +138,7 @@ async def read_outcomes(services: Services, request: Request) -> Reply:
 
 async def forget_many(services: Services, request: Request) -> Reply:
     """Forget those of these jobs that have ended, and return their number."""
-    request.query(_NONE)
+    request.query()
     ids = await read_ids(services, request)
     forgotten = 0
     valid = ids if are_ids(ids) else [job_id for job_id in ids if is_id(job_id)]
@@ -107,34 +147,14 @@ async def forget_many(services: Services, request: Request) -> Reply:
     return Reply(200, b'{"forgotten":%d}' % forgotten, headers=(NO_STORE,))
 
 
-def flag_parameter(text: str | None, name: str, *, default: bool) -> bool:
-    """Return the value of a query parameter that is 0 or 1.
-
-    Raises:
-        InvalidRequest: it is neither.
-    """
-    if text is None:
-        return default
-    if text not in _FLAGS:
-        raise InvalidRequest(
-            f"query parameter {name}: {text[:32]!r} is neither 0 nor 1",
-            hint=f"Leave it out for {int(default)}.",
-        )
-    return _FLAGS[text]
-
-
 async def job_or_null(services: Services, job: Job | None, with_result: bool) -> bytes:
     """Return the job object of one of several jobs, or null."""
     if job is None:
         return NULL
-    ready = job.state is not State.QUEUED or await services.model_statuses.has_ready(job.model)
-    return job_object(job, has_replica=ready, with_result=with_result)
-
-
-def pages_of(ids: Sequence[str], size: int = VIEW_MAX_JOBS) -> Iterator[Sequence[str]]:
-    """Return the ids in pages of `size`, the most that one call of a script takes."""
-    for at in range(0, len(ids), size):
-        yield ids[at : at + size]
+    ready = job.state is not State.QUEUED or await services.model_statuses.has_ready(
+        job.model, job.asked_version
+    )
+    return job_object(job, has_replica=ready, with_result=with_result, with_traceback=with_result)
 
 
 async def read_ids(services: Services, request: Request) -> list[str]:
@@ -144,40 +164,24 @@ async def read_ids(services: Services, request: Request) -> list[str]:
         InvalidRequest: the body is not `{"ids": [...]}`, or has more than IDS_MAX ids.
     """
     require_json(request)
-    body = await read_body(request, services.settings.body_limit_bytes)
-    try:
-        ids = _IDS.decode(body).ids
-    except msgspec.ValidationError as error:
-        raise validation_error(error, "member", frozenset({"ids"})) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error, body) from None
-    if len(ids) > IDS_MAX:
-        raise InvalidRequest(
-            f"ids has {len(ids)} ids; at most {IDS_MAX} are taken at once",
-            hint="Send several requests.",
-        )
-    return ids
+    return _IDS.decode(await read_body(request, services.settings.body_limit_bytes)).ids
 
 
 async def _cancel(
     services: Services, ids: Sequence[str], caller: Caller
-) -> dict[str, CancelledEntry]:
+) -> dict[str, Cancellation]:
     outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
     cancelled = {}
     others = []
     for job_id, outcome in outcomes.items():
         if outcome == "removed":
-            cancelled[job_id] = CancelledEntry(job_id, outcome, State.CANCELLED.status)
+            cancelled[job_id] = Cancellation(job_id, outcome, State.CANCELLED.status)
         elif outcome != "unknown":
             others.append(job_id)
     for job in await services.queue.view(others, results=False) if others else ():
         if job is not None and caller.may_see(job.key):
-            cancelled[job.id] = CancelledEntry(job.id, outcomes[job.id], job.state.status)
+            cancelled[job.id] = Cancellation(job.id, outcomes[job.id], job.state.status)
     return cancelled
-
-
-def _jobs_reply(objects: Sequence[bytes]) -> Reply:
-    return Reply(200, b'{"jobs":[%s]}' % b",".join(objects), headers=(NO_STORE,))
 
 
 def _outcome(job_id: str, row: Any) -> bytes:
@@ -186,8 +190,9 @@ def _outcome(job_id: str, row: Any) -> bytes:
         return NULL
     if isinstance(row, bytes):
         return b'{"status":"%s"}' % _STATUS[row]
-    state, attempts, timings, created, ended, *rest = row
-    times = timings_member(timings, int(ended or 0) - int(created or 0)) if timings else NULL
+    state, attempts, timings, created, ended, waited, *rest = row
+    total_us = int(ended or 0) - int(created or 0)
+    times = timings_member(timings, waited, total_us) if timings else NULL
     head = b'{"status":"%s","attempts":%d,"timings":%s' % (
         _STATUS[state], int(attempts or 0), times,
     )  # fmt: skip

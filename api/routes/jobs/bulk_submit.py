@@ -8,7 +8,10 @@ answers wait in a `SendBuffer`.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.bodies import FORM_TYPE, require_type
 from api.http.messages import (
@@ -22,12 +25,12 @@ from api.http.messages import (
 )
 from api.http.ndjson import Line, LineSplitter, batches
 from api.http.send_buffer import SendBuffer
-from api.routes.jobs.bulk_status import flag_parameter
 from api.services import Services
 from api.submission.bulk import BulkLine, BulkSubmitter
+from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
-from api.submission.waiting import query_wait_s
 from headrace.jobs.ids import check_key
+from headrace.jobs.job import Amount
 
 NDJSON: Final = b"application/x-ndjson"
 TYPES: Final = frozenset(
@@ -40,27 +43,51 @@ CALL_MAX_BYTES: Final = 1024 * 1024
 #: Seconds without any data after which a request is aborted. The answer has begun by then, so
 #: that the connection is closed.
 IDLE_MAX_S: Final = 600.0
-_QUERY: Final = frozenset({"hold", "brief", "quiet"})
+#: Seconds in which a client that still sends must read 256 KiB of its answers, ...
+UNREAD_MAX_S: Final = 600.0
+#: ... or anything, once there is no room for more of them.
+FULL_MAX_S: Final = 60.0
 #: Without it a proxy may buffer the answer, which would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
 Rows = list[BulkLine]
 
 
+class BulkQuery(msgspec.Struct):
+    """The query of a bulk request."""
+
+    hold: Annotated[
+        Amount | UnsetType,
+        Meta(
+            description="Seconds for which a line without room in its queue is held back, capped "
+            "at `bulk_hold_s`, the default.",
+            examples=[0.5],
+        ),
+    ] = UNSET
+    brief: Annotated[
+        Literal["0", "1"],
+        Meta(description="1 answers `{accepted: N}` for N accepted lines in a row."),
+    ] = "0"
+    quiet: Annotated[
+        Literal["0", "1"],
+        Meta(
+            description="1 publishes no completion events: the jobs are not listed, and no Celery "
+            "result is written when they succeed."
+        ),
+    ] = "0"
+
+
 async def submit_bulk(services: Services, request: Request) -> Reply | StreamingReply:
-    """Submit each line of the body as `POST /api/v1/jobs` does."""
+    """Submit many jobs, one per line of JSON."""
     most_s = services.settings.bulk_hold_s
-    query = request.query(_QUERY)
-    given_s = query_wait_s(query.get("hold"), most_s, "hold")
-    brief = flag_parameter(query.get("brief"), "brief", default=False)
-    quiet = flag_parameter(query.get("quiet"), "quiet", default=False)
+    query = read_query(request, BulkQuery)
     require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job per line.")
     key = idempotency_key(request)
     if key:
         check_key(key)
     # Before the answer begins: a client that waits for `100 Continue` would never receive it.
     first = await request.receive()
-    hold_s = most_s if given_s is None else given_s
+    hold_s = most_s if query.hold is UNSET else min(query.hold, most_s)
     submitter = BulkSubmitter(
         services,
         request.path,
@@ -68,8 +95,9 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
         hold_s,
         request.caller,
         trace=request_trace(request),
-        brief=brief,
-        quiet=quiet,
+        brief=query.brief == "1",
+        quiet=query.quiet == "1",
+        header=request.header,
     )
     exchange = _Exchange(services, request, submitter, first)
 
@@ -92,6 +120,7 @@ class _Exchange:
         self, services: Services, request: Request, submitter: BulkSubmitter, first: Message
     ) -> None:
         self._stopping = services.waiters.dismissed
+        self._buffers = services.send_buffers
         self._request = request
         self._submitter = submitter
         self._first = first
@@ -105,15 +134,18 @@ class _Exchange:
         """Answer every line.
 
         Raises:
-            ResponseCutShort: the client hung up or this process stops; lines that were read are
-                answered.
+            ResponseCutShort: the client hung up, does not read, or this process stops; lines that
+                were read are jobs.
         """
-        with SendBuffer() as buffer:
-            async with asyncio.TaskGroup() as stages:
-                for stage in (self._receive, self._submit):
-                    stages.create_task(stage())
-                stages.create_task(self._answer(buffer))
-                stages.create_task(_send(buffer, write))
+        with self._buffers.new() as buffer:
+            try:
+                async with asyncio.TaskGroup() as stages:
+                    for stage in (self._receive, self._submit):
+                        stages.create_task(stage())
+                    stages.create_task(self._answer(buffer))
+                    stages.create_task(_send(buffer, write))
+            except* TimeoutError:
+                raise ResponseCutShort from None
         if not self._whole:
             raise ResponseCutShort
 
@@ -125,6 +157,7 @@ class _Exchange:
                 lines += self._splitter.finish()
                 self._whole = True
             lines, cut = self._within_limit(lines)
+            await self._submitter.prepare()
             for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
                 await self._read.put(self._submitter.read(batch))
             if cut:
@@ -165,10 +198,11 @@ class _Exchange:
 
     async def _answer(self, buffer: SendBuffer) -> None:
         while rows := await self._submitted.get():
-            await buffer.put(await self._submitter.answers(rows))
+            await buffer.put(await self._submitter.answers(rows), FULL_MAX_S)
         buffer.end()
 
 
 async def _send(buffer: SendBuffer, write: Write) -> None:
     while data := await buffer.take():
-        await write(data)
+        async with asyncio.timeout(UNREAD_MAX_S):
+            await write(data)

@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from functools import partial
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-from api.http.messages import NO_STORE, Header, Reply, Request, StreamingReply
-from api.http.problems import job_problem
+from api.http.messages import (
+    NO_CONTENT,
+    NO_STORE,
+    Header,
+    Reply,
+    Request,
+    StreamingReply,
+    Write,
+    json_reply,
+)
+from api.http.problems import job_problem, problem
+from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
 from api.routes.jobs.submit import RETRY_AFTER
 from api.services import Services
-from api.submission.results import result_reply
+from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
-from api.submission.waiting import preferred_wait_s, query_wait_s
+from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
 from headrace.access.api_key import Caller
-from headrace.errors import JobNotFound
+from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import is_id
-from headrace.jobs.job import Job, State
-from headrace.jobs.serialization import job_object
+from headrace.jobs.job import Job, State, Status, StoredResult
+from headrace.jobs.serialization import job_object, raw_result
 
-_QUERY: Final = frozenset({"wait"})
-_NONE: Final[frozenset[str]] = frozenset()
+
+class JobQuery(WaitQuery):
+    """The query of a job, and of its result."""
+
+    traceback: Annotated[
+        Literal["0", "1"], Meta(description="0 leaves out the traceback of a failed job.")
+    ] = "1"
+
+
+_QUERY: Final = frozenset(JobQuery.__struct_fields__)
+
+
+class Cancellation(msgspec.Struct):
+    """The effect of a cancel on one job."""
+
+    id: str
+    outcome: Annotated[
+        str,
+        Meta(
+            description="`removed`: it will not run. `asked`: it runs; its result will be "
+            "discarded. `ended`: it had ended before.",
+            extra_json_schema={"enum": ["removed", "asked", "ended"]},
+        ),
+    ]
+    status: Status
 
 
 async def get_job(services: Services, request: Request, job_id: str) -> Reply:
-    """Return the job object; with a wait, once the job has ended or the wait is over."""
+    """Return a job; with a wait, once the job has ended or the wait is over."""
     job, applied = await _read(services, request, job_id)
     if job.state.final:
-        return Reply(200, job_object(job), headers=(NO_STORE, *applied))
+        body = job_object(job, with_traceback=_with_traceback(request))
+        return Reply(200, body, headers=(NO_STORE, *applied))
     return await _not_yet(services, job, applied)
 
 
@@ -39,13 +76,14 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
         return await _not_yet(services, job, applied)
     failure = error_of(job)
     if failure is not None:
-        return job_problem(job, failure, request.path)
+        wanted = _with_traceback(request)
+        return job_problem(job, failure, request.path, with_traceback=wanted)
     return await result_reply(services, request, job, applied)
 
 
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
-    """Cancel a job; `outcome` in the answer is the effect."""
-    request.query(_NONE)
+    """Cancel a job."""
+    request.query()
     outcome = await services.queue.cancel_one(_checked(job_id), request.caller.only)
     if outcome == "unknown":
         raise _unknown(job_id)
@@ -56,14 +94,19 @@ async def cancel_job(services: Services, request: Request, job_id: str) -> Reply
         if job is None or not request.caller.may_see(job.key):
             raise _unknown(job_id)
         status = job.state.status
-    body = msgspec.json.encode({"id": job_id, "outcome": outcome, "status": status})
-    return Reply(202 if outcome == "asked" else 200, body, headers=(NO_STORE,))
+    status_code = 202 if outcome == "asked" else 200
+    return json_reply(Cancellation(job_id, outcome, status), status_code)
+
+
+def _with_traceback(request: Request) -> bool:
+    return read_query(request, JobQuery).traceback == "1"
 
 
 async def _read(
     services: Services, request: Request, job_id: str
 ) -> tuple[Job, tuple[Header, ...]]:
     """Read the job, and wait for its end if the request wants that."""
+    _with_traceback(request)  # a wrong value is refused before the wait
     max_wait_s = services.settings.max_wait_s
     wait_s = query_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
     if wait_s is None:
@@ -78,7 +121,7 @@ async def _read(
 
 
 async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
-    has_replica = await services.model_statuses.has_ready(job.model)
+    has_replica = await services.model_statuses.has_ready(job.model, job.asked_version)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(NO_STORE, RETRY_AFTER, *applied))
 
@@ -107,3 +150,96 @@ def _unknown(job_id: str) -> JobNotFound:
         f"there is no job {job_id[:128]!r}",
         hint="It never existed, or its result_ttl has passed since it ended.",
     )
+
+
+#: A handler's output has the API's own origin. A browser must not guess that it is HTML; if it is
+#: HTML, the browser must run no script and load nothing.
+_HARMLESS: Final[tuple[Header, ...]] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox"),
+)
+_RANGES: Final[Header] = (b"accept-ranges", b"bytes")
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+
+async def result_reply(
+    services: Services, request: Request, job: Job, applied: tuple[Header, ...]
+) -> Reply | StreamingReply:
+    """Return the answer to a request for the result of a job that has succeeded.
+
+    Raises:
+        JobNotFound: the result was deleted.
+        ResultFreed: the result was only for later stages of a pipeline, which have ended.
+        StoreUnavailable, BrokerError: the store does not answer.
+    """
+    if job.freed:
+        raise ResultFreed(
+            f"the result of job {job.id!r} was freed: the stages of its pipeline that take it "
+            "as input have ended",
+            hint="Read the result of the pipeline's job, or name the stage in its `result`.",
+        )
+    output = raw_result(job) if job.stored is None else None
+    headers = (NO_STORE, *_HARMLESS, *applied)
+    if job.stored is None and output is None:
+        # A Celery client submitted it with `ignore_result`.
+        return Reply(NO_CONTENT, b"", headers=headers)
+    etag = b'"%x"' % job.ended_us
+    headers = (*headers, _RANGES, (b"etag", etag))
+    if job.stored is not None:
+        size, kind = job.stored.size, job.stored.content_type
+    elif output is not None:
+        size, kind = len(output[0]), output[1]
+    content_type = _UNSAFE.sub("?", kind).encode()
+    try:
+        span = requested_range(request.header(b"range"), request.header(b"if-range"), etag, size)
+    except UnsatisfiableRange:
+        return _unsatisfiable(request, size)
+    status = 200 if span is None else 206
+    if span is None:
+        span = ByteRange(0, size)
+    else:
+        shown = b"bytes %d-%d/%d" % (span.start, span.end - 1, size)
+        headers = (*headers, (b"content-range", shown))
+    if output is not None:
+        return Reply(status, output[0][span.start : span.end], content_type, headers)
+    headers = (*headers, (b"content-length", b"%d" % (span.end - span.start)))
+    return await _stream(services, request, job.stored, span, status, content_type, headers)
+
+
+async def _stream(
+    services: Services,
+    request: Request,
+    stored: StoredResult | None,
+    span: ByteRange,
+    status: int,
+    content_type: bytes,
+    headers: tuple[Header, ...],
+) -> StreamingReply:
+    if stored is None or request.method == "HEAD":
+        return StreamingReply(status, write_nothing, content_type, headers)
+    # Read before the answer begins, so that an error of the store is answered as a problem.
+    first = await services.input_store.read(stored, span.start, span.end - span.start)
+    send = partial(
+        services.input_store.send,
+        receive=request.receive,
+        stored=stored,
+        first=first,
+        at=span.start,
+        end=span.end,
+    )
+    return StreamingReply(status, send, content_type, headers)
+
+
+async def write_nothing(_: Write) -> None:
+    """Write no body: the answer to HEAD."""
+
+
+def _unsatisfiable(request: Request, size: int) -> Reply:
+    reply = problem(
+        RangeNotSatisfiable(
+            f"the range is outside of the result, which has {size} bytes",
+            hint="Request a range within it, or all of it.",
+        ),
+        request.path,
+    )
+    return reply._replace(headers=(*reply.headers, (b"content-range", b"bytes */%d" % size)))

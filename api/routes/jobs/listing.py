@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import NO_STORE, Reply, Request
 from api.routes.jobs.bulk_status import job_or_null
 from api.services import Services
+from api.submission.decoding import read_query
+from headrace.config.model_catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
-from headrace.jobs.job import Job, State
+from headrace.jobs.job import Job, State, Status, Time
+from headrace.jobs.serialization import JobObject
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.listing import JobPlace
 from headrace.queue.listing import list_jobs as list_places
 from headrace.redis.clock import US_PER_S
+from headrace.redis.scripts import pages_of
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000
@@ -27,33 +33,67 @@ SINCE_MAX_S: Final = 253_402_300_799
 #: The position of a job in the list: when it was created, in microseconds, and its id.
 CURSOR: Final = r"^[0-9]{1,16}-[A-Za-z0-9_.:@/-]{1,128}$"
 
-_QUERY: Final = frozenset({"model", "status", "since", "limit", "cursor"})
 _CURSOR = re.compile(CURSOR)
 _STATES: Final = {state.status: state for state in State}
 
 
+class ListQuery(msgspec.Struct):
+    """The query of a list of jobs."""
+
+    model: Annotated[ModelName | UnsetType, Meta(description="Only this model's jobs.")] = UNSET
+    status: Annotated[
+        list[Status] | UnsetType,
+        Meta(
+            description="Only jobs of these statuses.",
+            examples=[["queued", "running"]],
+            extra_json_schema={"minItems": 1},
+        ),
+    ] = UNSET
+    since: Annotated[
+        Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)] | UnsetType,
+        Meta(
+            description="Only jobs created at this time or later; a number is seconds since 1970.",
+            examples=["2026-11-21T10:15:00Z"],
+        ),
+    ] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs per page.")] = PAGE_DEFAULT
+    cursor: Annotated[
+        str | UnsetType,
+        Meta(
+            description="The cursor of the previous page, unchanged.",
+            extra_json_schema={"pattern": CURSOR},
+        ),
+    ] = UNSET
+
+
+class JobList(msgspec.Struct):
+    """Jobs, newest first and without results; a page may have fewer than `limit`."""
+
+    jobs: list[JobObject]
+    cursor: Annotated[str | None, Meta(description="The cursor of the next page; null at the end.")]
+
+
 async def list_jobs(services: Services, request: Request) -> Reply:
-    """Return a page of jobs and the cursor of the next one, null at the end."""
-    query = request.query(_QUERY)
+    """List jobs, newest first, a page at a time."""
+    query = read_query(request, ListQuery)
     if not services.settings.job_index_max:
         raise ListsOff(
             "this server does not list jobs: the setting job_index_max is 0",
             hint="Set job_index_max (HEADRACE_JOB_INDEX_MAX) to the number of jobs to list.",
         )
-    name = query.get("model")
     models = (
-        [services.catalog.get(name).name]
-        if name is not None
+        [services.catalog.get(query.model).name]
+        if query.model is not UNSET
         else [model.name for model in services.catalog.served]
     )
-    states = _states(query.get("status"))
+    states = [] if query.status is UNSET else _states(query.status)
     page = await list_places(
         services.queue,
         models,
-        before=_place(query.get("cursor")),
-        since_us=_since_us(query.get("since")),
+        before=None if query.cursor is UNSET else _place(query.cursor),
+        since_us=0 if query.since is UNSET else _since_us(str(query.since)),
         states="".join(states),
-        limit=_limit(query.get("limit")),
+        limit=query.limit,
         owner=request.caller.only,
     )
     jobs = await _read(services, page.places)
@@ -70,15 +110,12 @@ async def list_jobs(services: Services, request: Request) -> Reply:
 async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:
     ids = [place.job_id for place in places]
     jobs: list[Job | None] = []
-    for at in range(0, len(ids), VIEW_MAX_JOBS):
-        jobs += await services.queue.view(ids[at : at + VIEW_MAX_JOBS], results=False)
+    for page in pages_of(ids, VIEW_MAX_JOBS):
+        jobs += await services.queue.view(page, results=False)
     return jobs
 
 
-def _states(text: str | None) -> list[State]:
-    if text is None:
-        return []
-    words = text.split(",")
+def _states(words: Sequence[str]) -> list[State]:
     for word in words:
         if word not in _STATES:
             raise InvalidRequest(
@@ -88,19 +125,7 @@ def _states(text: str | None) -> list[State]:
     return [_STATES[word] for word in words]
 
 
-def _limit(text: str | None) -> int:
-    if text is None:
-        return PAGE_DEFAULT
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= PAGE_MAX):
-        raise InvalidRequest(
-            f"query parameter limit: {text[:32]!r} is not a number from 1 to {PAGE_MAX}"
-        )
-    return int(text)
-
-
-def _since_us(text: str | None) -> int:
-    if text is None:
-        return 0
+def _since_us(text: str) -> int:
     try:
         seconds = float(text)
     except ValueError:
@@ -124,9 +149,7 @@ def _instant_s(text: str) -> float:
         return math.nan
 
 
-def _place(text: str | None) -> JobPlace | None:
-    if text is None:
-        return None
+def _place(text: str) -> JobPlace:
     if not _CURSOR.fullmatch(text):
         raise InvalidRequest(
             f"query parameter cursor: {text[:64]!r} is not a cursor of this API",

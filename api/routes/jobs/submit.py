@@ -1,31 +1,38 @@
-"""Submit one job: `POST /api/v1/models/{model}/jobs`, `POST /api/v1/jobs`, `PUT /api/v1/jobs/{id}`.
+"""Submit one job: an input to a model or to one version of it, or JSON to `/api/v1/jobs`.
 
 The endpoints read the request and write the answer. `api.submission.submit` submits the job.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
 
 from api.http.bodies import input_of, read_body, require_json
+from api.http.forms import Form, is_form, read_form
 from api.http.messages import Header, Reply, Request
 from api.http.problems import problem
 from api.services import Services
+from api.submission.decoding import OPTION_NAMES, options_from_query
 from api.submission.job_request import (
     SUBMIT,
     ValidatedRequest,
-    decode_job_request,
     idempotency_key,
     identity_of,
+    model_of_version,
     request_from_input,
     request_from_json,
     request_trace,
     requested_model,
+    route,
+    with_details,
     with_trace,
 )
-from api.submission.options import OPTION_NAMES, options_from_query
 from api.submission.submit import submit, submit_and_wait
-from api.submission.waiting import preferred_wait_s, query_wait_s
+from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,
@@ -37,31 +44,89 @@ from headrace.jobs.serialization import JOBS_PATH, job_object
 
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
-_MODEL_QUERY: Final = OPTION_NAMES | {"wait"}
-_JOB_QUERY: Final = frozenset({"wait"})
+_JOB_QUERY: Final = frozenset(WaitQuery.__struct_fields__)
+_MODEL_QUERY: Final = OPTION_NAMES | _JOB_QUERY
+_METADATA: Final = frozenset({"metadata"})
 
 
 async def submit_input(services: Services, request: Request, name: str) -> Reply:
     """Submit a job for the model in the path; the body is its input."""
-    model = services.catalog.get(name)
+    return await _submit_body(services, request, services.catalog.get(name), None)
+
+
+async def submit_version_input(
+    services: Services, request: Request, name: str, version: str
+) -> Reply:
+    """Submit a job for one version of the model in the path; the body is its input."""
+    await services.model_statuses.refresh()
+    model = model_of_version(services.catalog.get(name), version, services.model_statuses)
+    return await _submit_body(services, request, model, version)
+
+
+async def _submit_body(
+    services: Services, request: Request, model: ModelConfig, version: str | None
+) -> Reply:
     try:
-        query = request.query(_MODEL_QUERY)
+        identity = shadow = None
+        if model.traffic is not None and version is None:
+            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
+            metadata = _metadata(request)
+            model, shadow = route(
+                model, services.model_statuses, identity.job_id, metadata, request.header
+            )
+        declared = model.parameters
+        query = request.query(_MODEL_QUERY.union(declared) if declared else _MODEL_QUERY)
         options = options_from_query(query)
         services.webhook_policy.check(options)
         wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
-        identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
+        if identity is None:
+            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
-        found = input_of(
-            body,
-            request.header(b"content-type"),
-            request.header(b"content-encoding"),
-            services.settings.inline_limit_bytes,
-        )
+        content_type = request.header(b"content-type")
+        encoding = request.header(b"content-encoding")
+        inline_limit_bytes = services.settings.inline_limit_bytes
+        form = None
+        if is_form(content_type):
+            form = read_form(body, content_type, encoding, declared, inline_limit_bytes)
+            found = form.input
+        else:
+            found = input_of(body, content_type, encoding, inline_limit_bytes)
+        validated = request_from_input(model, found, options, identity, request.caller, version)
+        if form is not None or declared or model.headers:
+            validated = _with_details(validated, request, query, form)
+        if shadow is not None:
+            validated = msgspec.structs.replace(validated, shadow=shadow)
+        services.input_checks.check(validated)
     except HeadraceError as error:
-        services.counters.refused(name, error.code)
+        services.counters.refused(model.name, error.code)
         raise
-    validated = request_from_input(model, found, options, identity, request.caller)
     return await _submit(services, request, validated, wait_s)
+
+
+def _metadata(request: Request) -> Mapping[str, Any] | None:
+    """Return the metadata in the query, which is checked later; None if it cannot be read."""
+    query = request.query(_METADATA, ignore_unknown=True)
+    try:
+        return msgspec.json.decode(query.get("metadata", "null"), type=dict[str, Any] | None)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _with_details(
+    validated: ValidatedRequest, request: Request, query: Mapping[str, str], form: Form | None
+) -> ValidatedRequest:
+    """Return the request with the parameters in its query and form, and its chosen headers."""
+    declared = validated.model.parameters
+    parameters = {name: query[name] for name in declared if name in query}
+    fields = {} if form is None else form.fields
+    twice = parameters.keys() & fields.keys()
+    if twice:
+        raise InvalidRequest(
+            f"in the query and in the form: parameter {', '.join(sorted(twice))}",
+            hint="Give each parameter once.",
+        )
+    nested = form is not None and form.nested
+    return with_details(validated, {**parameters, **fields}, request.header, nested=nested)
 
 
 async def submit_job(services: Services, request: Request) -> Reply:
@@ -79,15 +144,26 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
     body = await read_body(request, services.settings.body_limit_bytes)
-    fields = decode_job_request(body, SUBMIT)
-    model = requested_model(services.catalog, fields)
+    fields = SUBMIT.decode(body)
+    if fields.version is not None:
+        await services.model_statuses.refresh()
+    model = requested_model(services.catalog, services.model_statuses, fields)
     try:
         services.webhook_policy.check(fields.options)
         caller = request.caller
         given_id = _given_id(path_id, fields.id)
         identity = identity_of(given_id, idempotency_key(request), owner=caller.key_id)
+        shadow = None
+        if model.traffic is not None and fields.version is None:
+            statuses, metadata = services.model_statuses, fields.options.metadata
+            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
         inline_limit_bytes = services.settings.inline_limit_bytes
-        validated = request_from_json(fields, model, identity, inline_limit_bytes, caller)
+        validated = request_from_json(
+            fields, model, identity, inline_limit_bytes, caller, request.header
+        )
+        if shadow is not None:
+            validated = msgspec.structs.replace(validated, shadow=shadow)
+        services.input_checks.check(validated)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
@@ -131,6 +207,6 @@ async def _submit(
     location = (b"location", (JOBS_PATH + job_id).encode())
     if job.state.final:
         return Reply(200, job_object(job), headers=(location, *applied))
-    has_replica = await services.model_statuses.has_ready(name)
+    has_replica = await services.model_statuses.has_ready(name, job.asked_version)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(location, RETRY_AFTER, *applied))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.job import visible_job
 from api.services import Services
+from api.submission.decoding import JsonDecoder
 from headrace.access.api_key import Caller
-from headrace.errors import Conflict, InvalidRequest, WebhookNotFound
+from headrace.errors import Conflict, WebhookNotFound
 from headrace.jobs.ids import is_id
-from headrace.jobs.job import iso
-from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, PendingDelivery
+from headrace.jobs.job import Count, Time, iso
+from headrace.queue.webhook_deliveries import Change, Delivery, DeliveryState, PendingDelivery
 from headrace.redis.clock import US_PER_S
 from headrace.webhooks.endpoint import shown
+from headrace.webhooks.task_message import WebhookType
 
 PATH: Final = "/api/v1/jobs/{job_id}/webhooks"
 BODY_LIMIT_BYTES: Final = 4096
@@ -25,28 +28,55 @@ BODY_LIMIT_BYTES: Final = 4096
 TRIES: Final = 5
 
 
-class RedeliveryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a redeliver.
+class WebhookRedelivery(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a redeliver."""
 
-    Attributes:
-        id: the delivery; None for the newest.
-    """
-
-    id: str | None = None
+    id: Annotated[str | None, Meta(description="The delivery; by default the newest.")] = None
 
 
-_REDELIVERY: Final = msgspec.json.Decoder(RedeliveryRequest)
+class WebhookAttempt(msgspec.Struct):
+    """One try to send a webhook."""
+
+    at: Time
+    duration_ms: Count
+    status: Annotated[
+        Count | None, Meta(description="The receiver's status; null without an answer.")
+    ]
+    error: str | None
+
+
+class WebhookDelivery(msgspec.Struct):
+    """One webhook of a job."""
+
+    id: Annotated[str, Meta(description="The header `webhook-id` of each attempt.")]
+    type: WebhookType
+    url: Annotated[str, Meta(description="The URL without its query.")]
+    state: DeliveryState
+    created_at: Time
+    next_attempt_at: Time | None
+    tries: Annotated[Count, Meta(description="The number of attempts; the newest are listed.")]
+    attempts: list[WebhookAttempt]
+
+
+class WebhookDeliveries(msgspec.Struct):
+    """The webhooks of a job, the oldest first."""
+
+    job: str
+    deliveries: list[WebhookDelivery]
+
+
+_REDELIVERY: Final = JsonDecoder(WebhookRedelivery)
 
 
 async def list_deliveries(services: Services, request: Request, job_id: str) -> Reply:
     """List the job's deliveries with their attempts, the oldest first."""
     found = await _visible(services, request.caller, job_id)
     deliveries = sorted((one.delivery for one in found.values()), key=lambda one: one.created_us)
-    return json_reply({"job": job_id, "deliveries": [_fields(one) for one in deliveries]})
+    return json_reply(WebhookDeliveries(job_id, [_shown(one) for one in deliveries]))
 
 
 async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
-    """Send a delivery again, under the same id and with the full time for retries."""
+    """Send a delivery again within a second, under the same id and with all its retries."""
     wanted = await _requested_id(request)
     for _ in range(TRIES):
         found = await _visible(services, request.caller, job_id)
@@ -64,27 +94,18 @@ async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
             until_us=now_us + services.settings.webhook_retry_s * US_PER_S,
         )
         ttl_s = services.settings.webhook_retry_s + services.settings.webhook_log_ttl_s
-        if (
-            await services.webhook_deliveries.save(
-                found[name], Change(again, delay_s=0), ttl_s=ttl_s
-            )
-            is None
-        ):
-            return json_reply(_fields(again), 202)
+        saved = await services.webhook_deliveries.save(
+            found[name], Change(again, delay_s=0), ttl_s=ttl_s
+        )
+        if isinstance(saved, PendingDelivery):
+            return json_reply(_shown(again), 202)
     raise Conflict("the webhook is being sent at the moment", hint="Read its outcome.")
 
 
 async def _requested_id(request: Request) -> str:
     """Return the delivery that the body names; "" for none."""
     body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
-    if not body.strip():
-        return ""
-    try:
-        return _REDELIVERY.decode(body).id or ""
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"the body cannot be read: {error}", hint='Send {"id": "msg_…"}, or nothing.'
-        ) from None
+    return _REDELIVERY.decode(body).id or "" if body.strip() else ""
 
 
 async def _visible(services: Services, caller: Caller, job_id: str) -> dict[str, PendingDelivery]:
@@ -104,23 +125,17 @@ async def _visible(services: Services, caller: Caller, job_id: str) -> dict[str,
     return found
 
 
-def _fields(delivery: Delivery) -> dict[str, Any]:
-    return {
-        "id": delivery.id,
-        "type": delivery.type,
-        "url": shown(delivery.url),
-        "state": delivery.state,
-        "created_at": iso(delivery.created_us),
-        "next_attempt_at": iso(delivery.next_us) if delivery.next_us else None,
-        "tries": delivery.tries,
-        "attempts": [_attempt(attempt) for attempt in delivery.attempts],
-    }
-
-
-def _attempt(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "at": iso(attempt.at_us),
-        "duration_ms": attempt.ms,
-        "status": attempt.status or None,
-        "error": attempt.error or None,
-    }
+def _shown(delivery: Delivery) -> WebhookDelivery:
+    return WebhookDelivery(
+        id=delivery.id,
+        type=delivery.type,
+        url=shown(delivery.url),
+        state=delivery.state,
+        created_at=iso(delivery.created_us),
+        next_attempt_at=iso(delivery.next_us) if delivery.next_us else None,
+        tries=delivery.tries,
+        attempts=[
+            WebhookAttempt(iso(one.at_us), one.ms, one.status or None, one.error or None)
+            for one in delivery.attempts
+        ],
+    )

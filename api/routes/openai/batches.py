@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
+from msgspec import Meta
 
-from api.http.bodies import not_json, read_body, require_json
-from api.http.messages import NO_STORE, Reply, Request
+from api.http.bodies import read_body, require_json
+from api.http.messages import Reply, Request, json_reply
 from api.http.openai_errors import InvalidParameter
-from api.routes.openai.files import limit_of, list_object, ttl_of
+from api.routes.openai.files import ANCHOR, Page, PageQuery, ends_of, ttl_of
 from api.services import Services
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
-from headrace.batches.files.record import BATCH, KEEP_MAX_S
-from headrace.batches.record import (
+from headrace.batches.files import BATCH, KEEP_MAX_S
+from headrace.batches.store import (
     ENDED,
     FAILED,
     JOBS_ENDPOINT,
     MODEL_ENDPOINT,
-    MOMENTS,
+    STATUSES,
+    VERSION_ENDPOINT,
     BatchRecord,
     BatchSpec,
+    LineError,
     endpoint_model,
 )
 from headrace.errors import BatchNotFound, FileMissing, HeadraceError, ModelNotFound
+from headrace.jobs.job import Count
 
 PAGE_DEFAULT: Final = 20
 PAGE_MAX: Final = 100
@@ -37,124 +42,167 @@ WINDOW_DEFAULT: Final = "24h"
 
 _WINDOW: Final = re.compile(WINDOW)
 _UNIT_S: Final = {"h": 3600, "m": 60, "s": 1}
-_LIST: Final = frozenset({"after", "limit"})
-_NONE: Final = frozenset[str]()
-_AT: Final = re.compile(r" - at `\$\.?(\w*).*`$")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
 
 
-class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
-    anchor: str
-    seconds: int
+_Endpoint = Annotated[
+    str,
+    Meta(
+        description=f"`{MODEL_ENDPOINT}` of a model, `{VERSION_ENDPOINT}` of its version, or "
+        f"`{JOBS_ENDPOINT}`: the `url` of each line."
+    ),
+]
+_Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=METADATA_KEY_MAX_CHARS)],
+        Annotated[str, Meta(max_length=METADATA_VALUE_MAX_CHARS)],
+    ],
+    Meta(max_length=METADATA_MAX, description="The client's own data, returned with the batch."),
+]
+
+
+class BatchesQuery(PageQuery, kw_only=True):
+    """The query of a list of batches."""
+
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_DEFAULT
+
+
+class BatchExpiry(msgspec.Struct, forbid_unknown_fields=True):
+    """How long the output of a batch is kept."""
+
+    anchor: Annotated[str, Meta(extra_json_schema={"const": ANCHOR})]
+    seconds: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": KEEP_MAX_S})]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a create.
-
-    Attributes:
-        rerun_of: a batch whose unsuccessful lines run again; absent members are as in that batch.
-    """
+    """The JSON of a create."""
 
     input_file_id: str | None = None
-    endpoint: str | None = None
-    completion_window: str | None = None
-    metadata: (
-        dict[str, Annotated[str, msgspec.Meta(max_length=METADATA_VALUE_MAX_CHARS)]] | None
-    ) = None
-    output_expires_after: _Expiry | None = None
-    rerun_of: str | None = None
+    endpoint: _Endpoint | None = None
+    completion_window: Annotated[
+        str | None,
+        Meta(
+            description=f"Hours, minutes or seconds, at most {KEEP_MAX_S // 3600}h; "
+            f"{WINDOW_DEFAULT} by default.",
+            extra_json_schema={"pattern": WINDOW},
+        ),
+    ] = None
+    metadata: _Metadata | None = None
+    output_expires_after: BatchExpiry | None = None
+    rerun_of: Annotated[
+        str | None,
+        Meta(
+            description="An ended batch, whose unsuccessful lines run again; absent members are "
+            "as in it."
+        ),
+    ] = None
 
 
-_REQUEST: Final = msgspec.json.Decoder(BatchRequest)
+class BatchErrors(msgspec.Struct, kw_only=True):
+    """Why a batch failed."""
+
+    object: Literal["list"] = "list"
+    data: list[LineError]
+
+
+class BatchCounts(msgspec.Struct):
+    """How many lines a batch has, and how many have ended."""
+
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch, as OpenAI's API shows it."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: _Endpoint
+    model: Annotated[str | None, Meta(description="Null if each line names its own.")]
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Annotated[str, Meta(extra_json_schema={"enum": [*STATUSES]})]
+    output_file_id: Annotated[str | None, Meta(description="After its end.")]
+    error_file_id: str | None
+    created_at: Count
+    in_progress_at: Count | None = None
+    expires_at: Count | None = None
+    finalizing_at: Count | None = None
+    completed_at: Count | None = None
+    failed_at: Count | None = None
+    expired_at: Count | None = None
+    cancelling_at: Count | None = None
+    cancelled_at: Count | None = None
+    request_counts: BatchCounts
+    metadata: _Metadata | None
+    rerun_of: Annotated[str | None, Meta(description="The batch whose failed lines it runs.")]
+
+
+class Batches(Page, kw_only=True):
+    """A page of batches."""
+
+    data: list[Batch]
+
+
+_REQUEST: Final = JsonDecoder(BatchRequest)
 
 
 async def create_batch(services: Services, request: Request) -> Reply:
     """Create a batch; a batch runner executes it."""
-    request.query(_NONE)
+    request.query()
     require_json(request)
-    fields = _read(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
-    _check_metadata(fields.metadata)
+    fields = _REQUEST.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
     spec = await services.files.run(_spec, services, fields, request.caller)
-    return _reply(batch_object(await services.files.run(services.files.batches.create, spec)))
+    return json_reply(batch_object(await services.files.run(services.files.batches.create, spec)))
 
 
 async def list_batches(services: Services, request: Request) -> Reply:
     """Return a page of batches, the newest first."""
-    query = request.query(_LIST)
+    query = read_query(request, BatchesQuery)
     files = services.files
-    page = await files.run(
-        files.batches.page,
-        request.caller,
-        after=query.get("after", ""),
-        limit=limit_of(query, PAGE_DEFAULT, PAGE_MAX),
-    )
-    return _reply(list_object(page, batch_object))
+    page = await files.run(files.batches.page, request.caller, after=query.after, limit=query.limit)
+    return json_reply(Batches(data=[batch_object(one) for one in page.items], **ends_of(page)))
 
 
 async def get_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """Return one batch."""
-    request.query(_NONE)
+    request.query()
     files = services.files
-    return _reply(batch_object(await files.run(files.batches.get, batch_id, request.caller)))
+    return json_reply(batch_object(await files.run(files.batches.get, batch_id, request.caller)))
 
 
 async def cancel_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """Cancel a batch: results of ended lines are kept, the other lines do not run."""
-    request.query(_NONE)
+    request.query()
     files = services.files
     batch, cancelled = await files.run(files.batches.cancel, batch_id, request.caller)
     if not cancelled:
         raise InvalidParameter(
             f"the batch {batch_id} cannot be cancelled: it is {batch.status}", "batch_id"
         )
-    return _reply(batch_object(batch))
+    return json_reply(batch_object(batch))
 
 
-def batch_object(batch: BatchRecord) -> dict[str, Any]:
+def batch_object(batch: BatchRecord) -> Batch:
     """Return a batch as OpenAI's API shows it."""
     spec = batch.spec
-    errors = [msgspec.to_builtins(error) for error in batch.errors]
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": spec.endpoint,
-        "model": spec.model,
-        "errors": {"object": "list", "data": errors} if errors else None,
-        "input_file_id": spec.input_file_id,
-        "completion_window": spec.window,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": batch.created_at,
-        **{name: batch.moments.get(name) for name in MOMENTS},
-        "request_counts": {
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
-        "metadata": spec.metadata,
-        "rerun_of": spec.rerun_of,
-    }
-
-
-def _read(body: bytes) -> BatchRequest:
-    try:
-        fields = _REQUEST.decode(body)
-        if not body.isascii():
-            body.decode()
-    except msgspec.ValidationError as error:
-        text = str(error)
-        unknown = _UNKNOWN.match(text)
-        if unknown:
-            known = ", ".join(BatchRequest.__struct_fields__)
-            message = f"unknown member {unknown[1][:64]!r}"
-            raise InvalidParameter(message, unknown[1][:64], hint=f"Known: {known}.") from None
-        at = _AT.search(text)
-        param = at[1] if at else ""
-        raise InvalidParameter(f"{param or 'the body'}: {_AT.sub('', text)}", param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error, body) from None
-    return fields
+    return Batch(
+        id=batch.id,
+        endpoint=spec.endpoint,
+        model=spec.model,
+        errors=BatchErrors(data=batch.errors) if batch.errors else None,
+        input_file_id=spec.input_file_id,
+        completion_window=spec.window,
+        status=batch.status,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=batch.created_at,
+        **cast("dict[str, Any]", batch.moments),
+        request_counts=BatchCounts(batch.total, batch.completed, batch.failed),
+        metadata=spec.metadata,
+        rerun_of=spec.rerun_of,
+    )
 
 
 def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec:
@@ -260,18 +308,3 @@ def _window_s(text: str) -> int:
             hint="Give a number of hours, minutes or seconds, such as 24h or 90m; at most 720h.",
         )
     return seconds
-
-
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    if metadata is None:
-        return
-    if len(metadata) > METADATA_MAX or any(len(key) > METADATA_KEY_MAX_CHARS for key in metadata):
-        raise InvalidParameter(
-            f"metadata must have at most {METADATA_MAX} pairs, with keys of at most "
-            f"{METADATA_KEY_MAX_CHARS} characters",
-            "metadata",
-        )
-
-
-def _reply(document: dict[str, Any]) -> Reply:
-    return Reply(200, msgspec.json.encode(document), headers=(NO_STORE,))

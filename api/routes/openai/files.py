@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from api.components.files import FileService
 from api.http.bodies import MULTIPART_TYPE, require_type
@@ -20,14 +21,25 @@ from api.http.messages import (
     StreamingReply,
     Write,
     hung_up,
+    json_reply,
 )
 from api.http.multipart import FILE_FIELD, Upload, file_too_large
 from api.http.openai_errors import InvalidParameter
 from api.services import Services
-from headrace.batches.files.pages import FilePage
-from headrace.batches.files.record import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
-from headrace.batches.files.store import PART_BYTES, FileReader, FileWriter
+from api.submission.decoding import read_query
+from headrace.batches.files import (
+    BATCH,
+    KEEP_MAX_S,
+    NAME_MAX_CHARS,
+    PART_BYTES,
+    PURPOSES,
+    FileReader,
+    FileWriter,
+    StoredFile,
+)
+from headrace.batches.lists import ItemPage
 from headrace.errors import HeadraceError, InvalidRequest
+from headrace.jobs.job import Count, True_
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +49,63 @@ FORM_MAX_BYTES: Final = 256 * 1024
 FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 ANCHOR: Final = "created_at"
 
-_LIST: Final = frozenset({"after", "limit", "order", "purpose"})
-_NONE: Final = frozenset[str]()
+
+class PageQuery(msgspec.Struct, kw_only=True):
+    """The query of every list; each has its own limit."""
+
+    after: Annotated[
+        str, Meta(description="The last id of the previous page; it need not exist any more.")
+    ] = ""
+
+
+class FilesQuery(PageQuery, kw_only=True):
+    """The query of a list of files."""
+
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
+    order: Annotated[Literal["asc", "desc"], Meta(description="By `created_at`.")] = "desc"
+    purpose: str = ""
+
+
+class File(msgspec.Struct, kw_only=True):
+    """A file, as OpenAI's API shows it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: Count
+    created_at: Annotated[Count, Meta(description="Seconds since 1970, like all times here.")]
+    expires_at: Annotated[Count, Meta(description="When it is deleted.")]
+    filename: str
+    purpose: Annotated[str, Meta(extra_json_schema={"enum": [*PURPOSES]})]
+    status: Literal["processed"] = "processed"
+    status_details: str | None = None
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A page of a list, as OpenAI's API shows it."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: Annotated[str | None, Meta(description="`after` of the next page.")]
+    has_more: bool
+
+
+class Files(Page, kw_only=True):
+    """A page of files."""
+
+    data: list[File]
+
+
+class FileDeleted(msgspec.Struct, kw_only=True):
+    """A file that was deleted."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: True_ = True
 
 
 async def create_file(services: Services, request: Request) -> Reply:
-    """Receive a file part by part; it exists once all of it was received."""
-    request.query(_NONE)
+    """Upload a file; it exists once all of it was received."""
+    request.query()
     require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
     limit_bytes = services.settings.file_limit_bytes
     declared = request.header(b"content-length")
@@ -55,7 +117,7 @@ async def create_file(services: Services, request: Request) -> Reply:
     except HeadraceError:
         request.drain = True
         raise
-    return _reply(file_object(stored))
+    return json_reply(file_object(stored))
 
 
 class _FileReceiver:
@@ -115,40 +177,37 @@ async def _receive(files: FileService, request: Request, upload: Upload) -> Stor
 
 async def list_files(services: Services, request: Request) -> Reply:
     """Return a page of files."""
-    query = request.query(_LIST)
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidParameter(f"order: {order[:32]!r} is neither asc nor desc", "order")
+    query = read_query(request, FilesQuery)
     files = services.files
     page = await files.run(
         files.store.page,
         request.caller,
-        after=query.get("after", ""),
-        limit=limit_of(query, PAGE_MAX, PAGE_MAX),
-        newest_first=order == "desc",
-        purpose=query.get("purpose", ""),
+        after=query.after,
+        limit=query.limit,
+        newest_first=query.order == "desc",
+        purpose=query.purpose,
     )
-    return _reply(list_object(page, file_object))
+    return json_reply(Files(data=[file_object(file) for file in page.items], **ends_of(page)))
 
 
 async def get_file(services: Services, request: Request, file_id: str) -> Reply:
     """Return one file, without its content."""
-    request.query(_NONE)
+    request.query()
     files = services.files
-    return _reply(file_object(await files.run(files.store.get, file_id, request.caller)))
+    return json_reply(file_object(await files.run(files.store.get, file_id, request.caller)))
 
 
 async def delete_file(services: Services, request: Request, file_id: str) -> Reply:
     """Delete a file."""
-    request.query(_NONE)
+    request.query()
     files = services.files
     await files.run(files.store.delete, file_id, request.caller)
-    return _reply({"id": file_id, "object": "file", "deleted": True})
+    return json_reply(FileDeleted(id=file_id))
 
 
 async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
-    """Stream the bytes of a file."""
-    request.query(_NONE)
+    """Return the bytes of a file."""
+    request.query()
     files = services.files
     reader = await files.run(files.store.open, file_id, request.caller)
     # Read before the answer begins, so that an error of the store is answered as one.
@@ -193,45 +252,15 @@ async def _send(
         gone.cancel()
 
 
-def file_object(file: StoredFile) -> dict[str, Any]:
+def file_object(file: StoredFile) -> File:
     """Return a file as OpenAI's API shows it."""
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": file.created_at,
-        "expires_at": file.expires_at,
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    return msgspec.convert(file, File, from_attributes=True)
 
 
-def list_object(page: FilePage[Any], shown: Any) -> dict[str, Any]:
-    """Return a page as OpenAI's API shows it."""
-    data = [shown(item) for item in page.items]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": page.has_more,
-    }
-
-
-def limit_of(query: dict[str, str], default: int, most: int) -> int:
-    """Return the number of entries per page.
-
-    Raises:
-        InvalidParameter: the value is not a number from 1 to `most`.
-    """
-    text = query.get("limit")
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
-        raise InvalidParameter(f"limit: {text[:32]!r} is not a number from 1 to {most}", "limit")
-    return int(text)
+def ends_of(page: ItemPage[Any]) -> dict[str, Any]:
+    """Return the first and the last id of a page, and whether another one follows."""
+    first, last = (page.items[0].id, page.items[-1].id) if page.items else (None, None)
+    return {"first_id": first, "last_id": last, "has_more": page.has_more}
 
 
 def ttl_of(seconds: int, anchor: str, param: str) -> int:
@@ -276,7 +305,3 @@ def _filename(text: str) -> str:
     # Keep the name alone: some clients send a path.
     name = text.replace("\\", "/").rpartition("/")[2]
     return "".join(c for c in name if c.isprintable())[:NAME_MAX_CHARS] or "file"
-
-
-def _reply(document: dict[str, Any]) -> Reply:
-    return Reply(200, msgspec.json.encode(document), headers=(NO_STORE,))

@@ -14,13 +14,14 @@ import msgspec
 from fastapi import Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import Scope as HttpScope
 from typing_extensions import override
 
 from api.http.messages import Delegated, Reply, Request
 from api.http.problems import problem
 from api.services import Services
-from headrace.errors import PathNotFound
+from headrace.access.api_key import Scope
+from headrace.errors import HeadraceError, PathNotFound
 
 #: In the addresses of its files, so that no browser uses the cached files of an older version.
 SWAGGER_UI_VERSION: Final = "5.35.0"
@@ -31,7 +32,7 @@ class _Files(StaticFiles):
     """The files of the page; browsers must not guess their types."""
 
     @override
-    async def get_response(self, path: str, scope: Scope) -> Response:
+    async def get_response(self, path: str, scope: HttpScope) -> Response:
         try:
             response = await super().get_response(path, scope)
         except HTTPException:
@@ -73,17 +74,29 @@ async def root(_services: Services, _: Request) -> Reply:
     return Reply(307, b"", b"text/plain", headers=((b"location", b"docs"),))
 
 
-async def page(services: Services, _: Request) -> Reply:
+async def page(services: Services, request: Request) -> Reply:
     """Return the page of Swagger UI, with the list of operations."""
-    schema = services.describe()
+    schema = services.describe(with_models=await _may_see_models(services, request))
     return Reply(
         200, _page(schema["info"]["title"], schema).encode(), b"text/html; charset=utf-8", _HEADERS
     )
 
 
-async def openapi(services: Services, _: Request) -> Reply:
+async def openapi(services: Services, request: Request) -> Reply:
     """Return the OpenAPI description."""
-    return Reply(200, msgspec.json.encode(services.describe()))
+    described = services.describe(with_models=await _may_see_models(services, request))
+    return Reply(200, msgspec.json.encode(described))
+
+
+async def _may_see_models(services: Services, request: Request) -> bool:
+    """Return whether the caller may list models; the page itself may be open to all."""
+    if services.authenticator is None:
+        return True
+    try:
+        await services.authenticator.admit(request, Scope.READ)
+    except HeadraceError:
+        return False
+    return True
 
 
 async def static(_services: Services, _: Request, _file: str) -> Delegated:

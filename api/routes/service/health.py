@@ -1,41 +1,73 @@
-"""`GET /live`, `GET /ready`, and the meaning of a problem type: `GET /problems/{code}`."""
+"""`GET /live`, `/ready` and `/metrics`; the meaning of a problem type: `GET /problems/{code}`."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Literal
 
-from api.components.model_status import ModelStatus
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from api.components.model_status import ModelStateName, ModelStatus
 from api.http.messages import Reply, Request, json_reply
 from api.http.problems import explain, problem
+from api.observability.metrics import metrics_of
 from api.services import Services
-from headrace.errors import BrokerError, InvalidRequest, ModelsNotReady
+from api.submission.decoding import read_query
+from headrace.errors import BrokerError, ModelsNotReady
+from headrace.jobs.job import Count
 
-_READY: Final = frozenset({"models"})
+
+class ReadyQuery(msgspec.Struct):
+    """The query of a readiness probe."""
+
+    models: Annotated[
+        Literal["", "all"], Meta(description="`all` requires a loaded replica of every model.")
+    ] = ""
+
+
+class Live(msgspec.Struct):
+    """The process answers."""
+
+    status: Literal["live"] = "live"
+
+
+class Readiness(msgspec.Struct):
+    """Whether a model is loaded."""
+
+    state: ModelStateName
+    ready_replicas: Count
+    error: str | UnsetType = UNSET
+
+
+class Ready(msgspec.Struct):
+    """The API can accept requests."""
+
+    models: dict[str, Readiness]
+    status: Literal["ready"] = "ready"
+    broker: Literal["ok"] = "ok"
 
 
 async def live(_services: Services, _: Request) -> Reply:
     """Answer that the process runs, without asking Redis."""
-    return json_reply({"status": "live"})
+    return json_reply(Live())
 
 
 async def ready(services: Services, request: Request) -> Reply:
     """Answer whether the API can accept requests.
 
     A model without a worker accepts jobs, so that its state is reported but not required;
-    `?models=all` requires a loaded replica of each.
+    `?models=all` requires a loaded replica of each. Where API keys are required, this route is the
+    one that needs none, so that it shows no tracebacks.
     """
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
-    models = request.query(_READY).get("models", "")
-    if models not in ("", "all"):
-        raise InvalidRequest(
-            f"query parameter models: {models[:32]!r} is not known",
-            hint="Give all, or leave it out.",
-        )
+    models = read_query(request, ReadyQuery).models
     try:
         statuses = await services.model_statuses.statuses()
     except BrokerError as error:
         return problem(error, request.path, broker="unavailable")
-    states = {name: _state(status) for name, status in statuses.items()}
+    open_to_all = services.authenticator is None
+    states = {name: _state(status, with_error=open_to_all) for name, status in statuses.items()}
     missing = [name for name, status in statuses.items() if not status.ready]
     if models == "all" and missing:
         strict = ModelsNotReady(
@@ -43,16 +75,24 @@ async def ready(services: Services, request: Request) -> Reply:
             hint="GET /api/v1/models/{model} has the traceback of a load that failed.",
         )
         return problem(strict, request.path, broker="ok", models=states)
-    return json_reply({"status": "ready", "broker": "ok", "models": states})
+    return json_reply(Ready(states))
 
 
-def _state(status: ModelStatus) -> dict[str, Any]:
-    state: dict[str, Any] = {"state": status.state, "ready_replicas": status.ready}
-    if status.error:
-        state["error"] = status.error
-    return state
+def _state(status: ModelStatus, *, with_error: bool) -> Readiness:
+    error = with_error and status.error
+    return Readiness(status.state, status.ready, error or UNSET)
 
 
 async def problem_type(_services: Services, _: Request, code: str) -> Reply:
     """Return the meaning of a problem type; the `type` of a problem is this path."""
     return json_reply(explain(code))
+
+
+async def get_metrics(services: Services, _: Request) -> Reply:
+    """Return the metrics of queues, workers and API processes as Redis has them now.
+
+    The answer is not compressed: even at zlib's fastest level that would take two thirds of the
+    time of all the rest.
+    """
+    text = services.exposition.text(await metrics_of(services))
+    return Reply(200, text, CONTENT_TYPE_LATEST.encode())

@@ -1,1 +1,1 @@
-"""Commands for API keys, models and webhooks."""
+"""Commands for operators: queues, dead letters, models, API keys and webhooks."""

@@ -3,74 +3,51 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from headrace.access.api_key import Scope
-from headrace.cli.shared import output
-from headrace.cli.shared.confirm import confirm
-from headrace.cli.shared.options import JsonOption, YesOption
-from headrace.errors import ConfigError
+from headrace.cli.shared import options, output
+from headrace.cli.shared.options import argument, group, option
 
 if TYPE_CHECKING:
     from headrace.access.api_key import ApiKey
     from headrace.access.key_store import ApiKeyStore, ListedKey
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-keys_group: Final = typer.Typer(
-    help="Manage API keys in the Redis at HEADRACE_REDIS_URL, else in that of `headrace up` here.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+keys_group: Final = group(
+    "Manage API keys in the Redis at HEADRACE_REDIS_URL, else in that of `headrace up` here."
 )
 
-KeyArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the key: the middle part of its text.")
-]
+#: Longer durations are beyond what a date can be.
+_DURATION_CHARS: Final = 7
+
+KeyArgument = Annotated[str, argument("ID", "Id of the key: the middle part of its text.", ...)]
 
 
 @keys_group.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key in lists.")],
-    scope: Annotated[
-        list[Scope] | None,
-        typer.Option("--scope", help="Scope of the key; repeatable (default: submit and read)."),
-    ] = None,
-    rate: Annotated[
-        float,
-        typer.Option(
-            "--rate",
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Requests (and lines of bulk requests) per second (default: no limit).",
-        ),
-    ] = 0.0,
-    in_flight: Annotated[
-        int,
-        typer.Option(
-            "--in-flight",
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Maximum number of jobs in flight (default: no limit).",
-        ),
-    ] = 0,
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            "--expires",
-            metavar="TIME",
-            help="Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires).",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
+    name: str = argument("NAME", "Name of the key in lists.", ...),
+    scope: list[Scope] | None = option(
+        "--scope SCOPE",
+        "Scope of the key: submit, read or manage; repeatable (default: submit and read).",
+    ),
+    rate: float = option(
+        "--rate N",
+        "Requests (and lines of bulk requests) per second (default: no limit).",
+        0.0,
+        min=0,
+    ),
+    in_flight: int = option(
+        "--in-flight N", "Maximum number of jobs in flight (default: no limit).", 0, min=0
+    ),
+    expires: str | None = option(
+        "--expires TIME", "Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires)."
+    ),
+    as_json: options.Json = False,
 ) -> None:
     """Create an API key and print it once; Redis stores only its hash."""
     with _api_keys() as key_store:
@@ -93,30 +70,25 @@ def create(
 
 
 @keys_group.command("list")
-def list_(as_json: JsonOption = False) -> None:
+def list_(as_json: options.Json = False) -> None:
     """List the API keys without their secrets."""
     with _api_keys() as key_store:
         listed = key_store.all()
     if as_json:
         for one in listed:
-            output.json_line(_json_object(one))
-        return
-    output.table(
-        ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"),
-        [_row(one) for one in listed],
-    )
+            output.json_line(_json_object(one.key, one.jobs))
+    else:
+        columns = ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES")
+        output.table(columns, map(_row, listed))
 
 
 @keys_group.command()
 def rotate(
     key_id: KeyArgument,
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            "--grace", metavar="TIME", help="How long the old secret stays valid (default: 0s)."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
+    grace: str | None = option(
+        "--grace TIME", "How long the old secret stays valid (default: 0s)."
+    ),
+    as_json: options.Json = False,
 ) -> None:
     """Give a key a new secret and print it; its id, jobs and limits stay."""
     with _api_keys() as key_store:
@@ -126,18 +98,18 @@ def rotate(
 
 @keys_group.command()
 def revoke(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the keys.")],
-    yes: YesOption = False,
+    ids: list[str] = argument("ID", "Ids of the keys.", ...),
+    yes: options.Yes = False,
 ) -> None:
     """Revoke keys immediately and permanently; their jobs continue."""
-    confirm(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
+    output.confirm(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
     with _api_keys() as key_store:
         for key_id in ids:
             key_store.revoke(key_id)
             output.line(f"{key_id}  revoked")
 
 
-def _seconds(text: str | None, option: str, *, least: int = 0) -> float:
+def _seconds(text: str | None, flag: str, *, least: int = 0) -> float:
     """Parse a duration to seconds; return 0 for None.
 
     Raises:
@@ -145,54 +117,39 @@ def _seconds(text: str | None, option: str, *, least: int = 0) -> float:
     """
     if text is None:
         return 0.0
-    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if not match:
+    duration_s = options.parsed_seconds(text) if len(text) <= _DURATION_CHARS else None
+    if duration_s is None:
         raise typer.BadParameter(
-            f"{text}: not a duration; give 90s, 15m, 2h or 30d", param_hint=option
+            f"{text}: not a duration; give 90s, 15m, 2h or 30d", param_hint=flag
         )
-    duration_s = int(match[1]) * _UNITS_S[match[2]]
     if duration_s < least:
-        raise typer.BadParameter(f"{text}: must be at least {least}s", param_hint=option)
+        raise typer.BadParameter(f"{text}: must be at least {least}s", param_hint=flag)
     return float(duration_s)
 
 
-@contextmanager
-def _api_keys() -> Iterator[ApiKeyStore]:
+def _api_keys() -> AbstractContextManager[ApiKeyStore]:
     # Imported here because they import the Redis client.
     from headrace.access.key_store import api_keys_at
     from headrace.config.settings import load_settings
-    from headrace.server.embedded_redis import prepared_url
+    from headrace.server.embedded_redis import redis_url_here
 
-    settings = load_settings(None, os.environ, {})
-    url = settings.redis_url or prepared_url(settings.state_dir)
-    if url is None:
-        raise ConfigError(
-            f"no Redis URL is set, and `headrace up` has no Redis in {settings.state_dir}",
-            hint="set HEADRACE_REDIS_URL, or change to the folder where `headrace up` runs",
-        )
-    with api_keys_at(url) as key_store:
-        yield key_store
+    return api_keys_at(redis_url_here(load_settings(None, os.environ, {})))
 
 
 def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:
-    if as_json:
-        from headrace.access.key_store import ListedKey
-
-        output.json_line({**_json_object(ListedKey(key, 0)), "key": text})
-        return
-    output.line(text)
-    output.message(f"the key is shown only once; its id is {key.id}")
+    output.item({**_json_object(key, 0), "key": text}, text, as_json=as_json)
+    if not as_json:
+        output.message(f"the key is shown only once; its id is {key.id}")
 
 
-def _json_object(one: ListedKey) -> dict[str, Any]:
-    key = one.key
+def _json_object(key: ApiKey, jobs: int) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
         "scopes": sorted(key.scopes),
         "rate": key.rate or None,
         "max_in_flight": key.in_flight or None,
-        "in_flight": one.jobs,
+        "in_flight": jobs,
         "created_at": _time(key.created_s),
         "expires_at": _time(key.expires_s) if key.expires_s else None,
         "internal": key.acts,

@@ -1,57 +1,416 @@
-"""`headrace models`: lists the models, or shows one."""
+"""`headrace models`: lists the models, shows one, and changes what is registered."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from headrace.cli.shared import output
+import typer
+import yaml
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from headrace.cli.shared import options, output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.options import argument, client_of, flag, option
+from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from headrace.client.models import Model
+    from headrace.client.models import Model, ModelDifference, ModelTraffic, Registration
 
-_SUMMARY: Final = ("name", "version", "queue", "state", "ready_replicas")
+#: The fields of a model that are not shown as one value.
+_APART: Final = frozenset(
+    {"workers", "error", "inputs", "outputs", "parameters", "headers", "traffic"}
+)
+_COLUMNS: Final = ("MODEL", "VERSION", "STATE", ">REPLICAS", "QUEUE")
+_DIFFERENCES: Final = ("MODEL", "VERSION", "OPTION", "IN THE FILE", "PRESENT")
+_CHANGES: Final = ("AT", "MODEL", "BY", "CHANGE")
+#: The fields of a model in the JSON list.
+_SUMMARY: Final = ("name", "version", "queue", "state", "ready_replicas", "versions")
 
 
-def list_models(url: str | None, *, as_json: bool) -> None:
-    """Print every registered model."""
-    from headrace import Client
+class _ModelsGroup(TyperGroup):
+    """`headrace models MODEL` is `headrace models show MODEL`."""
 
-    with Client(url) as client:
-        models = list(client.models())
-    if as_json:
-        for model in models:
-            output.json_line({name: getattr(model, name) for name in _SUMMARY})
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].startswith("-"):
+            at += 2 if args[at] == "--url" else 1
+        if at < len(args) and args[at] not in self.commands:
+            args.insert(0, "show")
+        return super().parse_args(ctx, args)
+
+    @override
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        (model,) = (one for one in self.commands["show"].params if one.name == "model")
+        names = [] if incomplete.startswith("-") else model.shell_complete(ctx, incomplete)
+        return [*names, *super().shell_complete(ctx, incomplete)]
+
+
+models_group: Final = typer.Typer(cls=_ModelsGroup, rich_markup_mode=None)
+
+ModelArgument = Annotated[
+    str, argument("MODEL", "The model.", ..., autocompletion=options.complete_model)
+]
+OptionsArgument = Annotated[
+    list[str], argument("KEY=VALUE", "Options as in the models file; the value is YAML.", ...)
+]
+WaitSeconds = Annotated[
+    float | None,
+    option("--wait SECONDS", "Wait until the workers serve it, or cannot load it.", ..., min=0),
+]
+OfVersion = Annotated[
+    str, option("--version VERSION", "The version (default: the default version).", ...)
+]
+
+
+@models_group.callback(invoke_without_command=True)
+def models(ctx: typer.Context, as_json: options.Json = False, url: options.Url = None) -> None:
+    """List the models; show, register, change, reload or remove one."""
+    if ctx.invoked_subcommand is not None:
+        options.refuse_before_subcommand(ctx)
         return
-    output.table(
-        ("MODEL", "VERSION", "STATE", ">REPLICAS", "QUEUE"),
-        [(m.name, m.version, m.state, str(m.ready_replicas), m.queue) for m in models],
+    with client_of(url) as client:
+        found = client.models()
+    output.listing(found, _COLUMNS, _row, as_json=as_json, fields=_SUMMARY)
+
+
+@models_group.command()
+def show(model: ModelArgument, as_json: options.Json = False, url: options.Url = None) -> None:
+    """Show the configuration and the workers of one model."""
+    with client_of(url) as client:
+        shown = client.model(model)
+        copied = bool(shown.traffic and shown.traffic.get("shadow")) and not as_json
+        traffic = client.model_traffic(model) if copied else None
+    if as_json:
+        output.json_line(shown)
+        return
+    output.pairs([*_facts(shown), *(_shadow(traffic) if traffic is not None else [])])
+    if shown.error:
+        output.line("")
+        output.line(shown.error.rstrip())
+
+
+@models_group.command()
+def add(
+    model: ModelArgument,
+    given: OptionsArgument,
+    version: str = option("--version VERSION", "The version (default: 1.0).", "1.0"),
+    wait: WaitSeconds = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Register a version of a model; the server must allow it with model_api."""
+    with client_of(url) as client:
+        _print(client.register_model(model, version, _options(given), wait=wait), as_json=as_json)
+
+
+@models_group.command("set")
+def set_options(
+    model: ModelArgument,
+    given: OptionsArgument,
+    version: OfVersion = "",
+    wait: WaitSeconds = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Set options of a version; KEY= without a value takes a change back."""
+    with client_of(url) as client:
+        done = client.set_model_options(model, _options(given), version=version, wait=wait)
+    _print(done, as_json=as_json)
+
+
+@models_group.command()
+def scale(
+    model: ModelArgument,
+    replicas: int = argument("REPLICAS", "Model processes in each worker.", ..., min=0),
+    version: OfVersion = "",
+    total: bool = flag("--total", "Processes of all workers together (total_replicas)."),
+    wait: WaitSeconds = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Set how many model processes each worker runs, or with --total all workers together."""
+    number = {"total_replicas" if total else "replicas": replicas}
+    with client_of(url) as client:
+        done = client.set_model_options(model, number, version=version, wait=wait)
+    _print(done, as_json=as_json)
+
+
+@models_group.command()
+def reload(
+    model: ModelArgument,
+    version: OfVersion = "",
+    wait: WaitSeconds = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Start new model processes; the old ones serve until these are ready."""
+    with client_of(url) as client:
+        _print(client.reload_model(model, version=version, wait=wait), as_json=as_json)
+
+
+@models_group.command()
+def promote(
+    model: ModelArgument,
+    version: str = argument("VERSION", "The new default version.", ...),
+    wait: WaitSeconds = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Make a version the default one, for jobs that name no version."""
+    with client_of(url) as client:
+        _print(client.promote_model(model, version, wait=wait), as_json=as_json)
+
+
+@models_group.command()
+def route(
+    model: ModelArgument,
+    given: list[str] = argument("[VERSION=WEIGHT]", "The share of each version.", None),
+    sticky: str | None = option(
+        "--sticky header:NAME|metadata:KEY|none", "One user sees one version.", None
+    ),
+    shadow: str | None = option(
+        "--shadow VERSION|none", "Copy the jobs to this version, and compare the results.", None
+    ),
+    shadow_percent: float | None = option(
+        "--shadow-percent N",
+        "How many of the jobs are copied (default: 100).",
+        None,
+        min=0,
+        max=100,
+    ),
+    clear: bool = option("--clear", "Return to the models file's, or the default version.", False),
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Share the jobs that name no version among versions; without options show the shares."""
+    weights = _weights(given or ())
+    changes = bool(weights) or any(one is not None for one in (sticky, shadow, shadow_percent))
+    if clear and changes:
+        raise InvalidRequest("--clear goes with nothing else", hint="Give either.")
+    with client_of(url) as client:
+        found = client.clear_traffic(model) if clear else client.model_traffic(model)
+        if changes:
+            # What is not given stays as it is.
+            copied = found.shadow if shadow is None else shadow
+            found = client.route_model(
+                model,
+                weights or found.weights,
+                sticky=found.sticky if sticky is None else _sticky(sticky),
+                shadow=None if copied == "none" else copied,
+                shadow_percent=found.shadow_percent if shadow_percent is None else shadow_percent,
+                generation=found.generation,
+            )
+    if as_json:
+        output.json_line(found)
+        return
+    output.pairs(_shares(found))
+
+
+@models_group.command()
+def remove(
+    model: ModelArgument,
+    version: str = option("--version VERSION", "Only this version.", ""),
+    url: options.Url = None,
+) -> None:
+    """Remove a model, or one of its versions; jobs that wait stay in their queue."""
+    with client_of(url) as client:
+        client.remove_model(model, version=version)
+    output.message(f"{model} {version}".rstrip() + ": removed")
+
+
+@models_group.command()
+def versions(model: ModelArgument, as_json: options.Json = False, url: options.Url = None) -> None:
+    """Show the registered versions of a model, and what differs from the models file."""
+    with client_of(url) as client:
+        _print(client.model_versions(model), as_json=as_json)
+
+
+@models_group.command()
+def changes(
+    limit: int = option("--limit N", "How many (default: 20).", 20, min=1, max=1000),
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """List the newest changes of the registered models, with their authors."""
+    with client_of(url) as client:
+        found = client.model_changes(limit=limit)
+    output.listing(
+        found,
+        _CHANGES,
+        lambda one: (f"{one.at:%Y-%m-%d %H:%M:%S}", one.model, one.by, one.what),
+        as_json=as_json,
     )
 
 
-def show_model(url: str | None, name: str, *, as_json: bool) -> None:
-    """Print one model with its configuration and its workers."""
-    from headrace import Client
+@models_group.command()
+def diff(as_json: options.Json = False, url: options.Url = None) -> None:
+    """List where the registered models differ from the models file."""
+    with client_of(url) as client:
+        found = client.model_differences()
+    output.listing(
+        found,
+        _DIFFERENCES,
+        _difference,
+        as_json=as_json,
+        empty="the registered models are as the models file has them",
+    )
 
-    with Client(url) as client:
-        model = client.model(name)
+
+def _difference(one: ModelDifference) -> tuple[str, ...]:
+    if one.option is None:
+        return (one.model, one.version, "", "not in the file", "")
+    values = (
+        "" if value is None else output.short_line(output.as_json(value))
+        for value in (one.declared, one.present)
+    )
+    return (one.model, one.version, one.option, *values)
+
+
+def _weights(given: Iterable[str]) -> dict[str, float]:
+    found = {}
+    for text in given:
+        version, _, weight = text.rpartition("=")
+        try:
+            found[version] = float(weight)
+        except ValueError:
+            version = ""
+        if not version:
+            raise InvalidRequest(
+                f"{text[:64]!r} is no share of a version",
+                hint="Give VERSION=WEIGHT, such as 2.0=10.",
+            )
+    return found
+
+
+def _sticky(text: str) -> dict[str, str] | None:
+    if text == "none":
+        return None
+    kind, _, name = text.partition(":")
+    if kind not in ("header", "metadata") or not name:
+        raise InvalidRequest(
+            f"--sticky {text[:64]!r} is not known",
+            hint="Give header:NAME, such as header:X-User, metadata:KEY, or none.",
+        )
+    return {kind: name}
+
+
+def _shadow(found: ModelTraffic) -> list[tuple[str, str]]:
+    if found.shadow is None:
+        return []
+    results = ", ".join(f"{count} {name}" for name, count in found.shadow_results.items())
+    return [
+        ("shadow", f"{found.shadow}, {found.shadow_percent:g}% of the jobs"),
+        ("shadow results", results),
+    ]
+
+
+def _shares(found: ModelTraffic) -> list[tuple[str, str]]:
+    total = sum(found.weights.values())
+    shares = [
+        ("version", f"{name}, {weight:g} ({weight / total:.0%})")
+        for name, weight in found.weights.items()
+    ]
+    facts = [("model", found.name), *(shares or [("version", f"{found.default_version}, all")])]
+    facts += [("sticky", f"{kind} {name}") for kind, name in (found.sticky or {}).items()]
+    return [*facts, *_shadow(found), ("set by", "the models file" if found.declared else "the API")]
+
+
+def _options(given: Iterable[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(
+                f"{text[:64]!r} is no option", hint="Give KEY=VALUE, such as replicas=2."
+            )
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InvalidRequest(
+                f"{key}: {value[:64]!r} is not YAML", hint="Put the value in quotes."
+            ) from None
+    return found
+
+
+def _print(done: Registration, *, as_json: bool) -> None:
+    """Print a model after a change.
+
+    Raises:
+        Exit: the change was waited for, and is not served.
+    """
     if as_json:
-        output.json_line(model)
-        return
-    output.pairs(_facts(model))
-    if model.error:
-        output.line("")
-        output.line(model.error.rstrip())
+        output.json_line(done)
+    else:
+        output.pairs(
+            [
+                ("model", done.name),
+                ("generation", str(done.generation)),
+                ("last change", f"{done.change} (by {done.changed_by})"),
+                *(("version", _version(one)) for one in done.versions),
+            ]
+        )
+    if done.state == "failed":
+        output.message(f"the workers cannot load it:\n{(done.error or '').rstrip()}")
+        raise typer.Exit(ExitCode.FAILED)
+    if done.state == "pending":
+        output.message("not every worker serves it yet; `headrace models MODEL` shows the workers")
+        raise typer.Exit(ExitCode.TIMED_OUT)
+
+
+def _version(one: Any) -> str:
+    words = [one.version, *(["default"] if one.default else [])]
+    words.append("from the models file" if one.declared else "added over the API")
+    words += [f"{key}={value!r} over the API" for key, value in sorted(one.changed.items())]
+    return ", ".join(words) + (f"; {one.unserved}" if one.unserved else "")
+
+
+def _row(model: Model) -> tuple[str, ...]:
+    versions = ", ".join(model.versions or [model.version])
+    return (model.name, versions, model.state, str(model.ready_replicas), model.queue)
+
+
+def _declared(name: str, declared: dict[str, Any]) -> list[tuple[str, str]]:
+    facts = []
+    if declared.get("content_types"):
+        facts.append((name, ", ".join(declared["content_types"])))
+    if declared.get("schema") is not None:
+        facts.append((name, output.as_json(declared["schema"])))
+    if "example" in declared:
+        # An example of bytes is base64; its beginning is enough.
+        facts.append(("example", output.short_line(output.as_json(declared["example"]))))
+    return facts
 
 
 def _facts(model: Model) -> list[tuple[str, str]]:
-    hidden = ("workers", "error")
     facts = [
-        (name.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value))
+        (name.replace("_", " "), _in_words(value))
         for name in model.__struct_fields__
-        if name not in hidden and (value := getattr(model, name)) is not None
+        if name not in _APART and (value := getattr(model, name)) not in (None, [])
     ]
     facts += [
-        ("worker", f"{worker.get('node')}, {worker.get('device')}: {worker.get('state')}")
-        for worker in model.workers or ()
+        (f"parameter {name}", output.as_json(declared))
+        for name, declared in (model.parameters or {}).items()
     ]
+    if model.traffic:
+        facts.append(("traffic", output.as_json(model.traffic)))
+    if model.headers:
+        facts.append(("headers", ", ".join(model.headers)))
+    for name in ("inputs", "outputs"):
+        facts += _declared(name, getattr(model, name) or {})
+    for worker in model.workers or ():
+        version = f", version {worker['version']}" if worker.get("version") else ""
+        labels = f" ({', '.join(worker['labels'])})" if worker.get("labels") else ""
+        text = (
+            f"{worker.get('node')}{labels}{version}, {worker.get('device')}: {worker.get('state')}"
+        )
+        facts.append(("worker", text))
     return facts
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

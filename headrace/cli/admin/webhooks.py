@@ -4,74 +4,47 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headrace.cli.shared import output
-from headrace.cli.shared.options import JsonOption, UrlOption
+from headrace.cli.shared import options, output
+from headrace.cli.shared.options import argument, client_of, flag, group
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.client.models import WebhookDelivery
 
-webhooks_group: Final = typer.Typer(
-    help="Show and redeliver webhooks; print their signing secrets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+webhooks_group: Final = group("Show and redeliver webhooks; print their signing secrets.")
 
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Job id.")]
+_COLUMNS: Final = ("ID", "TYPE", "STATE", ">ATTEMPTS", "LAST", "NEXT", "URL")
 
 
 @webhooks_group.command()
-def show(job: JobArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
+def show(job: options.JobId, as_json: options.Json = False, url: options.Url = None) -> None:
     """Show the webhook deliveries of a job and the result of their attempts."""
-    from headrace import Client
-
-    with Client(url) as client:
-        deliveries = client.webhooks(job)
-    if as_json:
-        for delivery in deliveries:
-            output.json_line(delivery)
-    elif not deliveries:
-        output.message(f"{job}: no webhook deliveries")
-    else:
-        heads = ("ID", "TYPE", "STATE", ">ATTEMPTS", "LAST", "NEXT", "URL")
-        output.table(heads, [_row(delivery) for delivery in deliveries])
+    with client_of(url) as client:
+        found = client.webhooks(job)
+    output.listing(found, _COLUMNS, _row, as_json=as_json, empty=f"{job}: no webhook deliveries")
 
 
 @webhooks_group.command()
 def redeliver(
-    job: JobArgument,
-    delivery: Annotated[
-        str | None,
-        typer.Argument(metavar="DELIVERY", help="Delivery id from `show` (default: the newest)."),
-    ] = None,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
+    job: options.JobId,
+    delivery: str | None = argument("DELIVERY", "Delivery id from `show` (default: the newest)."),
+    as_json: options.Json = False,
+    url: options.Url = None,
 ) -> None:
     """Send a webhook again with the same id."""
-    from headrace import Client
-
-    with Client(url) as client:
+    with client_of(url) as client:
         again = client.redeliver_webhook(job, delivery)
-    if as_json:
-        output.json_line(again)
-    else:
-        output.line(f"{again.id}  redelivered")
+    output.item(again, f"{again.id}  redelivered", as_json=as_json)
 
 
 @webhooks_group.command()
 def secret(
-    key: Annotated[
-        str | None,
-        typer.Argument(metavar="KEY", help="Id of an API key (default: the server's own secret)."),
-    ] = None,
-    new: Annotated[
-        bool,
-        typer.Option("--new", help="Print a new secret to put first in webhook_secrets."),
-    ] = False,
+    key: str | None = argument("KEY", "Id of an API key (default: the server's own secret)."),
+    new: bool = flag("--new", "Print a new secret to put first in webhook_secrets."),
 ) -> None:
     """Print the secrets that verify the webhooks of an API key, newest first."""
     # Imported here because they import the Redis client.

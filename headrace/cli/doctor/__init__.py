@@ -1,4 +1,4 @@
 """`headrace doctor`: the checks of a deployment.
 
-Start with registry.py, which lists the checks in the order of the report.
+Start with command.py, which lists the checks in the order of the report.
 """

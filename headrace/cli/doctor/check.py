@@ -1,13 +1,23 @@
-"""A check and its result: a verdict, a sentence and a hint."""
+"""A check and its result (a verdict, a sentence and a hint), and how checks are run.
+
+A check that raises or hangs becomes a line of the report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from redis.exceptions import NoPermissionError, RedisError
+
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.output import error_line
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.cli.doctor.deployment import Deployment
@@ -33,10 +43,8 @@ class CheckResult:
     """The result of a check.
 
     Attributes:
-        verdict: the verdict.
         sentence: what the check found, on one line.
         hint: what to do; empty if there is nothing to do.
-        code: the exit code of a failure.
         parts: the sentence and the hint of each problem, if there are several.
     """
 
@@ -57,17 +65,25 @@ class Check:
 
     Attributes:
         name: its name in the report and in docs/doctor.md.
-        group: its heading in the report.
-        run: the function; it may raise any exception, and may hang.
-        limit_s: maximum run time in seconds.
+        run: returns the result, or yields every problem and last the result without problems; it
+            may raise any exception, and may hang.
         background: it takes seconds, and runs while the others run.
     """
 
     name: str
     group: str
-    run: Callable[[Deployment], CheckResult]
+    run: Callable[[Deployment], CheckResult | Iterator[CheckResult]]
     limit_s: float = 15.0
     background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """A check, its result and its run time in seconds."""
+
+    check: Check
+    result: CheckResult
+    took_s: float
 
 
 def ok(sentence: str) -> CheckResult:
@@ -90,17 +106,11 @@ def skip(sentence: str, hint: str = "") -> CheckResult:
     return CheckResult(Verdict.SKIP, sentence, hint)
 
 
-def worst(results: Sequence[CheckResult], otherwise: CheckResult) -> CheckResult:
-    """Combine several results of one check to one, from those with the worst verdict.
-
-    Args:
-        results: the problems.
-        otherwise: the result without problems.
-    """
-    if not results:
-        return otherwise
-    verdict = max((one.verdict for one in results), key=_ORDER.index)
-    found = [one for one in results if one.verdict is verdict]
+def worst(results: Iterable[CheckResult]) -> CheckResult:
+    """Combine the results of one check to one, from those with the worst verdict."""
+    found = list(results)
+    verdict = max((one.verdict for one in found), key=_ORDER.index)
+    found = [one for one in found if one.verdict is verdict]
     hints = dict.fromkeys(one.hint for one in found if one.hint)
     sentence = "; ".join(one.sentence for one in found)
     parts = tuple((one.sentence, one.hint) for one in found) if len(found) > 1 else ()
@@ -114,10 +124,57 @@ def named(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def size(number: float) -> str:
-    """Return a number of bytes as text: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
+def run_checks(deployment: Deployment, checks: Sequence[Check]) -> Iterator[CheckRun]:
+    """Run the checks in their order; background checks run while the others run.
+
+    Yields:
+        A result for each check in their order; those of background checks come last.
+    """
+    background = [_CheckThread(deployment, check) for check in checks if check.background]
+    for check in checks:
+        if not check.background:
+            yield _CheckThread(deployment, check).result()
+    for thread in background:
+        yield thread.result()
+
+
+class _CheckThread:
+    """One check in a daemon thread, so that a hanging check does not block the exit."""
+
+    def __init__(self, deployment: Deployment, check: Check) -> None:
+        self._deployment, self._check = deployment, check
+        self._began_s = time.monotonic()
+        self._results: queue.SimpleQueue[CheckRun] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"doctor-{check.name}", daemon=True).start()
+
+    def _run(self) -> None:
+        result = _result_of(self._check, self._deployment)
+        self._results.put(CheckRun(self._check, result, time.monotonic() - self._began_s))
+
+    def result(self) -> CheckRun:
+        """Return the result once the check has ended, or a failure at its time limit."""
+        left_s = self._check.limit_s - (time.monotonic() - self._began_s)
+        try:
+            return self._results.get(timeout=max(left_s, 0.001))
+        except queue.Empty:
+            hung = fail(
+                f"did not end within {self._check.limit_s:g} s",
+                "what it checks is hanging; run it again, and look there",
+            )
+            return CheckRun(self._check, hung, time.monotonic() - self._began_s)
+
+
+def _result_of(check: Check, deployment: Deployment) -> CheckResult:
+    try:
+        found = check.run(deployment)
+        return found if isinstance(found, CheckResult) else worst(found)
+    except CheckSkipped as error:
+        return skip(str(error))
+    except NoPermissionError as error:
+        return skip(f"this user of Redis lacks permission: {error_line(error)}")
+    except RedisError as error:
+        return fail(f"Redis: {error_line(error)}", "see the check `redis`, and the server's log")
+    except HeadraceError as error:
+        return fail(error_line(error), error.hint)
+    except Exception as error:  # noqa: BLE001 - any error of a check becomes a line
+        return fail(f"the check itself failed: {type(error).__name__}: {error_line(error)}", "")

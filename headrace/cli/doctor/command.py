@@ -1,9 +1,8 @@
-"""`headrace doctor`: prints the report, as text or as JSON."""
+"""`headrace doctor`: the list of all checks, and the report as text or as JSON."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +10,77 @@ from typing import Final
 
 import typer
 
-from headrace.cli.doctor.check import Verdict
-from headrace.cli.doctor.deployment import Deployment, DoctorOptions
-from headrace.cli.doctor.registry import CHECKS
-from headrace.cli.doctor.runner import CheckRun, run_checks
+from headrace.cli.doctor import (
+    configuration,
+    gpus,
+    host,
+    queues,
+    redis_durability,
+    redis_server,
+    workers,
+)
+from headrace.cli.doctor.check import Check, CheckRun, Verdict, run_checks
+from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 
+CONFIG: Final = "Configuration"
+REDIS: Final = "Redis"
+WORKERS: Final = "Workers and API"
+WORK: Final = "Work"
+DEVICES: Final = "Devices"
+HOST: Final = "This host"
+
+#: All checks, in the order of the report. A test compares docs/doctor.md with this list.
+CHECKS: Final = (
+    Check("settings", CONFIG, configuration.settings),
+    Check("env-file", CONFIG, configuration.env_file),
+    Check("models-file", CONFIG, configuration.models_file),
+    Check("handlers", CONFIG, configuration.handlers),
+    Check("weights", CONFIG, configuration.weights),
+    Check("exposure", CONFIG, configuration.exposure),
+    Check("certificate", CONFIG, configuration.certificate),
+    Check("redis", REDIS, redis_server.reach),
+    Check("redis-version", REDIS, redis_server.version),
+    Check("redis-mode", REDIS, redis_server.mode),
+    Check("redis-rights", REDIS, redis_server.rights),
+    Check("redis-scripts", REDIS, redis_server.scripting),
+    Check("redis-tracking", REDIS, redis_server.tracking),
+    Check("redis-persistence", REDIS, redis_durability.persistence),
+    Check("redis-writes", REDIS, redis_durability.last_writes),
+    Check("redis-eviction", REDIS, redis_durability.eviction),
+    Check("redis-memory", REDIS, redis_durability.memory),
+    Check("redis-replicas", REDIS, redis_durability.replication),
+    Check("redis-clients", REDIS, redis_server.connections),
+    Check("redis-latency", REDIS, redis_server.latency),
+    Check("redis-slow", REDIS, redis_server.slow_commands),
+    Check("redis-fork", REDIS, redis_durability.fork),
+    Check("redis-keys", REDIS, redis_durability.strays),
+    Check("redis-disk", REDIS, redis_durability.disk),
+    Check("redis-host", REDIS, redis_durability.host),
+    Check("workers", WORKERS, workers.workers),
+    Check("models", WORKERS, workers.served_models),
+    Check("model-versions", WORKERS, workers.model_versions),
+    Check("worker-versions", WORKERS, workers.worker_versions),
+    Check("clocks", WORKERS, workers.clocks),
+    Check("api", WORKERS, workers.api),
+    Check("worker-answers", WORKERS, workers.answers, limit_s=60, background=True),
+    Check("queues", WORK, queues.queues),
+    Check("backlog", WORK, queues.backlog),
+    Check("dead-letters", WORK, queues.dead_letters),
+    Check("unknown-queues", WORK, queues.unknown_queues),
+    Check("errands", WORK, queues.background_tasks),
+    Check("batches", WORK, queues.batches),
+    Check("gpus", DEVICES, gpus.gpus, limit_s=30),
+    Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),
+    Check("threads", DEVICES, gpus.threads),
+    Check("torch", DEVICES, gpus.torch, limit_s=120, background=True),
+    Check("payload-store", HOST, host.payload_store, limit_s=30),
+    Check("state-dir", HOST, host.state_dir),
+    Check("disks", HOST, host.disks),
+    Check("open-files", HOST, host.open_files),
+    Check("versions", HOST, host.versions),
+)
 _COLOURS: Final = {
     Verdict.OK: typer.colors.GREEN,
     Verdict.WARN: typer.colors.YELLOW,
@@ -26,8 +89,6 @@ _COLOURS: Final = {
 }
 #: Maximum number of problems that are printed per check.
 _PARTS_MAX: Final = 10
-#: Heading of the checks that run in the background.
-SLOW_CHECKS: Final = "Slow checks"
 _NAME_CHARS: Final = max(len(check.name) for check in CHECKS)
 
 
@@ -38,15 +99,29 @@ def examine(
     *,
     strict: bool,
     as_json: bool,
-) -> int:
+) -> ExitCode:
     """Run all checks, print the report and return the exit code."""
-    deployment = Deployment(DoctorOptions(redis_url, models, api_url), os.environ)
+    deployment = Deployment(os.environ, redis_url, models, api_url)
+    results: list[CheckRun] = []
+    group = ""
     try:
-        results = _printed(run_checks(deployment, CHECKS), as_json=as_json)
+        for run in run_checks(deployment, CHECKS):
+            results.append(run)
+            if as_json:
+                output.json_line(_json_object(run))
+                continue
+            heading = "Slow checks" if run.check.background else run.check.group
+            if heading != group:
+                output.line(f"{chr(10) if group else ''}{_styled(heading, bold=True)}")
+                group = heading
+            for text in _lines(run):
+                output.line(text)
     finally:
         deployment.close()
     if not as_json:
-        _print_summary(results)
+        counts = Counter(run.result.verdict for run in results)
+        parts = [f"{counts[verdict]} {verdict}" for verdict in reversed(Verdict) if counts[verdict]]
+        output.line(f"\n{output.count(len(results), 'check')}: {', '.join(parts)}")
     return exit_code_of(results, strict=strict)
 
 
@@ -59,23 +134,6 @@ def exit_code_of(runs: Iterable[CheckRun], *, strict: bool) -> ExitCode:
         elif strict and run.result.verdict is Verdict.WARN:
             codes.append(ExitCode.FAILED)
     return max(codes)
-
-
-def _printed(runs: Iterable[CheckRun], *, as_json: bool) -> list[CheckRun]:
-    printed: list[CheckRun] = []
-    group = ""
-    for run in runs:
-        printed.append(run)
-        if as_json:
-            output.json_line(_json_object(run))
-            continue
-        heading = SLOW_CHECKS if run.check.background else run.check.group
-        if heading != group:
-            group = heading
-            output.line(f"{'' if len(printed) == 1 else chr(10)}{_styled(group, bold=True)}")
-        for text in _lines(run):
-            output.line(text)
-    return printed
 
 
 def _json_object(run: CheckRun) -> dict[str, object]:
@@ -108,14 +166,6 @@ def _lines(run: CheckRun) -> list[str]:
     return lines
 
 
-def _print_summary(runs: list[CheckRun]) -> None:
-    counts = Counter(run.result.verdict for run in runs)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in reversed(Verdict) if counts[verdict]]
-    output.line(f"\n{output.count(len(runs), 'check')}: {', '.join(parts)}")
-
-
 def _styled(text: str, **style: object) -> str:
     """Return text that is styled on a terminal and plain elsewhere."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return text
-    return typer.style(text, **style)  # type: ignore[arg-type]
+    return typer.style(text, **style) if output.coloured() else text  # type: ignore[arg-type]

@@ -1,44 +1,33 @@
-"""Checks of the settings, the models file and its files, the payload store and the disks."""
+"""Checks of the settings, the models file and its files, and the API's exposure."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import stat
+import re
+import ssl
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.doctor.check import (
-    CheckResult,
-    CheckSkipped,
-    fail,
-    named,
-    ok,
-    size,
-    skip,
-    warn,
-    worst,
-)
-from headrace.cli.doctor.deployment import Deployment, error_line
-from headrace.cli.doctor.redis_durability import DISK_LOW, DISK_OUT, FULL, free_space
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count
+from headrace.cli.shared.output import count, error_line, size
 from headrace.config.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_handler,
     source_problem,
 )
-from headrace.config.model_catalog import ModelConfig
 from headrace.config.paths import server_root
-from headrace.config.settings import ENV_CONFIG
-from headrace.errors import ConfigError, HeadraceError
-from headrace.payloads.index import PayloadIndex
-from headrace.payloads.s3_client import Bucket, s3_client
+from headrace.config.settings import ENV_CONFIG, is_loopback
+from headrace.errors import ConfigError
 from headrace.redis import keys
 
 _SAFETENSORS_HEAD: Final = 8
@@ -49,7 +38,16 @@ _NEEDS: Final = {
     "echo": (),
     "digits": ("torch", "safetensors", "PIL"),
     "image_classifier": ("torch", "safetensors", "PIL"),
+    "tensor_model": ("torch", "numpy"),
 }
+#: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name.
+_NO_CHECK_TIME: Final = 0x200000
+SOON_DAYS: Final = 14
+ENV_FILE: Final = ".env"
+_COMPOSE_FILES: Final = ("*compose*.y*ml", "deploy/*compose*.y*ml")
+_ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?(HEADRACE_\w+)\s*=", re.MULTILINE)
+_INTERPOLATED: Final = re.compile(r"\$\{?(HEADRACE_\w+)")
+_DAY_S: Final = 86_400
 
 
 def settings(deployment: Deployment) -> CheckResult:
@@ -66,6 +64,30 @@ def settings(deployment: Deployment) -> CheckResult:
     return ok(f"from {file} and the environment" if file else "from the environment")
 
 
+def env_file(deployment: Deployment) -> CheckResult:
+    """`env-file`: no setting is left in `.env`, which only Docker Compose reads, for itself."""
+    try:
+        text = Path(ENV_FILE).read_text(errors="replace")
+    except FileNotFoundError:
+        return ok(f"no {ENV_FILE} in this folder")
+    except OSError as error:
+        return skip(f"{ENV_FILE} cannot be read: {error.strerror}")
+    given = dict.fromkeys(_ASSIGNED.findall(text))
+    used = {
+        name
+        for pattern in _COMPOSE_FILES
+        for file in Path().glob(pattern)
+        for name in _INTERPOLATED.findall(file.read_text(errors="replace"))
+    }
+    unread = [name for name in given if name not in used and name not in deployment.environ]
+    if unread:
+        return warn(
+            f"nothing reads {named(unread)} in {ENV_FILE}",
+            "with Docker Compose, write settings into settings.env; else export them",
+        )
+    return ok(f"no setting in {ENV_FILE} is without effect")
+
+
 def models_file(deployment: Deployment) -> CheckResult:
     """`models-file`: the file exists and is valid."""
     path = deployment.settings.models_file
@@ -79,27 +101,26 @@ def models_file(deployment: Deployment) -> CheckResult:
     return ok(f"{path}: {count(models, 'model')}, {count(pipelines, 'pipeline')}")
 
 
-def handlers(deployment: Deployment) -> CheckResult:
+def handlers(deployment: Deployment) -> Iterator[CheckResult]:
     """`handlers`: the code of each model exists. The code is not run."""
-    found = []
     for model in deployment.catalog.models.values():
+        if model.source is not None:  # `headrace check-config` reads sources
+            continue
         spec = parse_handler(model.handler)
         if spec.kind is HandlerKind.BUILTIN:
             missing = [name for name in _NEEDS[spec.target] if find_spec(name) is None]
             if missing:
-                hint = "install it on the workers' hosts: pip install 'headrace[worker,torch]'"
-                text = f"{model.name}: {named(missing)} not installed on this host"
-                found.append(warn(text, hint))
-            continue
-        problem = _handler_problem(spec, deployment.catalog.base_dir)
-        if problem:
-            hint = (
-                "correct `handler` in the models file, or install its package on the workers' hosts"
+                yield warn(
+                    f"{model.name}: {named(missing)} not installed on this host",
+                    "install it on the workers' hosts: pip install 'headrace[worker,torch]'",
+                )
+        elif problem := _handler_problem(spec, deployment.catalog.base_dir):
+            yield fail(
+                f"{model.name}: {problem}",
+                "correct `handler` in the models file, or install its package on the workers' "
+                "hosts",
             )
-            found.append(fail(f"{model.name}: {problem}", hint))
-    return worst(
-        found, ok(f"the handlers of {count(len(deployment.catalog.models), 'model')} exist")
-    )
+    yield ok(f"the handlers of {count(len(deployment.catalog.models), 'model')} exist")
 
 
 def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
@@ -131,25 +152,24 @@ def _module_file(dotted: str) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
-def weights(deployment: Deployment) -> CheckResult:
+def weights(deployment: Deployment) -> Iterator[CheckResult]:
     """`weights`: the models' weight files exist, are readable and look complete."""
-    models = [model for model in deployment.catalog.models.values() if model.weights is not None]
-    found, total = [], 0
-    for model in models:
-        problem, length = _weights_problem(model)
-        total += length
+    files, total = 0, 0
+    for model in deployment.catalog.models.values():
+        if model.weights is None or model.source is not None:
+            continue
+        problem, length = _weights_problem(Path(str(model.weights)))
+        files, total = files + 1, total + length
         if problem:
-            hint = (
-                "provide the file, or correct `weights` in the models file; every worker needs it"
+            yield fail(
+                f"{model.name}: {problem}",
+                "provide the file, or correct `weights` in the models file; every worker needs it",
             )
-            found.append(fail(f"{model.name}: {problem}", hint))
-    if not models:
-        return skip("no model has weights")
-    return worst(found, ok(f"{count(len(models), 'file')}, {size(total)}"))
+    yield ok(f"{count(files, 'file')}, {size(total)}") if files else skip("no model has weights")
 
 
-def _weights_problem(model: ModelConfig) -> tuple[str, int]:
-    path = Path(str(model.weights))
+def _weights_problem(path: Path) -> tuple[str, int]:
+    """Return what is wrong with a file or folder of weights (empty if nothing), and its length."""
     try:
         if path.is_dir():
             return ("" if any(path.iterdir()) else f"{path} is empty"), 0
@@ -168,89 +188,72 @@ def _weights_problem(model: ModelConfig) -> tuple[str, int]:
     return "", length
 
 
-def payload_store(deployment: Deployment) -> CheckResult:
-    """`payload-store`: large inputs and results can be stored."""
-    chosen = deployment.settings.payload_store
-    if chosen == "file":
-        return _folder_store(deployment)
-    if chosen == "s3":
-        return _s3_store(deployment)
-    used = int(deployment.redis.hget(keys.PAYLOAD_SIZES, "") or 0)
-    most = PayloadIndex(deployment.redis, deployment.settings.max_payload_memory_bytes).max_bytes()
-    text = f"in Redis: {size(used)} of {size(most)}"
-    if used > FULL * most:
-        return warn(text, "long inputs are refused with 507 at the bound: use payload_store file")
-    return ok(text)
-
-
-def _folder_store(deployment: Deployment) -> CheckResult:
-    folder = deployment.settings.payload_dir
-    if folder is None:
-        return fail("payload_store is file, but payload_dir is not set", "set payload_dir")
-    hint = "use a folder that the API and every worker can write to as the same user"
-    if not folder.is_dir():
-        return fail(f"payload_dir {folder} does not exist", hint)
-    probe = folder / f".doctor-{secrets.token_hex(6)}"
-    try:
-        with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(b"x")
-            file.flush()
-            os.fsync(file.fileno())
-        probe.unlink()
-    except OSError as error:
-        return fail(f"payload_dir {folder} cannot be written: {error.strerror}", hint)
-    if folder.stat().st_mode & stat.S_IWOTH:
-        return warn(f"payload_dir {folder} is writable for all users", f"chmod 700 {folder}")
-    return free_space(folder, "payloads")
-
-
-def _s3_store(deployment: Deployment) -> CheckResult:
+def exposure(deployment: Deployment) -> Iterator[CheckResult]:
+    """`exposure`: an API that other hosts can reach requires keys and uses TLS."""
     settings = deployment.settings
-    if settings.payload_bucket is None:
-        return fail("payload_store is s3, but payload_bucket is not set", "set payload_bucket")
-    client = s3_client(settings.payload_endpoint_url, 1, tries=1)
-    name = f"{settings.payload_prefix}doctor-{secrets.token_hex(6)}"
-    bucket = Bucket(settings.payload_bucket, client)
-    try:
-        bucket.write(name, b"x")
-        bucket.delete(name)
-    except HeadraceError as error:
-        cause = f" ({error_line(error.__cause__)})" if error.__cause__ is not None else ""
-        return fail(
-            f"bucket {settings.payload_bucket} cannot be written: {error.message}{cause}",
-            "correct payload_bucket, payload_endpoint_url, or boto's credentials",
+    where = settings.public_host
+    if is_loopback(where):
+        yield ok(f"the API listens on {where}: only this machine can reach it")
+        return
+    if not settings.asks_for_keys:
+        yield fail(
+            f"anybody who can reach {where} can use the API: it does not require keys",
+            "set auth: on, or remove auth, and create keys: headrace keys create",
         )
-    return ok(f"bucket {settings.payload_bucket} can be written")
+        return
+    if not settings.tls:
+        yield warn(
+            f"keys and inputs to {where} are not encrypted",
+            "set tls_cert_file, or use a proxy with TLS (docs/security.md)",
+        )
+    if deployment.has_redis and not deployment.redis.zcard(keys.API_KEYS):
+        yield warn("the API requires keys, but there are no keys", "headrace keys create")
+    yield ok(f"the API on {where} requires keys and uses TLS")
 
 
-def state_dir(deployment: Deployment) -> CheckResult:
-    """`state-dir`: `headrace up` can store its data, and other users cannot read it."""
-    folder = deployment.state_dir
-    if not folder.exists():
-        raise CheckSkipped(f"{folder} does not exist; `headrace up` creates it")
-    hint = "use another folder with --state-dir, or make the user of `headrace up` its owner"
-    if not folder.is_dir():
-        return fail(f"{folder} is not a folder", hint)
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return fail(f"{folder} is not writable for this user", hint)
-    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return warn(f"{folder} is open to other users; it contains Redis' password",
-                    f"chmod 700 {folder}")  # fmt: skip
-    return ok(f"{folder}")
+def certificate(deployment: Deployment) -> CheckResult:
+    """`certificate`: the API's certificate is valid for some time."""
+    settings = deployment.settings
+    file, key = settings.tls_cert_file, settings.tls_key_file
+    if file is None:
+        if key is not None:
+            return fail("tls_key_file is set, but tls_cert_file is not", "set both")
+        return skip("the API does not use TLS")
+    try:
+        ends_s = _expiry_s(file, key)
+    except OSError as error:
+        return fail(
+            f"{file} cannot be used: {error_line(error)}",
+            "tls_cert_file needs the certificate and its chain in PEM, tls_key_file the key",
+        )
+    days = (ends_s - time.time()) / _DAY_S
+    until = f"{datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d}"
+    hint = "write a new one to the same files: the API reads it within 10 s"
+    if days < 0:
+        return fail(f"{file} expired on {until}", hint)
+    if days < SOON_DAYS:
+        return warn(f"{file} expires on {until}, in {days:.0f} days", hint)
+    return ok(f"{file} is valid until {until}")
 
 
-def disks(deployment: Deployment) -> CheckResult:
-    """`disks`: the disks of this host and of the workers' hosts have free space."""
-    found = [free_space(deployment.state_dir, "the state directory")]
-    hosts = {}
-    with contextlib.suppress(CheckSkipped):
-        hosts = {r.figures.host.name: r.figures.host for _, r in deployment.alive if r.figures.host}
-    for host in hosts.values():
-        if not host.disk_bytes:
-            continue
-        share = host.disk_available_bytes / host.disk_bytes
-        text = f"{size(host.disk_available_bytes)} free on {host.name}"
-        if share < DISK_LOW:
-            kind = fail if share < DISK_OUT else warn
-            found.append(kind(text, "free disk space: see docs/operations.md"))
-    return worst([one for one in found if one.verdict != "ok"], found[0])
+def _expiry_s(file: Path, key: Path | None) -> float:
+    """Return when the first certificate of a file expires, in seconds since 1970.
+
+    The ssl module decodes only the certificate of a peer, so a client accepts it from a server,
+    both in memory.
+
+    Raises:
+        OSError: the certificate or its key cannot be used; ssl.SSLError is one.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(file, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(file)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = client.wrap_bio(to_client, to_server)
+    for end in (peer, server.wrap_bio(to_server, to_client, server_side=True), peer):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return ssl.cert_time_to_seconds(str((peer.getpeercert() or {})["notAfter"]))

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,28 +33,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorOptions:
-    """The options of the command line.
-
-    Attributes:
-        redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
-        models: the models file; None for that of the settings.
-        api_url: URL of the API; None for that of the settings, if one runs.
-    """
-
-    redis_url: str | None = None
-    models: Path | None = None
-    api_url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSeen:
     """One worker as recorded in Redis.
 
     Attributes:
         owner: its incarnation.
         report: its report; None if the report has expired.
-        age_s: age of the report in seconds, by Redis' clock.
         ahead_s: seconds by which its clock is ahead of Redis' clock, with an error of 1 s.
     """
 
@@ -73,24 +58,44 @@ class WorkerSeen:
         return self.node.endswith(f"@{socket.gethostname()}")
 
 
+def read_once(read: Callable[[Deployment], T]) -> Callable[[Deployment], T]:
+    """Return a method that reads its value at the first call, and then returns or raises it."""
+
+    @wraps(read)
+    def method(deployment: Deployment) -> T:
+        return deployment.cached(read.__name__, lambda: read(deployment))
+
+    return method
+
+
 class Deployment:
     """Everything that the checks read. A part that cannot be read raises CheckSkipped.
 
     Args:
-        options: the options of the command line.
         environ: the environment, such as `os.environ`.
+        redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
+        models: the models file; None for that of the settings, or of `headrace up` here.
+        api_url: URL of the API; None for that of the settings, if one runs.
     """
 
-    def __init__(self, options: DoctorOptions, environ: Mapping[str, str]) -> None:
-        self.options = options
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        redis_url: str | None = None,
+        models: Path | None = None,
+        api_url: str | None = None,
+    ) -> None:
         self.environ = environ
+        self.api_url = api_url
+        self._redis_url = redis_url
+        self._models = models
         # One lock per name: a read that hangs blocks only checks that need the same value.
         self._locks: dict[str, threading.Lock] = {}
         self._cache: dict[str, tuple[object, Exception | None]] = {}
 
     def close(self) -> None:
         """Close the connection to Redis."""
-        connection = self._cache.get("connection")
+        connection = self._cache.get("reach")
         if connection is not None and isinstance(connection[0], redis.Redis):
             connection[0].close()
 
@@ -107,18 +112,21 @@ class Deployment:
             raise failure
         return value  # type: ignore[return-value]
 
+    @read_once
     def read_settings(self) -> Settings:
         """Return the settings.
 
         Raises:
             ConfigError: the settings are invalid.
         """
-        models = self.options.models
-        overrides: dict[str, object] = {
-            "redis_url": self.options.redis_url,
-            "models_file": None if models is None else str(models),
-        }
-        return self.cached("settings", lambda: load_settings(None, self.environ, overrides))
+        models = self._models
+        overrides: dict[str, object] = {"redis_url": self._redis_url}
+        if models is None and not self.environ.get("HEADRACE_MODELS_FILE"):
+            # A running `headrace up` may have been given another file than the default one.
+            settings = load_settings(None, self.environ, overrides)
+            models = read_record(settings.state_dir).get("models_file")
+        overrides["models_file"] = None if models is None else str(models)
+        return load_settings(None, self.environ, overrides)
 
     @property
     def settings(self) -> Settings:
@@ -128,16 +136,14 @@ class Deployment:
         except ConfigError:
             raise CheckSkipped("the settings are invalid") from None
 
+    @read_once
     def read_catalog(self) -> Catalog:
         """Return the models file.
 
         Raises:
             ConfigError: the models file is invalid.
         """
-        settings = self.settings
-        return self.cached(
-            "catalog", lambda: load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-        )
+        return load_catalog(self.settings.models_file, timeout_s=self.settings.timeout_s)
 
     @property
     def catalog(self) -> Catalog:
@@ -155,7 +161,7 @@ class Deployment:
     @property
     def redis_url(self) -> str:
         """Return the URL of Redis: from the command line, the settings, or `headrace up` here."""
-        url = self.options.redis_url or self.settings.redis_url
+        url = self._redis_url or self.settings.redis_url
         if url is None and read_record(self.state_dir):
             url = prepared_url(self.state_dir)
         if url is None:
@@ -164,6 +170,7 @@ class Deployment:
             )
         return url
 
+    @read_once
     def reach(self) -> redis.Redis:
         """Return a connection that has answered PING.
 
@@ -172,11 +179,8 @@ class Deployment:
             ConfigError: the URL is invalid.
             RedisError, OSError: Redis does not answer.
         """
-        return self.cached("connection", self._connection)
-
-    def _connection(self) -> redis.Redis:
         # RESP2: a server older than Redis 6 answers RESP3's HELLO with an error.
-        client = connect(self.redis_url, protocol=2, **self.timeouts)
+        client = self.connect(protocol=2)
         try:
             client.ping()
         except BaseException:
@@ -184,10 +188,10 @@ class Deployment:
             raise
         return client
 
-    @property
-    def timeouts(self) -> dict[str, float]:
-        """Return the timeouts of a connection to Redis."""
-        return {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+    def connect(self, **options: Any) -> redis.Redis:
+        """Return a client of Redis with the timeouts of the checks."""
+        timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        return connect(self.redis_url, **timeouts, **options)
 
     @property
     def redis(self) -> Any:
@@ -203,9 +207,19 @@ class Deployment:
             raise CheckSkipped("Redis does not answer") from None
 
     @property
+    def has_redis(self) -> bool:
+        """Return whether Redis answers."""
+        try:
+            return self.redis is not None
+        except CheckSkipped:
+            return False
+
+    @property
+    @read_once
     def info(self) -> dict[str, Any]:
         """Return the server's INFO."""
-        return self.cached("info", lambda: self.redis.info())
+        found: dict[str, Any] = self.redis.info()
+        return found
 
     def configured(self, name: str) -> str:
         """Return one value of the server's configuration.
@@ -213,18 +227,18 @@ class Deployment:
         Raises:
             CheckSkipped: CONFIG GET is not allowed, or the server has no such value.
         """
-        found = self.cached(f"config {name}", lambda: self._config(name))
-        if found is None:
-            raise CheckSkipped(f"CONFIG GET {name} is not allowed")
-        return found
 
-    def _config(self, name: str) -> str | None:
-        try:
-            found = self.redis.config_get(name)
-        except redis.exceptions.ResponseError:  # forbidden, or renamed by the host
-            return None
-        value = found.get(name.encode(), found.get(name))
-        return value.decode() if isinstance(value, bytes) else value
+        def read() -> str:
+            try:
+                found = self.redis.config_get(name)
+            except redis.exceptions.ResponseError:  # forbidden, or renamed by the host
+                found = {}
+            value = found.get(name.encode(), found.get(name))
+            if value is None:
+                raise CheckSkipped(f"CONFIG GET {name} is not allowed")
+            return value.decode() if isinstance(value, bytes) else str(value)
+
+        return self.cached(f"config {name}", read)
 
     @property
     def redis_is_here(self) -> bool:
@@ -239,11 +253,9 @@ class Deployment:
         return "redis" in name or "valkey" in name
 
     @property
+    @read_once
     def workers(self) -> list[WorkerSeen]:
         """Return every worker that has reported recently."""
-        return self.cached("workers", self._workers)
-
-    def _workers(self) -> list[WorkerSeen]:
         members = self.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.time()
@@ -271,11 +283,14 @@ class Deployment:
         return [(seen, seen.report) for seen in self.workers if seen.report is not None]
 
     @property
+    def alive_if_known(self) -> list[tuple[WorkerSeen, WorkerReport]]:
+        """Return `alive`; empty if Redis does not answer."""
+        return self.alive if self.has_redis else []
+
+    @property
+    @read_once
     def depths(self) -> dict[str, Depth]:
         """Return the queue depth of each model and pipeline of the models file, by name."""
-        return self.cached("depths", self._depths)
-
-    def _depths(self) -> dict[str, Depth]:
         served = self.catalog.served
         queues = [model.queue for model in served]
         answer = self.redis.eval(script("queues/depth").source, 0, *queues)
@@ -283,18 +298,28 @@ class Deployment:
         return dict(zip(names, read_depths(queues, answer), strict=True))
 
     @property
+    @read_once
+    def version_depths(self) -> dict[str, dict[str, Depth]]:
+        """Return the depth of the queues of versions in use, by model and version."""
+        found: dict[str, dict[str, Depth]] = {}
+        for model in self.catalog.served:
+            versions = sorted(
+                raw.decode() for raw in self.redis.zrange(keys.versions(model.name), 0, -1)
+            )
+            if versions:
+                queues = [keys.version_queue(model.name, version) for version in versions]
+                answer = self.redis.eval(script("queues/depth").source, 0, *queues)
+                found[model.name] = dict(zip(versions, read_depths(queues, answer), strict=True))
+        return found
+
+    @property
+    @read_once
     def api_processes(self) -> int:
         """Return the number of API processes that subscribe to the ends of jobs."""
-        return self.cached("apis", lambda: len(self.redis.pubsub_channels(keys.done_channel("*"))))
+        return len(self.redis.pubsub_channels(keys.done_channel("*")))
 
     @property
     def anything_runs(self) -> bool:
         """Return whether anything runs or any job waits; if not, missing processes are normal."""
         waiting = any(depth.total or depth.in_flight for depth in self.depths.values())
         return bool(self.alive) or self.api_processes > 0 or waiting
-
-
-def error_line(error: BaseException) -> str:
-    """Return an error on one line of at most 200 characters."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return text if len(text) <= 200 else text[:199] + "…"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import Deployment, read_once
 from headrace.cli.shared.output import count
 from headrace.server.gpus import parse_listing, visible_gpus
 
@@ -36,26 +37,23 @@ sys.stdout.write(json.dumps(facts))
 """
 
 
+@read_once
 def _listed(deployment: Deployment) -> tuple[list[str], str]:
     """Return the GPUs that the driver lists, and the error if it does not answer."""
-
-    def read() -> tuple[list[str], str]:
-        try:
-            done = subprocess.run(
-                ["nvidia-smi", "-L"], env=dict(deployment.environ), capture_output=True, text=True,
-                timeout=_SMI_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return [], f"nvidia-smi did not answer within {_SMI_S} s"
-        except OSError as error:
-            present = any(Path(card).exists() for card in CARDS)
-            return [], f"nvidia-smi cannot be run: {error.strerror}" if present else ""
-        if done.returncode != 0:
-            lines = (done.stdout + done.stderr).strip().splitlines()
-            return [], lines[0] if lines else f"nvidia-smi: status {done.returncode}"
-        return parse_listing(done.stdout), ""
-
-    return deployment.cached("gpus", read)
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], env=dict(deployment.environ), capture_output=True, text=True,
+            timeout=_SMI_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi did not answer within {_SMI_S} s"
+    except OSError as error:
+        present = any(Path(card).exists() for card in CARDS)
+        return [], f"nvidia-smi cannot be run: {error.strerror}" if present else ""
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return [], lines[0] if lines else f"nvidia-smi: status {done.returncode}"
+    return parse_listing(done.stdout), ""
 
 
 def gpus(deployment: Deployment) -> CheckResult:
@@ -106,42 +104,32 @@ def torch(deployment: Deployment) -> CheckResult:
     return ok(f"{text} for CUDA {facts['cuda']}: {named(facts['names'])}")
 
 
-def gpu_use(deployment: Deployment) -> CheckResult:
+def gpu_use(deployment: Deployment) -> Iterator[CheckResult]:
     """`gpu-use`: a worker uses each GPU of this host, and no GPU is too hot or full."""
     found, _ = _listed(deployment)
     found = visible_gpus(deployment.environ, found)
     if not found:
         raise CheckSkipped("no GPU on this host")
-    here = [(seen, report) for seen, report in deployment.alive if seen.here]
+    here = [report for seen, report in deployment.alive if seen.here]
     if not here:
         raise CheckSkipped("no worker runs on this host")
-    devices = {d.uuid: d for _, report in here for d in report.figures.devices}
-    idle = [uuid for uuid in found if uuid not in devices]
-    problems = []
-    if idle:
-        problems.append(
-            warn(
-                f"no worker here serves {named(idle)}",
-                "headrace worker starts one per GPU; a model with device: cpu uses none",
-            )
+    devices = {d.uuid: d for report in here for d in report.figures.devices}
+    if idle := [uuid for uuid in found if uuid not in devices]:
+        yield warn(
+            f"no worker here serves {named(idle)}",
+            "headrace worker starts one per GPU; a model with device: cpu uses none",
         )
     for device in devices.values():
         if device.temperature_celsius is not None and device.temperature_celsius >= HOT_CELSIUS:
-            problems.append(
-                warn(
-                    f"GPU {device.id} is at {device.temperature_celsius:.0f} °C",
-                    "improve its cooling",
-                )
-            )
+            text = f"GPU {device.id} is at {device.temperature_celsius:.0f} °C"
+            yield warn(text, "improve its cooling")
         used, most = device.memory_used_bytes, device.memory_bytes
         if used is not None and most and used > MEMORY_FULL * most:
-            problems.append(
-                warn(
-                    f"GPU {device.id} has used {used / most:.0%} of its memory",
-                    "use fewer replicas, smaller batches, or another GPU",
-                )
+            yield warn(
+                f"GPU {device.id} has used {used / most:.0%} of its memory",
+                "use fewer replicas, smaller batches, or another GPU",
             )
-    return worst(problems, ok(f"{count(len(found), 'GPU')}, each served"))
+    yield ok(f"{count(len(found), 'GPU')}, each served")
 
 
 def threads(deployment: Deployment) -> CheckResult:
@@ -149,9 +137,7 @@ def threads(deployment: Deployment) -> CheckResult:
     threads_each = deployment.environ.get("OMP_NUM_THREADS", "")
     if not threads_each:
         return ok("each model process uses its share of the cores")
-    here = (
-        [report for seen, report in deployment.alive if seen.here] if _has_redis(deployment) else []
-    )
+    here = [report for seen, report in deployment.alive_if_known if seen.here]
     processes = sum(state.replicas for report in here for state in report.models.values())
     cores = next((r.figures.host.cpus for r in here if r.figures.host is not None), 0)
     if not threads_each.isdecimal() or not cores or not processes:
@@ -164,10 +150,3 @@ def threads(deployment: Deployment) -> CheckResult:
             "unset it for the workers: each process then uses its share of the cores",
         )
     return ok(f"{wanted} threads on {cores} cores")
-
-
-def _has_redis(deployment: Deployment) -> bool:
-    try:
-        return deployment.redis is not None
-    except CheckSkipped:
-        return False

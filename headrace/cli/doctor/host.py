@@ -1,13 +1,15 @@
-"""Checks of this host and of the API's exposure: versions, limits, keys and certificates."""
+"""Checks of this host: the payload store, disks, limits and installed packages."""
 
 from __future__ import annotations
 
+import os
 import re
 import resource
-import ssl
+import secrets
+import shutil
+import stat
 import sys
-import time
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
@@ -15,17 +17,124 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Deployment, error_line
-from headrace.config.settings import is_loopback
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, warn
+from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.shared.output import error_line, size
+from headrace.errors import HeadraceError
+from headrace.payloads.index import PayloadIndex
+from headrace.payloads.s3_client import Bucket, s3_client
 from headrace.redis import keys
 
+#: Share of a limit from which memory is nearly full.
+FULL: Final = 0.85
+DISK_LOW: Final = 0.1
+DISK_OUT: Final = 0.02
 OLDEST_PYTHON: Final = (3, 11)
 #: An API process needs a socket per connection, a worker several per model process.
 OPEN_FILES: Final = 1024
 FILES_FULL: Final = 0.8
-SOON_DAYS: Final = 14
-_DAY_S: Final = 86_400
+
+
+def payload_store(deployment: Deployment) -> CheckResult:
+    """`payload-store`: large inputs and results can be stored."""
+    chosen = deployment.settings.payload_store
+    if chosen == "file":
+        return _folder_store(deployment)
+    if chosen == "s3":
+        return _s3_store(deployment)
+    used = int(deployment.redis.hget(keys.PAYLOAD_SIZES, "") or 0)
+    most = PayloadIndex(deployment.redis, deployment.settings.max_payload_memory_bytes).max_bytes()
+    text = f"in Redis: {size(used)} of {size(most)}"
+    if used > FULL * most:
+        return warn(text, "long inputs are refused with 507 at the bound: use payload_store file")
+    return ok(text)
+
+
+def _folder_store(deployment: Deployment) -> CheckResult:
+    folder = deployment.settings.payload_dir
+    if folder is None:
+        return fail("payload_store is file, but payload_dir is not set", "set payload_dir")
+    hint = "use a folder that the API and every worker can write to as the same user"
+    if not folder.is_dir():
+        return fail(f"payload_dir {folder} does not exist", hint)
+    probe = folder / f".doctor-{secrets.token_hex(6)}"
+    try:
+        with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+    except OSError as error:
+        return fail(f"payload_dir {folder} cannot be written: {error.strerror}", hint)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        return warn(f"payload_dir {folder} is writable for all users", f"chmod 700 {folder}")
+    return free_space(folder, "payloads")
+
+
+def _s3_store(deployment: Deployment) -> CheckResult:
+    settings = deployment.settings
+    if settings.payload_bucket is None:
+        return fail("payload_store is s3, but payload_bucket is not set", "set payload_bucket")
+    client = s3_client(settings.payload_endpoint_url, 1, tries=1)
+    name = f"{settings.payload_prefix}doctor-{secrets.token_hex(6)}"
+    bucket = Bucket(settings.payload_bucket, client)
+    try:
+        bucket.write(name, b"x")
+        bucket.delete(name)
+    except HeadraceError as error:
+        cause = f" ({error_line(error.__cause__)})" if error.__cause__ is not None else ""
+        return fail(
+            f"bucket {settings.payload_bucket} cannot be written: {error.message}{cause}",
+            "correct payload_bucket, payload_endpoint_url, or boto's credentials",
+        )
+    return ok(f"bucket {settings.payload_bucket} can be written")
+
+
+def state_dir(deployment: Deployment) -> CheckResult:
+    """`state-dir`: `headrace up` can store its data, and other users cannot read it."""
+    folder = deployment.state_dir
+    if not folder.exists():
+        raise CheckSkipped(f"{folder} does not exist; `headrace up` creates it")
+    hint = "use another folder with --state-dir, or make the user of `headrace up` its owner"
+    if not folder.is_dir():
+        return fail(f"{folder} is not a folder", hint)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return fail(f"{folder} is not writable for this user", hint)
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return warn(f"{folder} is open to other users; it contains Redis' password",
+                    f"chmod 700 {folder}")  # fmt: skip
+    return ok(f"{folder}")
+
+
+def disks(deployment: Deployment) -> Iterator[CheckResult]:
+    """`disks`: the disks of this host and of the workers' hosts have free space."""
+    yield free_space(deployment.state_dir, "the state directory")
+    reports = [report.figures.host for _, report in deployment.alive_if_known]
+    for host in {one.name: one for one in reports if one is not None}.values():
+        share = host.disk_available_bytes / host.disk_bytes if host.disk_bytes else 1.0
+        text = f"{size(host.disk_available_bytes)} free on {host.name}"
+        if share < DISK_LOW:
+            kind = fail if share < DISK_OUT else warn
+            yield kind(text, "free disk space: see docs/operations.md")
+
+
+def free_space(folder: Path, what: str) -> CheckResult:
+    """Check the free space of a file system.
+
+    Args:
+        folder: a folder in it; if it does not exist, its nearest existing parent counts.
+        what: the data in the folder, for the sentence.
+    """
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    usage = shutil.disk_usage(existing)
+    share = usage.free / usage.total if usage.total else 0.0
+    text = f"{size(usage.free)} of {size(usage.total)} free in {folder} for {what}"
+    hint = "free disk space, or use a larger disk"
+    if share < DISK_OUT:
+        return fail(text, hint)
+    if share < DISK_LOW:
+        return warn(text, hint)
+    return ok(text)
 
 
 def versions(deployment: Deployment) -> CheckResult:
@@ -58,27 +167,19 @@ def _mismatch(text: str) -> str:
     return f"{wanted.name} {installed}, requires {wanted.specifier}"
 
 
-def open_files(deployment: Deployment) -> CheckResult:
+def open_files(deployment: Deployment) -> Iterator[CheckResult]:
     """`open-files`: the processes of this host can open enough files and connections."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     hint = "raise it before they start: ulimit -n 65536, or LimitNOFILE= in systemd"
-    found = []
     if most != resource.RLIM_INFINITY and most < OPEN_FILES:
-        found.append(warn(f"ulimit -n is {most} here", hint))
-    for name, pid in _own_processes(deployment):
-        opened, limit = _files_of(pid)
+        yield warn(f"ulimit -n is {most} here", hint)
+    for seen, report in deployment.alive_if_known:
+        opened, limit = _files_of(report.pid) if seen.here else (0, 0)
         if limit and opened > FILES_FULL * limit:
-            found.append(warn(f"{name} has {opened} of {limit} files open", hint))
+            yield warn(f"{seen.node} has {opened} of {limit} files open", hint)
         elif limit and limit < OPEN_FILES:
-            found.append(warn(f"{name} can open only {limit} files", hint))
-    return worst(found, ok(f"ulimit -n is {most}"))
-
-
-def _own_processes(deployment: Deployment) -> list[tuple[str, int]]:
-    try:
-        return [(seen.node, report.pid) for seen, report in deployment.alive if seen.here]
-    except CheckSkipped:
-        return []
+            yield warn(f"{seen.node} can open only {limit} files", hint)
+    yield ok(f"ulimit -n is {most}")
 
 
 def _files_of(pid: int) -> tuple[int, int]:
@@ -90,98 +191,3 @@ def _files_of(pid: int) -> tuple[int, int]:
         return 0, 0
     found = re.search(r"^Max open files\s+(\d+)", limits, re.MULTILINE)
     return opened, int(found[1]) if found else 0
-
-
-def exposure(deployment: Deployment) -> CheckResult:
-    """`exposure`: an API that other hosts can reach requires keys and uses TLS."""
-    settings = deployment.settings
-    where = settings.public_host
-    if is_loopback(where):
-        return ok(f"the API listens on {where}: only this machine can reach it")
-    if not settings.asks_for_keys:
-        return fail(
-            f"anybody who can reach {where} can use the API: it does not require keys",
-            "set auth: on, or remove auth, and create keys: headrace keys create",
-        )
-    found = []
-    if not settings.tls:
-        found.append(
-            warn(
-                f"keys and inputs to {where} are not encrypted",
-                "set tls_cert_file, or use a proxy with TLS (docs/security.md)",
-            )
-        )
-    if not _keys_exist(deployment):
-        found.append(warn("the API requires keys, but there are no keys", "headrace keys create"))
-    return worst(found, ok(f"the API on {where} requires keys and uses TLS"))
-
-
-def _keys_exist(deployment: Deployment) -> bool:
-    try:
-        return bool(deployment.redis.zcard(keys.API_KEYS))
-    except CheckSkipped:
-        return True
-
-
-def certificate(deployment: Deployment) -> CheckResult:
-    """`certificate`: the API's certificate is valid for some time."""
-    settings = deployment.settings
-    file, key = settings.tls_cert_file, settings.tls_key_file
-    if file is None:
-        if key is not None:
-            return fail("tls_key_file is set, but tls_cert_file is not", "set both")
-        return skip("the API does not use TLS")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key)
-        ends_s = expiry_s(file)
-    except (OSError, ValueError) as error:
-        return fail(
-            f"{file} cannot be used: {error_line(error)}",
-            "tls_cert_file needs the certificate and its chain in PEM, tls_key_file the key",
-        )
-    days = (ends_s - time.time()) / _DAY_S
-    until = f"{datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d}"
-    hint = "write a new one to the same files: the API reads it within 10 s"
-    if days < 0:
-        return fail(f"{file} expired on {until}", hint)
-    if days < SOON_DAYS:
-        return warn(f"{file} expires on {until}, in {days:.0f} days", hint)
-    return ok(f"{file} is valid until {until}")
-
-
-def expiry_s(file: Path) -> float:
-    """Return when the first certificate of a PEM file expires, in seconds since 1970.
-
-    Raises:
-        ValueError: the file has no valid certificate.
-    """
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    text = file.read_text("ascii", "replace")
-    body = text.partition(begin)[2].partition(end)[0]
-    der = ssl.PEM_cert_to_DER_cert(f"{begin}{body}{end}")
-    # Certificate > tbsCertificate > [version,] serial, algorithm, issuer, then validity.
-    tbs = _parts(_parts(der)[0][1])[0][1]
-    fields = [field for field in _parts(tbs) if field[0] != 0xA0]
-    tag, ends = _parts(fields[3][1])[1]
-    text = ends.decode("ascii")
-    form = "%y%m%d%H%M%SZ" if tag == 0x17 else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
-
-
-def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Return the tag and the content of each element of a DER sequence.
-
-    Raises:
-        ValueError: the data is truncated.
-    """
-    found, at = [], 0
-    while at < len(der):
-        tag, length, at = der[at], der[at + 1], at + 2
-        if length & 0x80:
-            size = length & 0x7F
-            length, at = int.from_bytes(der[at : at + size], "big"), at + size
-        if at + length > len(der):
-            raise ValueError("the certificate is truncated")
-        found.append((tag, der[at : at + length]))
-        at += length
-    return found

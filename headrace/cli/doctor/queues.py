@@ -1,14 +1,18 @@
-"""Checks of the work: queues, dead letters, background tasks, batches and models."""
+"""Checks of the work: queues, dead letters, background tasks and batches."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.workers import READY_STATES
 from headrace.cli.shared.output import count, duration
+from headrace.config.model_catalog import ModelConfig
 from headrace.redis import keys
 
 OLD_S: Final = 300.0
@@ -18,67 +22,69 @@ NEARLY_FULL: Final = 0.9
 TASKS_MANY: Final = 1000
 #: Maximum number of keys that are scanned for queues without a model.
 SCANNED_MAX: Final = 50_000
-_READY: Final = ("ready", "draining")
 
 
-def _ready_models(deployment: Deployment) -> set[str]:
-    return {
+def queues(deployment: Deployment) -> Iterator[CheckResult]:
+    """`queues`: workers serve every queue that has waiting jobs."""
+    ready = {
         name
         for _, report in deployment.alive
         for name, state in report.models.items()
-        if state.ready or state.state in _READY
+        if state.ready or state.state in READY_STATES
     }
-
-
-def queues(deployment: Deployment) -> CheckResult:
-    """`queues`: workers serve every queue that has waiting jobs."""
-    ready, paused = _ready_models(deployment), deployment.redis.smembers(keys.PAUSED)
-    found, moving = [], 0
+    paused = deployment.redis.smembers(keys.PAUSED)
     for model in deployment.catalog.served:
-        depth = deployment.depths[model.name]
-        moving += depth.total
-        if not depth.total:
-            continue
-        if model.queue.encode() in paused:
-            found.append(
-                warn(
-                    f"{model.name} is paused with {count(depth.total, 'job')}",
-                    f"headrace queues resume {model.name}",
-                )
+        waiting = deployment.depths[model.name].total
+        if waiting and model.queue.encode() in paused:
+            yield warn(
+                f"{model.name} is paused with {count(waiting, 'job')}",
+                f"headrace queues resume {model.name}",
             )
-        elif model.name not in ready:
-            found.append(
-                fail(
-                    f"{model.name} has {count(depth.total, 'job')} and no ready process",
-                    "see `models` and `workers`; a worker serves the models of its models file",
-                )
+        elif waiting and model.name not in ready:
+            yield fail(
+                f"{model.name} has {count(waiting, 'job')} and no ready process",
+                "see `models` and `workers`; a worker serves the models of its models file",
             )
-    return worst(found, ok(f"{moving:,} jobs wait, and workers serve all of them"))
+        yield from _versions_without_worker(deployment, model)
+    moving = sum(depth.total for depth in deployment.depths.values())
+    yield ok(f"{moving:,} jobs wait, and workers serve all of them")
 
 
-def backlog(deployment: Deployment) -> CheckResult:
+def _versions_without_worker(deployment: Deployment, model: ModelConfig) -> Iterator[CheckResult]:
+    """Yield a failure for each version that jobs wait for and no worker serves."""
+    serving = {
+        report.models[model.name].version
+        for _, report in deployment.alive
+        if model.name in report.models
+    }
+    for version, depth in deployment.version_depths.get(model.name, {}).items():
+        if depth.total and version not in serving:
+            yield fail(
+                f"{count(depth.total, 'job')} waiting for version {version} of {model.name}, "
+                "which no worker serves",
+                f"start a worker whose models file has it, or headrace queues purge "
+                f"{model.name}{keys.VERSION_SEPARATOR}{version}",
+            )
+
+
+def backlog(deployment: Deployment) -> Iterator[CheckResult]:
     """`backlog`: jobs do not wait long, and the queues have room."""
-    found = []
     for model in deployment.catalog.served:
         depth = deployment.depths[model.name]
         if depth.total >= NEARLY_FULL * model.max_queue_depth:
-            found.append(
-                warn(
-                    f"{model.name} has {depth.total:,} jobs of {model.max_queue_depth:,}",
-                    "a full queue refuses jobs with 429: add workers, or raise max_queue_depth",
-                )
+            yield warn(
+                f"{model.name} has {depth.total:,} jobs of {model.max_queue_depth:,}",
+                "a full queue refuses jobs with 429: add workers, or raise max_queue_depth",
             )
         for step, age_s in depth.oldest_ages_s.items():
             if age_s > (OLD_OFFLINE_S if step == keys.OFFLINE_STEP else OLD_S):
-                found.append(
-                    warn(
-                        f"the oldest job of {model.name} (priority {step}) "
-                        f"has waited for {duration(age_s)}",
-                        "add workers, or see docs/operations.md (HeadraceOldestJobTooOld)",
-                    )
+                yield warn(
+                    f"the oldest job of {model.name} (priority {step}) "
+                    f"has waited for {duration(age_s)}",
+                    "add workers, or see docs/operations.md (HeadraceOldestJobTooOld)",
                 )
     oldest = max((depth.oldest_age_s or 0.0 for depth in deployment.depths.values()), default=0.0)
-    return worst(found, ok(f"the oldest job has waited for {duration(oldest)}"))
+    yield ok(f"the oldest job has waited for {duration(oldest)}")
 
 
 def dead_letters(deployment: Deployment) -> CheckResult:
@@ -94,30 +100,29 @@ def dead_letters(deployment: Deployment) -> CheckResult:
 
 def unknown_queues(deployment: Deployment) -> CheckResult:
     """`unknown-queues`: no jobs wait for a model that is not in the models file."""
-    known = {model.queue for model in deployment.catalog.served}
+    names = {model.name for model in deployment.catalog.served}
     found, cursor, scanned = set(), 0, 0
     while True:
-        cursor, page = deployment.redis.scan(cursor, match=f"{keys.QUEUE_PREFIX}*", count=1000)
+        try:
+            cursor, page = deployment.redis.scan(cursor, match=f"{keys.queue_name}*", count=1000)
+        except NoPermissionError:
+            return skip("this user of Redis may not list its keys")
         scanned += 1000
         found |= {raw.decode("utf-8", "replace").split(keys.STEP_SEPARATOR)[0] for raw in page}
         if not cursor or scanned >= SCANNED_MAX:
             break
-    unknown = sorted(found - known)
+    unknown = sorted(queue for queue in found if keys.model_of(queue)[0] not in names)
     if not unknown:
         return ok("every queue has a model")
-    with deployment.redis.pipeline(transaction=False) as pipe:
-        for queue in unknown:
+    counted = []
+    for queue in unknown:
+        with deployment.redis.pipeline(transaction=False) as pipe:
             for key in keys.step_keys(queue):
                 pipe.llen(key)
-        lengths = pipe.execute(raise_on_error=False)
-    each = len(keys.STEPS)
-    counts = [
-        sum(n for n in lengths[i * each : (i + 1) * each] if isinstance(n, int))
-        for i in range(len(unknown))
-    ]
-    names = [f"{queue} ({n:,})" for queue, n in zip(unknown, counts, strict=True)]
+            lengths = pipe.execute(raise_on_error=False)
+        counted.append(f"{queue} ({sum(n for n in lengths if isinstance(n, int)):,})")
     return warn(
-        f"jobs wait for models that are not in {deployment.catalog.path.name}: {named(names)}",
+        f"jobs wait for models that are not in {deployment.catalog.path.name}: {named(counted)}",
         "add the model again, or correct the queue name in the client",
     )
 
@@ -128,20 +133,14 @@ class _Alive(msgspec.Struct):
 
 def background_tasks(deployment: Deployment) -> CheckResult:
     """`errands`: background workers run background tasks, webhooks and pipelines."""
-    waiting, hooks = (
-        int(deployment.redis.llen(keys.BACKGROUND_TASKS)),
-        int(deployment.redis.zcard(keys.DUE_DELIVERIES)),
-    )
-    owners = sorted(deployment.redis.smembers(keys.BACKGROUND_WORKERS))
-    records = (
-        deployment.redis.mget([keys.background_alive(raw.decode()) for raw in owners])
-        if owners
-        else []
-    )
+    client = deployment.redis
+    waiting = int(client.llen(keys.BACKGROUND_TASKS)) + int(client.zcard(keys.WAITING_TASKS))
+    hooks = int(client.zcard(keys.DUE_DELIVERIES))
+    owners = sorted(client.smembers(keys.BACKGROUND_WORKERS))
+    records = [client.get(keys.background_alive(raw.decode())) for raw in owners]
     alive = [msgspec.json.decode(raw, type=_Alive).node for raw in records if raw is not None]
-    needed = waiting + hooks > 0 or (
-        bool(deployment.catalog.pipelines) and deployment.anything_runs
-    )
+    pipelines = bool(deployment.catalog.pipelines)
+    needed = waiting + hooks > 0 or (pipelines and deployment.anything_runs)
     if not alive and needed:
         reason = "the models file has pipelines"
         if waiting:
@@ -174,50 +173,3 @@ def batches(deployment: Deployment) -> CheckResult:
 
 def _batches(number: int) -> str:
     return f"{number:,} {'batch' if number == 1 else 'batches'}"
-
-
-def served_models(deployment: Deployment) -> CheckResult:
-    """`models`: every model is loaded on all its processes."""
-    if not deployment.alive:
-        raise CheckSkipped("no worker runs")
-    found, served = [], set()
-    for seen, report in deployment.alive:
-        for name, state in report.models.items():
-            served.add(name)
-            where = f"{name} on {seen.node}"
-            if state.state == "failed":
-                last = (
-                    state.error.strip().splitlines()[-1]
-                    if state.error.strip()
-                    else "unknown reason"
-                )
-                found.append(
-                    fail(
-                        f"{where} could not be loaded: {last[:160]}",
-                        f"headrace models {name} shows the traceback; it is retried every minute",
-                    )
-                )
-            elif state.state == "restarting":
-                found.append(
-                    fail(
-                        f"{where}: its processes crash too often: {state.error[:160]}",
-                        "the worker's log shows why they crashed",
-                    )
-                )
-            elif state.state in _READY and state.ready < state.replicas:
-                found.append(
-                    warn(
-                        f"{where} has {state.ready} of {state.replicas} processes",
-                        "the others may still be loading; if not, see the worker's log",
-                    )
-                )
-    # A pipeline needs no worker; the check `errands` covers it.
-    missing = sorted(set(deployment.catalog.models) - served)
-    if missing:
-        found.append(
-            warn(
-                f"no worker serves {named(missing)}",
-                "give the workers the same models file as the API, and restart them",
-            )
-        )
-    return worst(found, ok(f"{len(served)} served: {named(sorted(served))}"))

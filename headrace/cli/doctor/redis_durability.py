@@ -1,24 +1,32 @@
-"""Checks that Redis loses no jobs at a crash, with full memory or with a full disk."""
+"""Checks that Redis keeps what it must and no more: crashes, memory, disk, forks, replicas."""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, ok, size, skip, warn, worst
-from headrace.cli.doctor.deployment import Deployment
+from redis.exceptions import NoPermissionError
 
-#: Share of the limit from which memory is nearly full.
-FULL: Final = 0.85
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.host import FULL, free_space
+from headrace.cli.shared.output import size
+
 #: Share of the host's memory: a fork may copy the pages that are written meanwhile.
 OF_HOST: Final = 0.6
-DISK_LOW: Final = 0.1
-DISK_OUT: Final = 0.02
-_LOSES: Final = {
-    "always": ("ok", "answered commands are on disk"),
-    "everysec": ("ok", "a crash of the host loses about 1 s of writes"),
-    "no": ("warn", "a crash of the host loses about 30 s of writes"),
+FORK_MS: Final = 500.0
+SAMPLE: Final = 1000
+#: Prefixes of keys that always have a TTL.
+BOUNDED: Final = (
+    b"celery-task-meta-", b"hr:worker:", b"hr:api:", b"hr:run:", b"hr:errands:alive:",
+    b"hr:jobs:", b"hr:rate:", b"hr:batch:", b"hr:letter:",
+)  # fmt: skip
+OURS: Final = (b"hr:", b"headrace", b"celery", b"_kombu", b"unacked")
+_FSYNC: Final = {
+    "always": "answered commands are on disk",
+    "everysec": "a crash of the host loses up to 2 s of writes",
+    "no": "a crash of the host loses about 30 s of writes",
 }
 
 
@@ -30,9 +38,8 @@ def persistence(deployment: Deployment) -> CheckResult:
             fsync = deployment.configured("appendfsync")
         except CheckSkipped:
             return ok("append-only file; its appendfsync is unknown")
-        verdict, loses = _LOSES.get(fsync, ("ok", ""))
-        text = f"append-only file, appendfsync {fsync}: {loses}"
-        if verdict == "warn":
+        text = f"append-only file, appendfsync {fsync}: {_FSYNC.get(fsync, '')}"
+        if fsync == "no":
             return warn(text, "set appendfsync everysec, or always (docs/durability.md)")
         return ok(text)
     try:
@@ -50,23 +57,20 @@ def persistence(deployment: Deployment) -> CheckResult:
     )
 
 
-def last_writes(deployment: Deployment) -> CheckResult:
+def last_writes(deployment: Deployment) -> Iterator[CheckResult]:
     """`redis-writes`: the last writes to disk succeeded."""
-    info, found = deployment.info, []
     for field, what in (
         ("aof_last_write_status", "write to the append-only file"),
         ("aof_last_bgrewrite_status", "rewrite of the append-only file"),
         ("rdb_last_bgsave_status", "snapshot"),
     ):
-        if str(info.get(field, "ok")) != "ok":
-            found.append(
-                fail(
-                    f"the last {what} failed",
-                    "free disk space, or correct its permissions; its log shows the reason. "
-                    "It may refuse jobs until then",
-                )
+        if str(deployment.info.get(field, "ok")) != "ok":
+            yield fail(
+                f"the last {what} failed",
+                "free disk space, or correct its permissions; its log shows the reason. "
+                "It may refuse jobs until then",
             )
-    return worst(found, ok("the last writes to disk succeeded"))
+    yield ok("the last writes to disk succeeded")
 
 
 def eviction(deployment: Deployment) -> CheckResult:
@@ -83,42 +87,28 @@ def eviction(deployment: Deployment) -> CheckResult:
     return fail(f"{policy}: at {size(limit)} it drops keys, also queued jobs", hint)
 
 
-def memory(deployment: Deployment) -> CheckResult:
+def memory(deployment: Deployment) -> Iterator[CheckResult]:
     """`redis-memory`: there is memory for more jobs."""
     info = deployment.info
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     host = int(info.get("total_system_memory", 0))
-    found = []
+    more = "raise maxmemory, shorten result_ttl, or store payloads elsewhere (payload_store)"
     if limit and used >= limit:
-        found.append(
-            fail(
-                f"full: {size(used)} of maxmemory {size(limit)}; it takes no new jobs",
-                "raise maxmemory, shorten result_ttl, or store payloads elsewhere (payload_store)",
-            )
-        )
+        yield fail(f"full: {size(used)} of maxmemory {size(limit)}; it takes no new jobs", more)
     elif limit and used > FULL * limit:
-        found.append(
-            warn(
-                f"{size(used)} of maxmemory {size(limit)} are used",
-                "raise maxmemory, shorten result_ttl, or store payloads elsewhere (payload_store)",
-            )
-        )
+        yield warn(f"{size(used)} of maxmemory {size(limit)} are used", more)
     if host and max(limit, used) > host:
-        found.append(
-            warn(
-                f"maxmemory {size(limit)} is more than the host's {size(host)}",
-                "lower maxmemory: the kernel would kill Redis before it is full",
-            )
+        yield warn(
+            f"maxmemory {size(limit)} is more than the host's {size(host)}",
+            "lower maxmemory: the kernel would kill Redis before it is full",
         )
     elif host and used > OF_HOST * host:
-        found.append(
-            warn(
-                f"{size(used)} of the host's {size(host)} are used; a fork may need as much again",
-                "use a larger host, or store payloads elsewhere (payload_store)",
-            )
+        yield warn(
+            f"{size(used)} of the host's {size(host)} are used; a fork may need as much again",
+            "use a larger host, or store payloads elsewhere (payload_store)",
         )
     bound = f"maxmemory {size(limit)}" if limit else f"{size(host)} of the host, no maxmemory"
-    return worst(found, ok(f"{size(used)} used, {bound}"))
+    yield ok(f"{size(used)} used, {bound}")
 
 
 def disk(deployment: Deployment) -> CheckResult:
@@ -131,45 +121,21 @@ def disk(deployment: Deployment) -> CheckResult:
     return free_space(folder, "its append-only file and snapshots")
 
 
-def free_space(folder: Path, what: str) -> CheckResult:
-    """Check the free space of a file system.
-
-    Args:
-        folder: a folder in it; if it does not exist, its nearest existing parent counts.
-        what: the data in the folder, for the sentence.
-    """
-    existing = next(one for one in (folder, *folder.parents) if one.exists())
-    usage = shutil.disk_usage(existing)
-    share = usage.free / usage.total if usage.total else 0.0
-    text = f"{size(usage.free)} of {size(usage.total)} free in {folder} for {what}"
-    hint = "free disk space, or use a larger disk"
-    if share < DISK_OUT:
-        return fail(text, hint)
-    if share < DISK_LOW:
-        return warn(text, hint)
-    return ok(text)
-
-
-def host(deployment: Deployment) -> CheckResult:
+def host(deployment: Deployment) -> Iterator[CheckResult]:
     """`redis-host`: kernel settings for a server that forks; checked if it runs on this host."""
     if not deployment.redis_is_here:
-        return skip("Redis runs on another host")
-    found = []
+        raise CheckSkipped("Redis runs on another host")
     if _kernel("/proc/sys/vm/overcommit_memory") == "0":
-        found.append(
-            warn(
-                "vm.overcommit_memory is 0: a fork of a large server may be refused",
-                "as root: sysctl vm.overcommit_memory=1",
-            )
+        yield warn(
+            "vm.overcommit_memory is 0: a fork of a large server may be refused",
+            "as root: sysctl vm.overcommit_memory=1",
         )
     if "[always]" in _kernel("/sys/kernel/mm/transparent_hugepage/enabled"):
-        found.append(
-            warn(
-                "Transparent Huge Pages are always on: a fork makes Redis slow and large",
-                "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-            )
+        yield warn(
+            "Transparent Huge Pages are always on: a fork makes Redis slow and large",
+            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
-    return worst(found, ok("overcommit is allowed, and huge pages are not always on"))
+    yield ok("overcommit is allowed, and huge pages are not always on")
 
 
 def _kernel(path: str) -> str:
@@ -177,3 +143,56 @@ def _kernel(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
+
+
+def fork(deployment: Deployment) -> CheckResult:
+    """`redis-fork`: the fork for the last snapshot or rewrite was fast."""
+    fork_ms = int(deployment.info.get("latest_fork_usec", 0)) / 1000
+    if not fork_ms:
+        return skip("Redis has not forked since its start")
+    text = f"the last fork took {fork_ms:.0f} ms"
+    if fork_ms > FORK_MS:
+        return warn(text, "it blocks every job: store payloads elsewhere (payload_store)")
+    return ok(text)
+
+
+def replication(deployment: Deployment) -> CheckResult:
+    """`redis-replicas`: the replicas keep up."""
+    info = deployment.info
+    count = int(info.get("connected_slaves", 0))
+    rows = [info.get(f"slave{i}") for i in range(count)]
+    lagging = [row for row in rows if isinstance(row, dict) and row.get("state") != "online"]
+    wanted = int(deployment.configured("min-replicas-to-write"))
+    good = int(info.get("min_slaves_good_slaves", count))
+    if wanted > good:
+        return fail(
+            f"it accepts no writes: min-replicas-to-write is {wanted}, but {good} replicas keep up",
+            "repair the replicas, or lower min-replicas-to-write",
+        )
+    if lagging:
+        return warn(f"{len(lagging)} of {count} replicas do not keep up", "see their logs")
+    if not count:
+        return ok("no replicas, and none are required")
+    return ok(f"{count} replicas keep up")
+
+
+def strays(deployment: Deployment) -> CheckResult:
+    """`redis-keys`: keys that should expire have a TTL, in a sample."""
+    try:
+        _, found = deployment.redis.scan(count=SAMPLE)
+    except NoPermissionError:
+        return skip("this user of Redis may not list its keys")
+    bounded = [raw for raw in found if raw.startswith(BOUNDED)]
+    with deployment.redis.pipeline(transaction=False) as pipe:
+        for raw in bounded:
+            pipe.ttl(raw)
+        ttls = zip(bounded, pipe.execute(), strict=True)
+    forever = [raw.decode("utf-8", "replace") for raw, ttl in ttls if ttl == -1]
+    if forever:
+        return warn(
+            f"{len(forever)} of {len(found)} sampled keys never expire: {named(forever)}",
+            "this version did not write them: DEL them if nothing needs them",
+        )
+    foreign = sum(not raw.startswith(OURS) for raw in found)
+    shared = f", {foreign} of other applications" if foreign else ""
+    return ok(f"{len(found)} sampled keys{shared}: no TTL is missing")

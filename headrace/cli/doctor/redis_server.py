@@ -1,10 +1,13 @@
-"""Checks of Redis itself: reachable, supported, and with the rights that Headrace needs."""
+"""Checks of the server of Redis: reachable, supported, fast, with the rights that it must give."""
 
 from __future__ import annotations
 
 import re
 import secrets
 import socket
+import time
+from collections.abc import Callable
+from statistics import median
 from typing import Any, Final
 
 from redis.exceptions import (
@@ -18,36 +21,30 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, warn
-from headrace.cli.doctor.deployment import TIMEOUT_S, Deployment, error_line
+from headrace.cli.doctor.deployment import TIMEOUT_S, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.output import error_line
 from headrace.errors import ConfigError
 from headrace.redis import keys
 from headrace.redis.compatibility import OLDEST_VERSION
-from headrace.redis.connection import connect, redact_url
+from headrace.redis.connection import redact_url
 from headrace.redis.scripts import script
 
 _START: Final = "start it, or correct HEADRACE_REDIS_URL"
+_NO_TLS: Final = "it does not use TLS on this port: write redis:// instead of rediss://"
+_TLS: Final = "if it uses TLS on this port, write rediss://"
 #: Text of an error and its hint; the first match counts.
 _HINTS: Final = (
     ("CERTIFICATE_VERIFY_FAILED", "set the CA of its certificate: ?ssl_ca_certs=FILE in the URL"),
-    (
-        "WRONG_VERSION_NUMBER",
-        "it does not use TLS on this port: write redis:// instead of rediss://",
-    ),
-    (
-        "record layer failure",
-        "it does not use TLS on this port: write redis:// instead of rediss://",
-    ),
-    ("UNEXPECTED_EOF", "it does not use TLS on this port: write redis:// instead of rediss://"),
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
+    ("record layer failure", _NO_TLS),
+    ("UNEXPECTED_EOF", _NO_TLS),
     ("max number of clients", "raise its maxclients, or find the clients with CLIENT LIST"),
-    ("Connection closed by server", "if it uses TLS on this port, write rediss://"),
-    ("Connection reset by peer", "if it uses TLS on this port, write rediss://"),
+    ("Connection closed by server", _TLS),
+    ("Connection reset by peer", _TLS),
     ("Connection refused", f"nothing listens there: {_START}"),
     ("protected mode", "without a password it accepts only local clients: set a password"),
-    (
-        "DB index is out of range",
-        "it has no such database: correct the number at the end of the URL",
-    ),
+    ("DB index is out of", "it has no such database: correct the number at the end of the URL"),
     ("Protocol error", "the server there is not Redis: correct host and port in the URL"),
     ("No such file", "no such socket: start Redis, or correct the path"),
 )
@@ -57,6 +54,13 @@ _FAMILIES: Final = (
     "{0}.celery.pidbox",
 )  # fmt: skip
 _CHANNELS: Final = ("hr:{0}", "celery-task-meta-{0}", "/0.celeryev/{0}")
+PINGS: Final = 50
+SCRIPTS: Final = 10
+#: Each job takes several round trips of a worker; a batch waits for one.
+TYPICAL_MS: Final = 5.0
+LONGEST_MS: Final = 200.0
+LATELY_S: Final = 900
+SLOW_MS: Final = 100.0
 
 
 def reach(deployment: Deployment) -> CheckResult:
@@ -76,10 +80,9 @@ def reach(deployment: Deployment) -> CheckResult:
             ExitCode.UNREACHABLE,
         )
     name = "without TLS"
-    kwargs = client.connection_pool.connection_kwargs
     if deployment.redis_url.startswith("rediss://"):
         name = "over TLS"
-    elif "path" in kwargs:
+    elif "path" in client.connection_pool.connection_kwargs:
         name = "over its socket"
     return ok(f"{redact_url(deployment.redis_url)} answers, {name}")
 
@@ -97,7 +100,10 @@ def _hint_for(error: BaseException, *, tls: bool) -> str:
         return (
             "the Sentinels do not know this master, or do not answer: correct ?master= or the hosts"
         )
-    if isinstance(_root(error), socket.gaierror):
+    root = error
+    while cause := root.__cause__ or root.__context__:
+        root = cause
+    if isinstance(root, socket.gaierror):
         return "its name cannot be resolved: correct the host in HEADRACE_REDIS_URL, or DNS"
     if isinstance(error, (RedisTimeoutError, TimeoutError)):
         other = "does not use TLS (redis://)" if tls else "uses TLS (rediss://)"
@@ -106,12 +112,6 @@ def _hint_for(error: BaseException, *, tls: bool) -> str:
             f"a server that {other}"
         )
     return _START
-
-
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__ or error
-    return error
 
 
 def version(deployment: Deployment) -> CheckResult:
@@ -160,7 +160,7 @@ def scripting(deployment: Deployment) -> CheckResult:
 def tracking(deployment: Deployment) -> CheckResult:
     """`redis-tracking`: CLIENT TRACKING notifies workers of new jobs."""
     _ = deployment.redis  # raises CheckSkipped if Redis is not reachable
-    with connect(deployment.redis_url, **deployment.timeouts) as client:
+    with deployment.connect() as client:
         connection: Any = client.connection_pool.get_connection()
         try:
             connection.send_command("CLIENT", "TRACKING", "ON")
@@ -214,28 +214,8 @@ def _refuses(client: Any, command: tuple[Any, ...]) -> bool:
     except NoPermissionError:
         return True
     except ResponseError:
-        return False  # for example a full server: another check reports that
+        pass  # for example a full server: another check reports that
     return False
-
-
-def replication(deployment: Deployment) -> CheckResult:
-    """`redis-replicas`: the replicas keep up."""
-    info = deployment.info
-    count = int(info.get("connected_slaves", 0))
-    rows = [info.get(f"slave{i}") for i in range(count)]
-    lagging = [row for row in rows if isinstance(row, dict) and row.get("state") != "online"]
-    wanted = int(deployment.configured("min-replicas-to-write"))
-    good = int(info.get("min_slaves_good_slaves", count))
-    if wanted > good:
-        return fail(
-            f"it accepts no writes: min-replicas-to-write is {wanted}, but {good} replicas keep up",
-            "repair the replicas, or lower min-replicas-to-write",
-        )
-    if lagging:
-        return warn(f"{len(lagging)} of {count} replicas do not keep up", "see their logs")
-    if not count:
-        return ok("no replicas, and none are required")
-    return ok(f"{count} replicas keep up")
 
 
 def connections(deployment: Deployment) -> CheckResult:
@@ -250,3 +230,49 @@ def connections(deployment: Deployment) -> CheckResult:
     if refused:
         return warn(f"{refused} connections were refused since its start", hint)
     return ok(f"{now} of at most {most} connections")
+
+
+def latency(deployment: Deployment) -> CheckResult:
+    """`redis-latency`: PINGs and a script are fast."""
+    client, source = deployment.redis, script("queues/depth").source
+    pings = [_ms(client.ping) for _ in range(PINGS)]
+    scripts = [
+        _ms(lambda: client.eval(source, 0, keys.queue_name("doctor"))) for _ in range(SCRIPTS)
+    ]
+    typical, longest = median(pings), max(*pings, *scripts)
+    text = (
+        f"median PING {typical:.2f} ms, median script {median(scripts):.2f} ms, "
+        f"longest {longest:.1f} ms"
+    )
+    if typical > TYPICAL_MS:
+        return warn(text, "move Redis nearer to the workers: a job needs several round trips")
+    if longest > LONGEST_MS:
+        return warn(
+            text, "it paused for a moment: see `redis-slow`, `redis-fork`, and its host's load"
+        )
+    return ok(text)
+
+
+def slow_commands(deployment: Deployment) -> CheckResult:
+    """`redis-slow`: no command of the last 15 minutes blocked all others."""
+    now_s, _ = deployment.redis.time()
+    rows = [
+        row
+        for row in deployment.redis.slowlog_get(128)
+        if row["start_time"] > now_s - LATELY_S and row["duration"] > SLOW_MS * 1000
+    ]
+    what = f"took more than {SLOW_MS:g} ms in the last {LATELY_S // 60} min"
+    if not rows:
+        return ok(f"no command {what}")
+    names = {bytes(row["command"]).split(b" ")[0].decode("ascii", "replace") for row in rows}
+    longest = max(row["duration"] for row in rows) / 1000
+    return warn(
+        f"{len(rows)} commands {what}, longest {longest:.0f} ms: {named(sorted(names))}",
+        "SLOWLOG GET shows them; KEYS and similar commands of other applications delay every job",
+    )
+
+
+def _ms(call: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return (time.perf_counter() - began_s) * 1000

@@ -8,22 +8,25 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
-
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Deployment, error_line
-from headrace.cli.doctor.redis_latency import clock_skew_s
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import Deployment, WorkerSeen
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.output import error_line
+from headrace.config.labels import why_no_worker
 from headrace.config.paths import ENV_URL
 from headrace.errors import ConfigError
 from headrace.observability.versions import running_versions
+from headrace.observability.worker_report import ModelState
+from headrace.redis.clock import US_PER_S
 from headrace.server import components
-from headrace.server.ports import http_connection, http_url
+from headrace.server.ports import http_get, http_url
 from headrace.server.supervisor.proc import start_time_ticks
 
 #: Maximum age of a worker's report; workers report every second.
@@ -32,40 +35,133 @@ SKEW_S: Final = 2.0
 #: From here, times that clients set by their own clock (eta, expires of Celery) are far off.
 SKEW_BAD_S: Final = 30.0
 PING_S: Final = 10
+#: States in which a model has processes that serve.
+READY_STATES: Final = ("ready", "draining")
 _API_TIMEOUT_S: Final = 5.0
 _OFF: Final = "expires and eta of Celery clients, and times of webhooks, are wrong by as much"
 _NTP: Final = "synchronise the clocks with chrony or systemd-timesyncd"
 
 
-def workers(deployment: Deployment) -> CheckResult:
+def workers(deployment: Deployment) -> Iterator[CheckResult]:
     """`workers`: there are workers, and each has reported recently."""
     if not deployment.workers:
         if deployment.anything_runs:
-            return fail("none runs, so no job can run", "start one: headrace worker")
-        return skip("nothing runs here yet", "start headrace up, or headrace worker")
-    found = []
+            yield fail("none runs, so no job can run", "start one: headrace worker")
+        else:
+            yield skip("nothing runs here yet", "start headrace up, or headrace worker")
+        return
     for seen in deployment.workers:
-        gone = seen.report is None
-        if seen.report is not None and seen.here:
-            gone = start_time_ticks(seen.report.pid) is None
-        if gone:
-            found.append(
-                fail(
-                    f"{seen.node} was killed, or no longer reports",
-                    "start it again; its supervisor's log shows why it ended. If it still runs, it "
-                    "hangs or cannot reach Redis. Other workers run its jobs once their leases "
-                    "expire",
-                )
+        report = seen.report
+        if report is None or (seen.here and start_time_ticks(report.pid) is None):
+            yield fail(
+                f"{seen.node} was killed, or no longer reports",
+                "start it again; its supervisor's log shows why it ended. If it still runs, it "
+                "hangs or cannot reach Redis. Other workers run its jobs once their leases expire",
             )
         elif seen.age_s > SILENT_S:
-            found.append(
-                warn(
-                    f"{seen.node} has not reported for {seen.age_s:.0f} s",
-                    "it hangs, or its host has no free CPU: see its log",
-                )
+            yield warn(
+                f"{seen.node} has not reported for {seen.age_s:.0f} s",
+                "it hangs, or its host has no free CPU: see its log",
             )
-    nodes = sorted(seen.node for seen in deployment.workers)
-    return worst(found, ok(f"{len(nodes)}: {named(nodes)}"))
+    nodes = sorted(_with_labels(seen) for seen in deployment.workers)
+    yield ok(f"{len(nodes)}: {named(nodes)}")
+
+
+def _with_labels(seen: WorkerSeen) -> str:
+    labels = seen.report.labels if seen.report is not None else []
+    return f"{seen.node} ({', '.join(labels)})" if labels else seen.node
+
+
+def served_models(deployment: Deployment) -> Iterator[CheckResult]:
+    """`models`: every model is loaded on all its processes."""
+    if not deployment.alive:
+        raise CheckSkipped("no worker runs")
+    served = set()
+    for seen, report in deployment.alive:
+        for name, state in report.models.items():
+            served.add(name)
+            where = f"{name} on {seen.node}"
+            # Between two tries it loads again, and still has the error of the last one.
+            retried = state.state in ("loading", "warming") and state.error
+            if state.state == "failed" or retried:
+                last = (state.error.strip() or "unknown reason").splitlines()[-1]
+                yield fail(
+                    f"{where} could not be loaded: {last[:160]}",
+                    f"headrace models {name} shows the traceback; it is retried every minute",
+                )
+            elif state.state == "restarting":
+                yield fail(
+                    f"{where}: its processes crash too often: {state.error[:160]}",
+                    "the worker's log shows why they crashed",
+                )
+            elif state.state in READY_STATES and state.ready < state.replicas:
+                yield warn(
+                    f"{where} has {state.ready} of {state.replicas} processes",
+                    "the others may still be loading; if not, see the worker's log",
+                )
+    # A pipeline needs no worker; the check `errands` covers it.
+    yield from _shared_replicas(deployment)
+    missing = sorted(set(deployment.catalog.models) - served)
+    labels = {seen.node: report.labels for seen, report in deployment.alive}
+    for name in list(missing):
+        if why := why_no_worker(deployment.catalog.models[name].labels, labels):
+            missing.remove(name)
+            yield warn(
+                f"no worker serves {name}: {why}",
+                "start a worker with these labels (HEADRACE_WORKER_LABELS), or change `labels` of "
+                "the model",
+            )
+    if missing:
+        yield warn(
+            f"no worker serves {named(missing)}",
+            "give the workers the same models file as the API, and restart them",
+        )
+    yield ok(f"{len(served)} served: {named(sorted(served))}")
+
+
+def _shared_replicas(deployment: Deployment) -> Iterator[CheckResult]:
+    """Yield the models whose workers have other than the `total_replicas` that they share."""
+    found: dict[tuple[str, str], list[ModelState]] = {}
+    for _, report in deployment.alive:
+        for name, state in report.models.items():
+            if state.total_replicas is not None:
+                found.setdefault((name, state.version), []).append(state)
+    for (name, version), states in sorted(found.items()):
+        has, total = sum(state.replicas for state in states), states[0].total_replicas
+        if has != total:
+            yield warn(
+                f"{name} {version} has {has} of {total} replicas in {len(states)} workers",
+                "this passes within seconds, or lease_ttl after a host was lost; if not, see the "
+                "logs of the workers",
+            )
+
+
+def model_versions(deployment: Deployment) -> Iterator[CheckResult]:
+    """`model-versions`: all workers serve one version of each model, that of the models file."""
+    declared = {model.name: model.version for model in deployment.catalog.models.values()}
+    served: dict[str, dict[str, list[str]]] = {}
+    for seen, report in deployment.alive:
+        for name, state in report.models.items():
+            if state.version:
+                served.setdefault(name, {}).setdefault(state.version, []).append(seen.node)
+    if not served:
+        raise CheckSkipped("no worker reports the versions of its models")
+    for name, nodes in sorted(served.items()):
+        each = ", ".join(f"{version} ({named(hosts)})" for version, hosts in sorted(nodes.items()))
+        if len(nodes) > 1:
+            number = sum(map(len, nodes.values()))
+            yield warn(
+                f"{number} workers serve several versions of {name}: {each}",
+                "a job that asks for no version runs on any of them: end the rolling change, or "
+                "ask for a version with each job",
+            )
+        elif name in declared and declared[name] not in nodes:
+            yield warn(
+                f"{name} is version {declared[name]} in {deployment.catalog.path.name}, and the "
+                f"workers serve {each}",
+                "give API and workers the same models file, and restart them",
+            )
+    yield ok(f"one version of each of {len(served)} models")
 
 
 def answers(deployment: Deployment) -> CheckResult:
@@ -86,11 +182,14 @@ def answers(deployment: Deployment) -> CheckResult:
         ),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    answered = _nodes_in(done.stdout)
-    if answered is None and "No nodes replied" not in done.stderr:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise CheckSkipped(f"celery inspect ping failed: {lines[-1][:200]}")
-    silent = [node for node in nodes if node not in (answered or set())]
+    try:
+        answered = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:  # no JSON at all, or none that can be read
+        answered = {}
+        if "No nodes replied" not in done.stderr:
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            raise CheckSkipped(f"celery inspect ping failed: {lines[-1][:200]}") from None
+    silent = [node for node in nodes if node not in answered]
     if silent:
         return fail(
             f"no answer to Celery's ping within {PING_S} s: {named(silent)}",
@@ -99,113 +198,83 @@ def answers(deployment: Deployment) -> CheckResult:
     return ok(f"{len(nodes)} answer Celery's ping")
 
 
-def _nodes_in(text: str) -> set[str] | None:
-    start = text.find("{")
-    if start < 0:
-        return None
-    try:
-        return set(json.loads(text[start:]))
-    except ValueError:
-        return None
-
-
-def worker_versions(deployment: Deployment) -> CheckResult:
+def worker_versions(deployment: Deployment) -> Iterator[CheckResult]:
     """`worker-versions`: all workers have the versions of this host."""
     reported = [
         (seen.node, report.versions) for seen, report in deployment.alive if report.versions
     ]
     if not reported:
         raise CheckSkipped("no worker reports its versions")
-    ours, found = running_versions(), []
+    ours, hint = running_versions(), "install the same version on all hosts"
     for name in sorted({name for _, versions in reported for name in versions}):
         by_version: dict[str, list[str]] = {}
         for node, versions in reported:
             by_version.setdefault(versions.get(name, "none"), []).append(node)
         if len(by_version) > 1:
             each = [f"{version} on {named(nodes)}" for version, nodes in by_version.items()]
-            found.append(
-                warn(
-                    f"workers differ in {name}: {', '.join(each)}",
-                    "install the same version on all hosts",
-                )
-            )
+            yield warn(f"workers differ in {name}: {', '.join(each)}", hint)
         elif name in ours and name != "python" and set(by_version) != {ours[name]}:
             there = next(iter(by_version))
             kind = fail if name == "headrace" else warn
-            found.append(
-                kind(
-                    f"workers run {name} {there}, this host has {ours[name]}",
-                    "install the same version on all hosts",
-                )
-            )
-    return worst(
-        found, ok(f"all workers run Headrace {reported[0][1].get('headrace', '?')}, like this host")
-    )
+            yield kind(f"workers run {name} {there}, this host has {ours[name]}", hint)
+    yield ok(f"all workers run Headrace {reported[0][1].get('headrace', '?')}, like this host")
 
 
-def clocks(deployment: Deployment) -> CheckResult:
+def clocks(deployment: Deployment) -> Iterator[CheckResult]:
     """`clocks`: the clocks of this host, the workers and the API agree with Redis' clock."""
     offsets = {"this host": clock_skew_s(deployment)}
     offsets |= {seen.node: seen.ahead_s for seen, _ in deployment.alive}
-    api = _api_clock_s(deployment)
-    if api is not None:
-        offsets["the API"] = api
-    found = []
+    with suppress(CheckSkipped, _ApiUnreachable, ConfigError):
+        _, _, ahead_s = _get_api(deployment, "/live")
+        if ahead_s is not None:
+            offsets["the API"] = ahead_s + clock_skew_s(deployment)
     for name, offset_s in offsets.items():
-        if abs(offset_s) < SKEW_S:
-            continue
-        text = f"{name} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} Redis"
-        if abs(offset_s) >= SKEW_BAD_S:
-            found.append(fail(f"{text}: {_OFF}", _NTP))
-        else:
-            found.append(warn(f"{text}: {_OFF}", _NTP))
-    return worst(found, ok(f"{named(list(offsets))}: within {SKEW_S:g} s of Redis"))
+        if abs(offset_s) >= SKEW_S:
+            kind = fail if abs(offset_s) >= SKEW_BAD_S else warn
+            side = "ahead of" if offset_s > 0 else "behind"
+            yield kind(f"{name} is {abs(offset_s):.0f} s {side} Redis: {_OFF}", _NTP)
+    yield ok(f"{named(list(offsets))}: within {SKEW_S:g} s of Redis")
 
 
-class _Ready(msgspec.Struct):
-    title: str = ""
-    detail: str = ""
+def clock_skew_s(deployment: Deployment) -> float:
+    """Return by how much this host's clock is ahead of Redis', to half a round trip."""
+    before_s = time.time()
+    seconds, micros = deployment.redis.time()
+    middle_s = (before_s + time.time()) / 2
+    return float(middle_s - (seconds + micros / US_PER_S))
 
 
 def api(deployment: Deployment) -> CheckResult:
     """`api`: the API serves, and has the version of this host."""
-    try:
-        return _api(deployment)
-    except _ApiUnreachable as error:
-        return fail(
-            str(error), "start it: headrace api; or correct --api or HEADRACE_URL",
-            ExitCode.UNREACHABLE,
-        )  # fmt: skip
-
-
-def _api(deployment: Deployment) -> CheckResult:
-    status, body, _ = _get_api(deployment, "/ready")
     where = _api_url(deployment)
-    if status != 200:
-        return fail(f"{where}/ready answers {status}: {_detail(body)}", "see the API's log")
-    _, described, _ = _get_api(deployment, "/openapi.json")
+    try:
+        status, body, _ = _get_api(deployment, "/ready")
+        if status != 200:
+            return fail(f"{where}/ready answers {status}: {_detail(body)}", "see the API's log")
+        _, described, _ = _get_api(deployment, "/openapi.json")
+    except _ApiUnreachable as error:
+        hint = "start it: headrace api; or correct --api or HEADRACE_URL"
+        return fail(str(error), hint, ExitCode.UNREACHABLE)
     try:
         version = str(json.loads(described)["info"]["version"])
     except (ValueError, LookupError, TypeError):
         return ok(f"{where} is ready")
     if version != __version__:
-        return warn(
-            f"{where} is Headrace {version}, this host has {__version__}",
-            "install the same version",
-        )
+        text = f"{where} is Headrace {version}, this host has {__version__}"
+        return warn(text, "install the same version")
     return ok(f"{where} is ready, Headrace {version}")
 
 
 def _detail(body: bytes) -> str:
     try:
-        problem = msgspec.json.decode(body, type=_Ready)
-    except msgspec.MsgspecError:
+        problem = json.loads(body)
+        return str(problem.get("detail") or problem.get("title", ""))
+    except (ValueError, AttributeError):
         return body[:100].decode("utf-8", "replace")
-    return problem.detail or problem.title
 
 
 def _api_url(deployment: Deployment) -> str:
-    named_url = deployment.options.api_url or deployment.environ.get(ENV_URL)
+    named_url = deployment.api_url or deployment.environ.get(ENV_URL)
     if named_url:
         return named_url.rstrip("/")
     settings = deployment.settings
@@ -226,30 +295,19 @@ def _get_api(deployment: Deployment, path: str) -> tuple[int, bytes, float | Non
         raise ConfigError(f"{url} is not the address of an API", hint="write http://host:8080")
     tls = address.scheme == "https"
     port = address.port or (443 if tls else 80)
-    connection = http_connection(address.hostname, port, timeout_s=_API_TIMEOUT_S, tls=tls)
     try:
-        connection.request("GET", address.path + path)
-        answer = connection.getresponse()
-        body, date = answer.read(), answer.headers.get("Date")
+        status, body, headers = http_get(
+            address.hostname, port, address.path + path, timeout_s=_API_TIMEOUT_S, tls=tls
+        )
     except (OSError, http.client.HTTPException) as error:
-        if deployment.options.api_url is None and not deployment.environ.get(ENV_URL):
+        if deployment.api_url is None and not deployment.environ.get(ENV_URL):
             raise CheckSkipped(f"no API listens at {url}; set it with --api URL") from None
         raise _ApiUnreachable(f"{url}: {error_line(error)}") from None
-    finally:
-        connection.close()
-    if date is None:
-        return answer.status, body, None
+    if (date := headers.get("Date")) is None:
+        return status, body, None
     ahead_s = email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
-    return answer.status, body, ahead_s
+    return status, body, ahead_s
 
 
 class _ApiUnreachable(Exception):
     """The given API does not answer."""
-
-
-def _api_clock_s(deployment: Deployment) -> float | None:
-    try:
-        _, _, ahead_s = _get_api(deployment, "/live")
-    except (CheckSkipped, _ApiUnreachable, ConfigError):
-        return None
-    return None if ahead_s is None else ahead_s + clock_skew_s(deployment)

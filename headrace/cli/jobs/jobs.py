@@ -1,9 +1,8 @@
-"""`headrace jobs` and `headrace cancel`."""
+"""`headrace jobs`, `headrace watch` and `headrace cancel`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
@@ -11,17 +10,25 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from headrace.cli.jobs.watch import progress_text
-from headrace.cli.shared import output
+from headrace import errors
+from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
+from headrace.cli.shared.options import argument, client_of, option
 
 if TYPE_CHECKING:
+    from headrace import Client
+    from headrace.client import JobEvent, Progress
     from headrace.client.models import Job
 
 #: Number of ids in one request.
 IDS_AT_ONCE: Final = 500
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_COLUMNS: Final = ("ID", "MODEL", "STATUS", "CREATED", ">TOOK", "")
+_OUTCOMES: Final = {
+    "removed": "cancelled",
+    "asked": "running; its result will be discarded",
+    "ended": "already {status}",
+}
 
 
 class Status(StrEnum):
@@ -42,11 +49,10 @@ def since(text: str) -> datetime:
     Raises:
         typer.BadParameter: the text is neither.
     """
-    ago = re.fullmatch(r"(\d+)([smhd])", text)
     try:
-        if ago:
-            seconds = int(ago[1]) * _UNITS_S[ago[2]]
-            return datetime.now(UTC) - timedelta(seconds=seconds)
+        ago_s = options.parsed_seconds(text)
+        if ago_s is not None:
+            return datetime.now(UTC) - timedelta(seconds=ago_s)
         moment = datetime.fromisoformat(text)
         return moment if moment.tzinfo else moment.astimezone()
     except (ValueError, OverflowError):
@@ -55,89 +61,114 @@ def since(text: str) -> datetime:
         ) from None
 
 
-def list_jobs(
-    url: str | None,
-    *,
-    model: str | None,
-    statuses: Sequence[Status],
-    since: datetime | None,
-    limit: int,
-    as_json: bool,
+def jobs(
+    ids: list[str] | None = argument(
+        "ID",
+        "Job ids; - reads ids from standard input (default: the newest jobs).",
+    ),
+    model: str | None = option(
+        "--model MODEL",
+        "Only jobs of this model (default: all).",
+        autocompletion=options.complete_model,
+    ),
+    status: list[Status] | None = option(
+        "--status STATUS",
+        "Only jobs with this status: queued, scheduled, running, succeeded, failed, expired or "
+        "cancelled; repeatable (default: any).",
+    ),
+    after: datetime | None = option(
+        "--since TIME",
+        "Only jobs created since TIME: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
+        parser=since,
+    ),
+    limit: options.Limit = options.LIMIT,
+    as_json: options.Json = False,
+    url: options.Url = None,
 ) -> None:
-    """Print the newest jobs."""
-    from headrace import Client
+    """List jobs, newest first, or show the jobs with these ids."""
+    if ids and (model or status or after):
+        raise typer.BadParameter("ids cannot be combined with --model, --status or --since")
+    with client_of(url) as client:
+        if ids:
+            raise typer.Exit(_show_jobs(client, ids, as_json=as_json))
+        values = [one.value for one in status or ()] or None
+        newest = client.jobs(model=model, status=values, since=after, limit=limit or None)
+        found = islice(newest, limit or None)
+        output.listing(found, _COLUMNS, _row, as_json=as_json, empty="no jobs")
 
-    values = [status.value for status in statuses] or None
-    with Client(url) as client:
-        jobs = client.jobs(model=model, status=values, since=since, limit=limit or None)
-        _show(islice(jobs, limit or None), as_json=as_json)
 
-
-def show_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
+def _show_jobs(client: Client, ids: Sequence[str], *, as_json: bool) -> ExitCode:
     """Print the jobs with these ids, in this order."""
-    from headrace import Client
-
     code = ExitCode.DONE
-    with Client(url) as client:
-        for some in _chunks(given_ids(ids)):
-            found = client.status(some)
-            known = [job for job in found if job is not None]
-            if known:
-                _show(known, as_json=as_json)
-            for job_id, job in zip(some, found, strict=True):
-                if job is None:
-                    output.message_unknown(job_id)
-                    code = ExitCode.UNKNOWN_ID
+    for some in _chunks(ids):
+        found = client.status(some)
+        known = [job for job in found if job is not None]
+        if known:
+            output.listing(known, _COLUMNS, _row, as_json=as_json)
+        if not as_json:
+            for one in known:
+                _print_traceback(one, heading=len(known) > 1)
+        for job_id, job in zip(some, found, strict=True):
+            if job is None:
+                code = output.unknown_job(job_id)
     return code
 
 
-def cancel_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
-    """Cancel jobs and print the outcome of each."""
-    from headrace import Client
+def _print_traceback(job: Job, *, heading: bool = False) -> None:
+    if job.traceback:
+        output.line("")
+        if heading:
+            output.line(f"{job.id}:")
+        output.line(output.printable(job.traceback.rstrip()))
 
+
+def watch(job_id: options.JobId, as_json: options.Json = False, url: options.Url = None) -> None:
+    """Print a job's events until it ends: queue position, progress, outcome."""
+    code = ExitCode.FAILED
+    with client_of(url) as client:
+        try:
+            for event in client.events(job_id):
+                output.item(event, _event_line(event), as_json=as_json)
+                if event.job is not None and not as_json:
+                    _print_traceback(event.job)
+                if event.job is not None and event.job.succeeded:
+                    code = ExitCode.DONE
+        except errors.JobNotFound:
+            code = output.unknown_job(job_id)
+    raise typer.Exit(code)
+
+
+def cancel(ids: options.JobIds, as_json: options.Json = False, url: options.Url = None) -> None:
+    """Cancel jobs: waiting jobs do not run, and results of running jobs are discarded."""
     code = ExitCode.DONE
-    with Client(url) as client:
-        for some in _chunks(given_ids(ids)):
+    with client_of(url) as client:
+        for some in _chunks(ids):
             for done in client.cancel(some):
-                if as_json:
-                    output.json_line(done)
-                elif done.outcome != "unknown":
-                    output.line(f"{done.id}  {_OUTCOMES[done.outcome].format(status=done.status)}")
-                code = max(code, _exit_code(done.id, done.outcome, done.status))
-    return code
+                if done.outcome == "unknown":
+                    if as_json:
+                        output.json_line(done)
+                    code = max(code, output.unknown_job(done.id))
+                    continue
+                text = _OUTCOMES.get(done.outcome, done.outcome).format(status=done.status)
+                output.item(done, f"{done.id}  {text}", as_json=as_json)
+                # Cancelling a cancelled job is not a failure.
+                if done.outcome == "ended" and done.status != Status.CANCELLED:
+                    code = max(code, ExitCode.FAILED)
+    raise typer.Exit(code)
 
 
-_OUTCOMES: Final = {
-    "removed": "cancelled",
-    "asked": "running; its result will be discarded",
-    "ended": "already {status}",
-}
-
-
-def _exit_code(job_id: str, outcome: str, status: str | None) -> ExitCode:
-    if outcome == "unknown":
-        output.message_unknown(job_id)
-        return ExitCode.UNKNOWN_ID
-    # Cancelling a cancelled job is not a failure.
-    too_late = outcome == "ended" and status != Status.CANCELLED
-    return ExitCode.FAILED if too_late else ExitCode.DONE
-
-
-def _show(jobs: Iterable[Job], *, as_json: bool) -> None:
-    if as_json:
-        for job in jobs:
-            output.json_line(job)
-        return
-    rows = [_row(job) for job in jobs]
-    if rows:
-        output.table(("ID", "MODEL", "STATUS", "CREATED", ">TOOK", ""), rows)
-    else:
-        output.message("no jobs")
+def _chunks(arguments: Sequence[str]) -> Iterator[list[str]]:
+    ids = given_ids(arguments)
+    while some := list(islice(ids, IDS_AT_ONCE)):
+        yield some
 
 
 def _row(job: Job) -> tuple[str, ...]:
-    took = output.milliseconds(job.timings.get("total") if job.timings else None)
-    return (job.id, job.model, job.status, output.ago(job.created_at), took, _note(job))
+    return (job.id, job.model, job.status, output.ago(job.created_at), _took(job), _note(job))
+
+
+def _took(job: Job) -> str:
+    return output.milliseconds(job.timings.get("total") if job.timings else None)
 
 
 def _note(job: Job) -> str:
@@ -145,11 +176,39 @@ def _note(job: Job) -> str:
         return output.short_line(f"{job.error.type}: {job.error.message}")
     if job.progress is not None:
         return progress_text(job.progress)
+    return _place(job)
+
+
+def _place(job: Job | JobEvent) -> str:
     if job.waiting_for:
         return f"no {job.waiting_for} of the model is loaded"
     return f"place {job.queue_position:,}" if job.queue_position else ""
 
 
-def _chunks(ids: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(islice(ids, IDS_AT_ONCE)):
-        yield some
+def _event_line(event: JobEvent) -> str:
+    name, note = event.name, _event_note(event)
+    if event.job is not None:
+        error = event.job.error
+        name = event.job.status
+        failure = "" if error is None else output.short_line(f"{error.type}: {error.message}")
+        note = failure or _took(event.job)
+    return f"{name:<9}  {note}".rstrip()
+
+
+def _event_note(event: JobEvent) -> str:
+    if event.progress is not None:
+        return progress_text(event.progress)
+    if event.name == "queued":
+        return _place(event)
+    if event.name == "scheduled":
+        reason = output.short_line(event.error.message) if event.error is not None else ""
+        due = f"until {event.due_at.astimezone():%H:%M:%S}" if event.due_at is not None else ""
+        return "; ".join(filter(None, (due, reason)))
+    return f"attempt {event.attempts}" if event.attempts > 1 else ""
+
+
+def progress_text(progress: Progress) -> str:
+    """Return a job's progress on one line."""
+    share = "" if progress.fraction is None else f"{progress.fraction:.0%}"
+    count = f"{progress.done:,g} of {progress.total:,g}" if progress.total else ""
+    return output.short_line(", ".join(filter(None, (share, count, progress.message))))

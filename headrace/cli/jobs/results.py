@@ -5,91 +5,80 @@ from __future__ import annotations
 import mimetypes
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
 from headrace import errors
-from headrace.cli.shared import output
+from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
-from headrace.cli.shared.inputs import given_ids
+from headrace.cli.shared.inputs import STDIN, given_ids
+from headrace.cli.shared.options import client_of, option
 from headrace.jobs.media_types import BINARY_TYPE, image_type
 
 if TYPE_CHECKING:
     from headrace.client import Client
     from headrace.client.models import Job
 
-_BINARY: Final = ".bin"
+RETRY_S: Final = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultRequest:
-    """The arguments of `headrace result`.
-
-    Attributes:
-        ids: job ids; `-` reads them from standard input.
-        wait: wait for jobs that have not ended.
-        timeout_s: maximum wait in total; None for no limit.
-        target: a file for the result of one job, or a folder; None for standard output.
-        as_json: print the job objects.
-        retry_s: how long requests are retried while the server is unreachable.
-    """
-
-    ids: Sequence[str]
-    wait: bool
-    timeout_s: float | None
-    target: Path | None
-    as_json: bool
-    retry_s: float
-
-
-def fetch(url: str | None, request: ResultRequest) -> ExitCode:
-    """Print or store the results of jobs."""
-    from headrace import Client
-
-    alone = len(request.ids) == 1 and request.ids[0] != "-"
-    _check_target(request, alone=alone)
-    deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+def result(
+    ids: options.JobIds,
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    target: Path | None = option(
+        "--output -o FILE",
+        "Write the result to FILE; for several jobs, an existing folder "
+        "(default: standard output).",
+    ),
+    retry: float = options.retry(options.UNREACHABLE, RETRY_S),
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Print the results of jobs: JSON and text as a line, binary results as bytes."""
+    alone = len(ids) == 1 and ids[0] != STDIN
+    if target is not None and as_json:
+        raise typer.BadParameter("--json cannot be combined with --output")
+    if target is not None and not alone and not target.is_dir():
+        raise typer.BadParameter(
+            f"{target}: the results of several jobs require an existing folder",
+            param_hint="--output",
+        )
+    deadline = None if timeout is None else time.monotonic() + timeout
     code = ExitCode.DONE
-    with Client(url, retry_s=request.retry_s) as client:
-        for job_id in given_ids(request.ids):
-            code = max(code, _fetch_one(client, job_id, request, deadline, alone=alone))
-    return code
+    with client_of(url, retry_s=retry) as client:
+        for job_id in given_ids(ids):
+            try:
+                if deadline is not None:
+                    job = client.wait(job_id, timeout_s=max(deadline - time.monotonic(), 0))
+                else:
+                    job = client.wait(job_id) if wait else client.status(job_id)
+                if as_json:
+                    output.json_line(job)
+                code = max(code, _unsuccessful(job))
+                if job.succeeded and not as_json:
+                    _deliver(client, job, target, alone=alone)
+            except errors.JobNotFound:
+                code = max(code, output.unknown_job(job_id))
+            except errors.WaitTimeout as error:
+                output.message(
+                    f"{error.message}; the job continues: headrace result {job_id} --wait"
+                )
+                code = max(code, exit_code(error))
+    raise typer.Exit(code)
 
 
-def _fetch_one(
-    client: Client, job_id: str, request: ResultRequest, deadline: float | None, *, alone: bool
-) -> ExitCode:
-    try:
-        job = _ended(client, job_id, request, deadline)
-        if request.as_json:
-            output.json_line(job)
-        if not job.ended:
-            output.message(f"{job_id}: {job.status}; use --wait to wait for it")
-            return ExitCode.TIMED_OUT
-        if not job.succeeded:
-            output.message(f"{job_id}: {output.failure_line(job)}")
-            return ExitCode.FAILED
-        if not request.as_json:
-            _deliver(client, job, request.target, alone=alone)
-    except errors.JobNotFound:
-        output.message_unknown(job_id)
-        return ExitCode.UNKNOWN_ID
-    except errors.WaitTimeout as error:
-        output.message(f"{error.message}; the job continues: headrace result {job_id} --wait")
-        return exit_code(error)
+def _unsuccessful(job: Job) -> ExitCode:
+    """Print why a job has no result, if so; return the exit code."""
+    if not job.ended:
+        output.message(f"{job.id}: {job.status}; use --wait to wait for it")
+        return ExitCode.TIMED_OUT
+    if not job.succeeded:
+        output.message(f"{job.id}: {output.failure_line(job)}")
+        return ExitCode.FAILED
     return ExitCode.DONE
-
-
-def _ended(client: Client, job_id: str, request: ResultRequest, deadline: float | None) -> Job:
-    """Return the job; with `wait`, once it has ended."""
-    if not request.wait:
-        return client.status(job_id)
-    left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
-    return client.wait(job_id, timeout_s=left_s)
 
 
 def _deliver(client: Client, job: Job, target: Path | None, *, alone: bool) -> None:
@@ -124,7 +113,10 @@ def _store(job: Job, value: object, target: Path) -> None:
         errors.ConfigError: the file cannot be written.
     """
     path = target / f"{job.id}{_suffix(job, value)}" if target.is_dir() else target
-    data = value if isinstance(value, bytes) else _as_text(value).encode()
+    if isinstance(value, bytes):
+        data = value
+    else:
+        data = (value if isinstance(value, str) else f"{output.as_json(value)}\n").encode()
     part = path.with_name(f"{path.name}.part")
     try:
         if path.exists() and not path.is_file():  # such as /dev/stdout
@@ -137,10 +129,6 @@ def _store(job: Job, value: object, target: Path) -> None:
         raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else output.as_json(value) + "\n"
-
-
 def _suffix(job: Job, value: object) -> str:
     if not isinstance(value, bytes):
         return ".txt" if isinstance(value, str) else ".json"
@@ -148,16 +136,4 @@ def _suffix(job: Job, value: object) -> str:
     kind = kind.partition(";")[0]
     if kind in ("", BINARY_TYPE):
         kind = image_type(value) or BINARY_TYPE
-    return mimetypes.guess_extension(kind) or _BINARY
-
-
-def _check_target(request: ResultRequest, *, alone: bool) -> None:
-    if request.target is None:
-        return
-    if request.as_json:
-        raise typer.BadParameter("--json cannot be combined with --output")
-    if not alone and not request.target.is_dir():
-        raise typer.BadParameter(
-            f"{request.target}: the results of several jobs require an existing folder",
-            param_hint="--output",
-        )
+    return mimetypes.guess_extension(kind) or ".bin"

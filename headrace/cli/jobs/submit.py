@@ -8,107 +8,175 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import typer
 
 from headrace import errors
-from headrace.cli.jobs.resume_file import PreviousRows, ResumeFile
-from headrace.cli.jobs.writers import (
-    IdWriter,
-    JsonFileWriter,
-    JsonWriter,
-    OutcomeCounts,
-    ResultWriter,
-    TextWriter,
-    WrittenOutcome,
-)
-from headrace.cli.shared import output
-from headrace.cli.shared.exit_codes import ExitCode, exit_code
-from headrace.cli.shared.inputs import Input, Sources
-from headrace.cli.shared.interrupts import InterruptHandler, Terminated, TimeUp
+from headrace.cli.jobs.outcomes import PreviousRows, ResumeFile, WrittenOutcome, explain, record
+from headrace.cli.jobs.results import print_result
+from headrace.cli.shared import options, output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.inputs import STDIN, Input, Sources, StdinAs
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, TimeUp, stop_reason
+from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.cli.shared.progress_bar import Bar
 from headrace.jobs.ids import new_id
 
 if TYPE_CHECKING:
     from headrace import Client
+    from headrace.client.models import Job
 
+IN_FLIGHT: Final = 1000
+IN_FLIGHT_MAX: Final = 100_000
+RETRY_S: Final = 60
+#: Number of failures that are also printed if a file has all of them.
+FAILURES_SHOWN: Final = 10
 #: At most this many ids are printed as one command to paste; more are listed.
 IDS_IN_A_COMMAND: Final = 20
 #: An outcome, and the index that the client gave its input; None if it never got the input.
 _Indexed: TypeAlias = tuple[WrittenOutcome, int | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitRequest:
-    """The arguments of `headrace submit`.
-
-    Attributes:
-        model: the model.
-        sources: the inputs.
-        options: options of every job, `version` and `content_type`; None takes the default.
-        job_id: the id of a single input.
-        wait: wait for the outcomes.
-        timeout_s: maximum wait in total; None for no limit.
-        ordered: write outcomes in the order of the inputs.
-        in_flight: maximum number of jobs in flight.
-        retry_s: how long requests are retried while the server is unreachable or full.
-        file: the file for the outcomes.
-        resume: continue that file.
-        as_json: JSON lines on standard output.
-        quiet: no bar and no summary.
-    """
-
-    model: str
-    sources: Sources
-    options: dict[str, Any] = field(default_factory=dict)
-    job_id: str | None = None
-    wait: bool = False
-    timeout_s: float | None = None
-    ordered: bool = False
-    in_flight: int = 1000
-    retry_s: float = 60
-    file: Path | None = None
-    resume: bool = False
-    as_json: bool = False
-    quiet: bool = False
-
-
-def submit(url: str | None, request: SubmitRequest) -> ExitCode:
-    """Submit the inputs; with `wait`, wait for the outcomes."""
-    from headrace import Client
-
+def submit(
+    model: options.Model,
+    inputs: list[str] | None = argument(
+        "INPUT",
+        "Files, folders (recursive), quoted patterns, or - for standard input.",
+    ),
+    json_input: list[str] | None = option(
+        "--json-input JSON", "JSON value as an input; repeatable."
+    ),
+    text: list[str] | None = option("--text TEXT", "Text as an input; repeatable."),
+    input_ref: list[str] | None = option(
+        "--input-ref REF",
+        "File or object that the server reads: file:/folder/name or s3://bucket/key; repeatable.",
+    ),
+    stdin_as: StdinAs = option(
+        "--stdin",
+        "Kind of the lines on standard input; auto: JSON if the first line begins with "
+        '{ [ or ", else paths.',
+        StdinAs.AUTO,
+        show_default=True,
+    ),
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    target: Path | None = option(
+        "--output -o FILE", "Append a JSON line per input to FILE as its job ends; implies --wait."
+    ),
+    resume: bool = flag("--resume", "Continue FILE: skip inputs that succeeded in it."),
+    ordered: bool = flag("--ordered", "Print results in the order of the inputs."),
+    in_flight: int = option(
+        "--in-flight N",
+        f"Maximum number of jobs in flight with --wait (default: {IN_FLIGHT}).",
+        IN_FLIGHT,
+        min=1,
+        max=IN_FLIGHT_MAX,
+    ),
+    job_id: str | None = option("--id ID", "Job id for a single input (default: a new id)."),
+    content_type: options.ContentType = None,
+    version: options.Version = None,
+    param: options.Param = None,
+    priority: int | None = option(
+        "--priority N", "Priority, 0 (first) to 9 (batch) (default: 0).", min=0, max=9
+    ),
+    expires: float | None = option(
+        "--expires SECONDS", "Expire the job if it has not started within SECONDS (default: never)."
+    ),
+    countdown: float | None = option(
+        "--countdown SECONDS", "Delay before the job joins the queue (default: 0)."
+    ),
+    job_timeout: float | None = option(
+        "--job-timeout SECONDS", "Maximum run time of a job (default: the model's)."
+    ),
+    result_ttl: int | None = option(
+        "--result-ttl SECONDS", "How long the server keeps the result (default: one day)."
+    ),
+    max_retries: options.MaxRetries = None,
+    retry_backoff: float | None = option(
+        "--retry-backoff SECONDS", "Maximum wait before the first retry (default: the model's)."
+    ),
+    retry_backoff_max: float | None = option(
+        "--retry-backoff-max SECONDS", "Maximum wait before any retry (default: the model's)."
+    ),
+    metadata: str | None = option("--metadata JSON", "JSON object that is returned with the job."),
+    webhook: str | None = option("--webhook URL", "URL to notify when each job ends."),
+    webhook_event: list[str] | None = option(
+        "--webhook-event EVENT",
+        "Event to notify: started, succeeded, failed, cancelled or expired; repeatable "
+        "(default: every end).",
+    ),
+    retry: float = options.retry(options.UNREACHABLE_OR_FULL, RETRY_S),
+    quiet: bool = flag("--quiet -q", "Print no progress bar and no summary."),
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Submit inputs to a model; print the job ids, or with --wait the results."""
+    arguments = inputs or []
+    sources = Sources(
+        arguments, json_input or (), text or (),
+        sys.stdin.buffer if STDIN in arguments else None, stdin_as, input_ref or (),
+    )  # fmt: skip
+    if resume and target is None:
+        raise typer.BadParameter("--resume requires --output FILE", param_hint="--resume")
+    if job_id is not None and not sources.single:
+        raise typer.BadParameter("--id can only be used with one input", param_hint="--id")
+    job_options = {
+        "priority": priority, "expires": expires, "countdown": countdown, "timeout": job_timeout,
+        "result_ttl": result_ttl, "max_retries": max_retries, "retry_backoff": retry_backoff,
+        "retry_backoff_max": retry_backoff_max, "metadata": options.json_object(metadata),
+        "webhook": webhook, "webhook_events": webhook_event or None,
+    }  # fmt: skip
+    options.checked_id(job_id)
+    checked = options.checked_options(job_options)
     with contextlib.ExitStack() as stack:
         file = None
-        if request.file is not None:
-            file = stack.enter_context(ResumeFile(request.file, resume=request.resume))
-        client = stack.enter_context(Client(url, retry_s=request.retry_s))
-        tracker = Tracker(request.sources, file.earlier if file else PreviousRows(), request.job_id)
-        run = _Run(client, request, tracker, file)
-        return run.go()
+        if target is not None:
+            file = stack.enter_context(ResumeFile(target, resume=resume))
+        client = stack.enter_context(client_of(url, retry_s=retry))
+        run = _Run(
+            client=client, model=model, sources=sources, file=file,
+            tracker=Tracker(sources, file.earlier if file else PreviousRows(), job_id),
+            options={"content_type": content_type, "version": version,
+                     "parameters": options.parameters(param), **checked},
+            wait=wait or timeout is not None or target is not None, timeout_s=timeout,
+            ordered=ordered, in_flight=in_flight, as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        raise typer.Exit(run.go())
 
 
+@dataclass(kw_only=True)
 class _Run:
-    """One run of the command, from the first input to the exit code."""
+    """One run of the command, from the first input to the exit code.
 
-    def __init__(
-        self, client: Client, request: SubmitRequest, tracker: Tracker, file: ResumeFile | None
-    ) -> None:
-        self._client = client
-        self._request = request
-        self._tracker = tracker
-        self._file = file
+    Attributes:
+        options: options of every job, `version`, `content_type` and `parameters`.
+        timeout_s: maximum wait in total; None for no limit.
+    """
+
+    client: Client
+    model: str
+    sources: Sources
+    tracker: Tracker
+    file: ResumeFile | None
+    options: dict[str, Any]
+    wait: bool
+    timeout_s: float | None
+    ordered: bool
+    in_flight: int
+    as_json: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        """Start the clock and the counts, and make the bar."""
         self._started = time.monotonic()
-        self._counts = OutcomeCounts(Counter())
-        alone = request.sources.single
-        self._bar = Bar(
-            request.model, request.sources.count, quiet=request.quiet or alone or not request.wait
-        )
-        self._writer = _writer(request, self._bar, file)
+        self._done = self._failed = 0
+        quiet = self.quiet or self.sources.single or not self.wait
+        self._bar = Bar(self.model, self.sources.count, quiet=quiet)
 
     def go(self) -> ExitCode:
         """Run the command to its end, also after an interrupt.
@@ -116,46 +184,47 @@ class _Run:
         Raises:
             HeadraceError: no job was submitted.
         """
-        stops = InterruptHandler(self._request.timeout_s)
+        stops = InterruptHandler(self.timeout_s)
         with stops:
             try:
                 with self._bar:
-                    for indexed in self._outcomes() if self._request.wait else self._enqueued():
+                    for indexed in self._outcomes() if self.wait else self._enqueued():
                         with stops.shield():
                             self._write(indexed)
             except BrokenPipeError:
                 raise
             except (KeyboardInterrupt, Terminated, TimeUp, OSError, errors.HeadraceError) as error:
                 stops.ignore()
-                if isinstance(error, errors.HeadraceError) and not self._anything_sent(error):
+                sent = self.client.session.reached and not isinstance(error, errors.ModelNotFound)
+                if isinstance(error, errors.HeadraceError) and not sent:
                     raise
                 return self._stopped(error)
-        if not (self._request.quiet or self._request.sources.single):
+        if not (self.quiet or self.sources.single):
             self._summary()
-        return self._counts.exit_code
+        return ExitCode.FAILED if self._failed else ExitCode.DONE
 
     def _outcomes(self) -> Iterator[_Indexed]:
         """Yield each input once its job has ended."""
-        request, tracker = self._request, self._tracker
-        results = self._client.map(
-            request.model, tracker.values(), ids=tracker.ids(), ordered=request.ordered,
-            return_errors=True, in_flight=request.in_flight, **request.options,
+        tracker = self.tracker
+        results = self.client.map(
+            self.model, tracker.values(), ids=tracker.ids(), ordered=self.ordered,
+            return_errors=True, in_flight=self.in_flight, **self.options,
         )  # fmt: skip
         for result in results:
-            sent = tracker.sent(result.index)
-            yield from self._invalid_inputs(sent.place if request.ordered else None)
+            sent = tracker.in_flight[result.index]
+            yield from self._invalid_inputs(sent.place if self.ordered else None)
             outcome = WrittenOutcome(sent.key, sent.job_id, result.job, result.value, result.error)
             yield outcome, result.index
         yield from self._invalid_inputs(None)
 
     def _enqueued(self) -> Iterator[_Indexed]:
         """Yield each input once its job is enqueued, in the order of the inputs."""
-        request, tracker = self._request, self._tracker
-        accepted = self._client.submit_many(
-            request.model, tracker.values(), ids=tracker.ids(), **request.options
+        tracker = self.tracker
+        accepted = self.client.submit_many(
+            self.model, tracker.values(), ids=tracker.ids(), **self.options
         )
         for number, answer in enumerate(accepted):
-            sent = tracker.sent(number)
+            sent = tracker.in_flight[number]
             yield from self._invalid_inputs(sent.place)
             refused = answer if isinstance(answer, Exception) else None
             job = None if isinstance(answer, Exception) else answer
@@ -163,7 +232,7 @@ class _Run:
         yield from self._invalid_inputs(None)
 
     def _invalid_inputs(self, before: int | None) -> Iterator[_Indexed]:
-        for sent, error in self._tracker.invalid(before):
+        for sent, error in self.tracker.invalid(before):
             yield WrittenOutcome(sent.key, sent.job_id, error=error), None
 
     def _write(self, indexed: _Indexed) -> None:
@@ -173,24 +242,54 @@ class _Run:
             raise outcome.error  # every other input would fail too
         if isinstance(outcome.error, errors.BrokerError):
             raise outcome.error  # the same; whether a job exists is unknown
-        self._writer.write(outcome)
+        self._print(outcome)
         if number is not None:
-            self._tracker.mark_written(number)
-        self._counts.add(outcome)
-        self._bar.advance(failed=outcome.failed)
+            del self.tracker.in_flight[number]
+        if outcome.error is None:
+            self._done += 1
+        else:
+            self._failed += 1
+        self._bar.update(self._done + self._failed, self._failed)
 
-    def _anything_sent(self, error: errors.HeadraceError) -> bool:
-        return self._client.session.reached and not isinstance(error, errors.ModelNotFound)
+    def _print(self, outcome: WrittenOutcome) -> None:
+        """Write an outcome to the file, or print it as JSON, as a result or as a job id."""
+        if self.file is not None:
+            self.file.write(record(outcome))
+            if outcome.error is not None and self._failed < FAILURES_SHOWN:
+                self._bar.message(explain(outcome))
+            elif outcome.error is not None and self._failed == FAILURES_SHOWN:
+                self._bar.message(f"for further failures see {self.file.path}")
+        elif self.as_json:
+            output.json_line(record(outcome))
+        elif outcome.error is not None:
+            self._bar.message(explain(outcome))
+        elif outcome.job is not None:
+            self._print_text(outcome, outcome.job)
+
+    def _print_text(self, outcome: WrittenOutcome, job: Job) -> None:
+        alone = self.sources.single
+        if not self.wait:
+            keys = sys.stdout.isatty() and not alone
+            output.line(f"{job.id}  {outcome.key}" if keys else job.id)
+        elif not job.ended:
+            return  # the command lists jobs in flight when it ends
+        elif alone:
+            print_result(outcome.value)
+        else:
+            text = f"{outcome.key}: {output.result_line(job.result, outcome.value)}"
+            self._bar.print_result(text)
 
     def _stopped(self, error: BaseException) -> ExitCode:
         """Print reason the command ended, and which jobs are still in flight."""
-        code, reason = _reason(error)
+        code, reason = stop_reason(error, "the results")
         output.message(reason)
-        in_flight = self._tracker.in_flight()
-        progress = f"done: {self._counts.total:,}, in flight: {len(in_flight):,}"
-        if self._write_in_flight(in_flight) and self._file is not None:
+        if isinstance(error, TimeUp) and not self._done:
+            output.message(f"`headrace models {self.model}` shows if the model is loaded")
+        in_flight = list(self.tracker.in_flight.values())
+        progress = f"done: {self._done + self._failed:,}, in flight: {len(in_flight):,}"
+        if self._write_in_flight(in_flight) and self.file is not None:
             output.message(
-                f"{progress}; see {self._file.path}. "
+                f"{progress}; see {self.file.path}. "
                 "The jobs in flight continue; resume with the same command and --resume"
             )
         elif in_flight:
@@ -202,53 +301,31 @@ class _Run:
 
     def _write_in_flight(self, in_flight: list[SubmittedJob]) -> bool:
         """Write the jobs in flight to the output; return whether that is possible."""
-        if self._file is None and not self._request.as_json:
+        if self.file is None and not self.as_json:
             return False
         try:
             for job in in_flight:
-                self._writer.write(WrittenOutcome(job.key, job.job_id))
+                self._print(WrittenOutcome(job.key, job.job_id))
         except OSError:  # for example the full disk that ended the command
             return False
         return True
 
     def _summary(self) -> None:
         seconds = time.monotonic() - self._started
-        counts, tracker = self._counts, self._tracker
-        parts = [f"{counts.done:,} {'succeeded' if self._request.wait else 'submitted'}"]
-        if counts.failed:
-            parts.append(f"{counts.failed:,} failed")
+        tracker, total = self.tracker, self._done + self._failed
+        parts = [f"{self._done:,} {'succeeded' if self.wait else 'submitted'}"]
+        if self._failed:
+            parts.append(f"{self._failed:,} failed")
         if tracker.already_done:
             parts.append(f"{tracker.already_done:,} already done")
-        rate = f" ({counts.total / seconds:,.0f} per second)" if seconds >= 1 else ""
-        where = f"; see {self._file.path}" if self._file else ""
+        rate = f" ({total / seconds:,.0f} per second)" if seconds >= 1 else ""
+        where = f"; see {self.file.path}" if self.file else ""
         output.message(f"{', '.join(parts)} in {seconds:.1f} s{rate}{where}")
-        if self._file is not None and self._request.as_json:
+        if self.file is not None and self.as_json:
             output.json_line({
-                "succeeded": counts.done, "failed": counts.failed,
-                "done_before": tracker.already_done, "output": str(self._file.path),
+                "succeeded": self._done, "failed": self._failed,
+                "done_before": tracker.already_done, "output": str(self.file.path),
             })  # fmt: skip
-
-
-def _writer(request: SubmitRequest, bar: Bar, file: ResumeFile | None) -> ResultWriter:
-    if file is not None:
-        return JsonFileWriter(file, bar)
-    if request.as_json:
-        return JsonWriter()
-    if request.wait:
-        return TextWriter(bar, alone=request.sources.single)
-    return IdWriter(keys=sys.stdout.isatty() and not request.sources.single)
-
-
-def _reason(error: BaseException) -> tuple[ExitCode, str]:
-    if isinstance(error, errors.HeadraceError):
-        return exit_code(error), output.error_text(error)
-    if isinstance(error, OSError):
-        return ExitCode.FAILED, f"the results cannot be written: {error.strerror or error}"
-    if isinstance(error, TimeUp):
-        return ExitCode.TIMED_OUT, str(error)
-    if isinstance(error, Terminated):
-        return ExitCode.TERMINATED, f"ended by {error}"
-    return ExitCode.INTERRUPTED, "interrupted"
 
 
 def _print_ids(ids: list[str]) -> None:
@@ -267,7 +344,6 @@ class SubmittedJob:
     Attributes:
         place: its index among all inputs, from 0.
         key: the input's name for the user.
-        job_id: the id of its job.
     """
 
     place: int
@@ -281,9 +357,12 @@ class Tracker:
     Holds as many inputs as the client has taken. The client may take them in another thread.
 
     Args:
-        inputs: all inputs.
-        earlier: the rows of earlier commands.
         job_id: the id of a single input, if the user chose one.
+
+    Attributes:
+        in_flight: the inputs whose outcome is not written, by the client's index. Some may not have
+            been sent yet.
+        already_done: number of inputs that earlier commands finished.
     """
 
     def __init__(
@@ -292,11 +371,10 @@ class Tracker:
         self._inputs = inputs
         self._earlier = earlier
         self._job_id = job_id
-        self._in_flight: dict[int, SubmittedJob] = {}
+        self.in_flight: dict[int, SubmittedJob] = {}
         self._ids: deque[str] = deque()
         self._invalid: deque[tuple[SubmittedJob, errors.HeadraceError]] = deque()
         self.already_done = 0
-        self.all_taken = False
 
     def values(self) -> Iterator[Any]:
         """Yield the inputs for the client."""
@@ -310,24 +388,15 @@ class Tracker:
             if isinstance(one.value, errors.HeadraceError):
                 self._invalid.append((sent, one.value))
                 continue
-            self._in_flight[number] = sent
+            self.in_flight[number] = sent
             self._ids.append(job_id)
             number += 1
             yield one.value
-        self.all_taken = True
 
     def ids(self) -> Iterator[str]:
         """Yield the job ids of `values`, in the same order."""
         while True:
             yield self._ids.popleft()
-
-    def sent(self, number: int) -> SubmittedJob:
-        """Return the input with the client's index `number`; its outcome is not written yet."""
-        return self._in_flight[number]
-
-    def mark_written(self, number: int) -> None:
-        """Forget an input whose outcome is written."""
-        del self._in_flight[number]
 
     def invalid(
         self, before: int | None = None
@@ -335,7 +404,3 @@ class Tracker:
         """Yield inputs that cannot be read, each once; with `before`, only those before it."""
         while self._invalid and (before is None or self._invalid[0][0].place < before):
             yield self._invalid.popleft()
-
-    def in_flight(self) -> list[SubmittedJob]:
-        """Return the inputs whose outcome is not written. Some may not have been sent yet."""
-        return list(self._in_flight.values())

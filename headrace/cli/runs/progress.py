@@ -7,13 +7,13 @@ import socket
 import sys
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from headrace.cli.shared import output
 from headrace.cli.shared.progress_bar import Bar
 from headrace.errors import HeadraceError
-from headrace.runs.checkpoint_file import path_text
+from headrace.runs.sources.patterns import path_text
 
 if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine
@@ -30,12 +30,7 @@ RATE_OVER_S: Final = 30.0
 
 
 class RateMeter:
-    """Measures how fast inputs end, and estimates the remaining time.
-
-    Args:
-        ended: number of inputs that had ended at the start.
-        now: the present time in seconds.
-    """
+    """Measures how fast inputs end, and estimates the remaining time."""
 
     def __init__(self, ended: int, now: float) -> None:
         self._samples: deque[tuple[float, int]] = deque([(now, ended)])
@@ -64,9 +59,6 @@ class RunProgressDisplay:
     """Shows and records a run's progress; the engine calls `update` several times per second.
 
     Args:
-        url: the server.
-        engine: the run.
-        quiet: print nothing on standard error.
         source: the source as the user gave it, for the record.
     """
 
@@ -74,7 +66,6 @@ class RunProgressDisplay:
         self._url = url
         self._engine = engine
         self._source = source
-        self._stack = ExitStack()
         progress = engine.progress
         self._bar = Bar(engine.checkpoint.model, lambda: progress.total, quiet=quiet)
         self._bar.update(progress.ended, progress.failed)
@@ -87,13 +78,13 @@ class RunProgressDisplay:
         self._started = False
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._bar)
+        self._bar.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         progress = self._engine.progress
         self._bar.update(progress.ended, progress.failed)
-        self._stack.close()
+        self._bar.__exit__(*error)
 
     def update(self, progress: RunProgress) -> None:
         """Update the bar; print a line and write the record if they are due."""
@@ -142,8 +133,7 @@ def line_of(name: str, progress: RunProgress, meter: RateMeter) -> str:
     parts = [f"{ended:,}" if total is None else f"{ended:,} of {total:,}"]
     if total:
         parts[0] += f" ({100 * min(ended / total, 1):.1f} %)"
-    rate = meter.per_second
-    parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
+    parts.append(output.rate(meter.per_second))
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
     left_s = meter.left_s(total)

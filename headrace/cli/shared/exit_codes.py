@@ -21,22 +21,19 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-_BY_CLASS: Final[tuple[tuple[type[errors.HeadraceError], ExitCode], ...]] = (
-    (errors.ConfigError, ExitCode.USAGE),
-    (errors.JobNotFound, ExitCode.UNKNOWN_ID),
-    (errors.LetterNotFound, ExitCode.UNKNOWN_ID),
-    (errors.RunNotFound, ExitCode.UNKNOWN_ID),
-    (errors.RequestError, ExitCode.USAGE),
-    (errors.BrokerError, ExitCode.UNREACHABLE),
-    (errors.ServerUnreachable, ExitCode.UNREACHABLE),
-    (errors.UnexpectedAnswer, ExitCode.UNREACHABLE),
-    (errors.WaitTimeout, ExitCode.TIMED_OUT),
+#: The first match counts.
+_BY_CLASS: Final = (
+    ((errors.JobNotFound, errors.LetterNotFound, errors.RunNotFound), ExitCode.UNKNOWN_ID),
+    ((errors.ConfigError, errors.RequestError), ExitCode.USAGE),
+    (
+        (errors.BrokerError, errors.ServerUnreachable, errors.UnexpectedAnswer),
+        ExitCode.UNREACHABLE,
+    ),
+    ((errors.WaitTimeout,), ExitCode.TIMED_OUT),
 )
 
 
 def exit_code(error: errors.HeadraceError) -> ExitCode:
     """Return the exit code for an error that ended a command."""
-    for kind, code in _BY_CLASS:
-        if isinstance(error, kind):
-            return code
-    return ExitCode.FAILED
+    found = (code for kinds, code in _BY_CLASS if isinstance(error, kinds))
+    return next(found, ExitCode.FAILED)

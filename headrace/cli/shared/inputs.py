@@ -20,6 +20,7 @@ import msgspec
 import typer
 
 from headrace.errors import InvalidRequest
+from headrace.runs.sources.patterns import path_text
 
 #: A folder with at most this many files is sorted; a larger one is read in file system order.
 SORTED_MAX: Final = 10_000
@@ -58,8 +59,6 @@ class Sources:
 
     Attributes:
         arguments: files, folders, patterns, or `-`.
-        json_inputs: JSON values, as text.
-        texts: inputs that are text.
         stdin: standard input, if `-` is an argument.
         stdin_as: the kind of its lines.
         refs: files and objects that the server reads.
@@ -99,7 +98,7 @@ class Sources:
     def single(self) -> bool:
         """Return whether the command line names exactly one input, and not by a folder or `-`."""
         count = len(self.arguments) + self._option_count
-        return count == 1 and all(_is_file(argument) for argument in self.arguments)
+        return count == 1 and all(one != STDIN and Path(one).is_file() for one in self.arguments)
 
     def __iter__(self) -> Iterator[Input]:
         for argument in self.arguments:
@@ -142,9 +141,8 @@ class Sources:
         if kind is StdinAs.AUTO:
             is_json = first[1].lstrip().startswith(_JSON_STARTS)
             kind = StdinAs.JSON if is_json else StdinAs.PATHS
-        read = _READERS[kind]
         for number, line in chain([first], filled):
-            yield read(number, line)
+            yield _from_line(kind, number, line)
 
 
 def given_ids(arguments: Sequence[str]) -> Iterator[str]:
@@ -159,24 +157,11 @@ def given_ids(arguments: Sequence[str]) -> Iterator[str]:
                 yield words[0].decode("utf-8", "backslashreplace")
 
 
-def shown(path: Path) -> str:
-    """Return a path as valid UTF-8 text, even if its name is not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 def _from_file(found: Path | OSError) -> Input:
     if isinstance(found, Path):
-        return Input(shown(found), found)
-    folder = shown(Path(found.filename or ""))
+        return Input(path_text(found), found)
+    folder = path_text(found.filename or "")
     return Input(folder, InvalidRequest(f"{folder}: cannot be read: {found.strerror}"))
-
-
-def _from_path(number: int, line: bytes) -> Input:
-    path = Path(os.fsdecode(line))
-    if path.is_file():
-        return Input(shown(path), path)
-    problem = "is a folder; give its files" if path.is_dir() else "no such file"
-    return Input(shown(path), InvalidRequest(f"standard input, line {number}: {problem}"))
 
 
 def _from_reference(ref: str) -> Input:
@@ -186,33 +171,21 @@ def _from_reference(ref: str) -> Input:
     return Input(ref, InputRef(ref))
 
 
-def _from_ref(number: int, line: bytes) -> Input:
-    read = _from_text(number, line)
-    return _from_reference(read.value.strip()) if isinstance(read.value, str) else read
-
-
-def _from_json(number: int, line: bytes) -> Input:
+def _from_line(kind: StdinAs, number: int, line: bytes) -> Input:
+    where = f"standard input, line {number}"
+    if kind is StdinAs.PATHS:
+        path = Path(os.fsdecode(line))
+        if path.is_file():
+            return Input(path_text(path), path)
+        problem = "is a folder; give its files" if path.is_dir() else "no such file"
+        return Input(path_text(path), InvalidRequest(f"{where}: {problem}"))
     key = f"stdin:{number}"
     try:
-        return Input(key, msgspec.json.decode(line))
+        value = msgspec.json.decode(line) if kind is StdinAs.JSON else line.decode()
     except (msgspec.DecodeError, UnicodeError) as error:
-        return Input(key, InvalidRequest(f"standard input, line {number}: not JSON: {error}"))
-
-
-def _from_text(number: int, line: bytes) -> Input:
-    key = f"stdin:{number}"
-    try:
-        return Input(key, line.decode())
-    except UnicodeDecodeError as error:
-        return Input(key, InvalidRequest(f"standard input, line {number}: not UTF-8: {error}"))
-
-
-_READERS: Final = {
-    StdinAs.PATHS: _from_path,
-    StdinAs.JSON: _from_json,
-    StdinAs.TEXT: _from_text,
-    StdinAs.REFS: _from_ref,
-}
+        expected = "JSON" if kind is StdinAs.JSON else "UTF-8"
+        return Input(key, InvalidRequest(f"{where}: not {expected}: {error}"))
+    return _from_reference(value.strip()) if kind is StdinAs.REFS else Input(key, value)
 
 
 def _files(argument: str) -> Iterator[Path | OSError]:
@@ -250,10 +223,6 @@ def _in_order(paths: Iterator[Path]) -> Iterator[Path]:
     if len(head) <= SORTED_MAX:
         head.sort()
     return chain(head, paths)
-
-
-def _is_file(argument: str) -> bool:
-    return argument != STDIN and Path(argument).is_file()
 
 
 def _why_nothing(argument: str) -> str:

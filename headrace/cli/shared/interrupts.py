@@ -7,10 +7,14 @@ waits, so that every outcome is written exactly once.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Final, Self
+
+from headrace.cli.shared.exit_codes import ExitCode, exit_code
+from headrace.cli.shared.output import error_text
+from headrace.errors import HeadraceError
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 #: A timer of 0 seconds is off.
@@ -25,6 +29,43 @@ class TimeUp(BaseException):
     """The time limit. Not a TimeoutError: the client would read it as a connection timeout."""
 
 
+def stop_reason(error: BaseException, written: str) -> tuple[ExitCode, str]:
+    """Return the exit code for what ended a command early, and the reason in words.
+
+    Args:
+        error: what ended the command; an OSError is of writing.
+        written: what the command writes.
+    """
+    if isinstance(error, HeadraceError):
+        return exit_code(error), error_text(error)
+    if isinstance(error, OSError):
+        return ExitCode.FAILED, f"{written} cannot be written: {error.strerror or error}"
+    if isinstance(error, TimeUp):
+        return ExitCode.TIMED_OUT, str(error)
+    if isinstance(error, Terminated):
+        return ExitCode.TERMINATED, f"ended by {error}"
+    return ExitCode.INTERRUPTED, "interrupted"
+
+
+@contextmanager
+def handled_signals(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[Sequence[signal.Signals]]:
+    """Handle signals inside a `with` block; return those that are handled.
+
+    Ignored signals stay ignored: `nohup` and background jobs of a shell ignore some.
+    """
+    before: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in numbers}
+    handled = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handler)
+    try:
+        yield handled
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
 class InterruptHandler:
     """Turns signals into exceptions inside a `with` block. For the main thread only.
 
@@ -34,7 +75,8 @@ class InterruptHandler:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._before: dict[signal.Signals, Any] = {}
+        self._stack = ExitStack()
+        self._handled: Sequence[signal.Signals] = ()
         self._shielded = False
         self._pending: BaseException | None = None
 
@@ -51,12 +93,7 @@ class InterruptHandler:
             raise error
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            before = signal.getsignal(number)
-            # `nohup` and background jobs of a shell ignore some signals; keep that.
-            if before is not signal.SIG_IGN:
-                self._before[number] = before
-                signal.signal(number, self._on_signal)
+        self._handled = self._stack.enter_context(handled_signals(_SIGNALS, self._on_signal))
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, max(self._timeout_s, _SOON_S))
         return self
@@ -64,12 +101,11 @@ class InterruptHandler:
     def __exit__(self, *_: object) -> None:
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        self._stack.close()
 
     def ignore(self) -> None:
         """Ignore all further signals until the end of the block."""
-        for number in self._before:
+        for number in self._handled:
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

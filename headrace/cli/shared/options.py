@@ -1,94 +1,179 @@
-"""Arguments and options that several client commands share."""
+"""Arguments and options that several commands share, their checks, and shell completion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
+from typer.core import TyperArgument
 
-from headrace.cli.shared.completion import complete_model
-from headrace.errors import InvalidId
+from headrace.errors import HeadraceError, InvalidId
 from headrace.jobs.ids import check_id
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
+
+if TYPE_CHECKING:
+    from headrace import Client
 
 LIMIT: Final = 20
 #: What `--retry` of a command that submits covers.
 UNREACHABLE_OR_FULL: Final = "is unreachable or its queue is full"
 UNREACHABLE: Final = "is unreachable"
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="HEADRACE_URL", show_envvar=False, metavar="URL",
-        help="URL of the server (default: HEADRACE_URL, else http://127.0.0.1:8080).",
-    ),
-]  # fmt: skip
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON, one value per line.")]
-WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the jobs have ended.")]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", min=0, metavar="SECONDS",
-        help="Wait at most SECONDS in total; implies --wait (default: no limit).",
-    ),
-]  # fmt: skip
-ContentTypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--content-type",
-        metavar="TYPE",
-        help="Media type of the inputs (default: from name or content).",
-    ),
-]
-VersionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--version", metavar="VERSION", help="Required version of the model (default: any)."
-    ),
-]
-MaxRetriesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-retries",
-        metavar="N",
-        help="Retries after a transient error (default: the model's).",
-    ),
-]
-IdsArgument = Annotated[
-    list[str], typer.Argument(metavar="ID", help="Job ids; - reads ids from standard input.")
-]
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=complete_model)
-]
-LimitOption = Annotated[
-    int,
-    typer.Option(
-        "--limit", min=0, metavar="N", show_default=False,
-        help=f"Print at most N; 0 prints all (default: {LIMIT}).",
-    ),
-]  # fmt: skip
-YesOption = Annotated[
-    bool,
-    typer.Option(
-        "--yes",
-        "-y",
-        help="Do not ask for confirmation; without a terminal the command never asks.",
-    ),
-]
-
-
-def retry_option(condition: str, seconds: int) -> Any:
-    """Return `--retry`: how long a command retries while the server is in that condition."""
-    return typer.Option(
-        "--retry", min=0, metavar="SECONDS", show_default=False,
-        help=f"Retry for SECONDS while the server {condition} (default: {seconds}).",
-    )  # fmt: skip
-
-
-#: The options that have another name on the command line.
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: The options of a job that have another name on the command line.
 _FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
+#: A shell must not hang when the user presses Tab.
+COMPLETION_TIMEOUT_S: Final = 0.5
+COMPLETED_MAX: Final = 100
+
+
+# typer 0.29 shows the type of an argument, as in `ID <list[str]>`, and has no switch for it.
+TyperArgument.display_type_rich = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def client_of(url: str | None, **options: Any) -> Client:
+    """Return a client for a server. It is imported here, because it takes a tenth of a second."""
+    from headrace import Client
+
+    return Client(url, **options)
+
+
+def option(usage: str, help: str, default: Any = None, **others: Any) -> Any:
+    """Return an option, as the default of a command's parameter or in an `Annotated` type.
+
+    Args:
+        usage: the flags and the name of the value, as in `--output -o FILE`.
+        help: the text of `--help`; it names the default, if there is one.
+        default: the default; `...` if the option is required, and in an `Annotated` type.
+        others: further arguments of `typer.Option`.
+    """
+    words = usage.split()
+    flags = [word for word in words if word.startswith("-")]
+    value = words[-1] if len(words) > len(flags) else None
+    others = {"metavar": value, "help": help, "show_default": False, **others}
+    return typer.Option(default, *flags, **others)
+
+
+def flag(usage: str, help: str, **others: Any) -> Any:
+    """Return an option without a value that is off by default."""
+    return option(usage, help, False, **others)
+
+
+def argument(name: str, help: str, default: Any = None, **others: Any) -> Any:
+    """Return an argument, as `option` returns an option."""
+    return typer.Argument(default, metavar=name, help=help, **others)
+
+
+def group(help: str) -> typer.Typer:
+    """Return a group of commands that does nothing itself."""
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the models whose names begin with `incomplete`."""
+    return _completed(ctx, incomplete, lambda client: [model.name for model in client.models()])
+
+
+def complete_dead_letter(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the model's newest dead letters whose ids begin with `incomplete`."""
+    model = str(ctx.params.get("model") or "")
+    return _completed(
+        ctx,
+        incomplete,
+        lambda client: [dead.id for dead in client.dead_letters(model, limit=COMPLETED_MAX)],
+    )
+
+
+def _completed(
+    ctx: typer.Context, incomplete: str, names: Callable[[Client], Iterable[str]]
+) -> list[str]:
+    """Return the names that begin with `incomplete`; none without an answer in time."""
+    try:
+        with client_of(ctx.params.get("url"), timeout_s=COMPLETION_TIMEOUT_S, retry_s=0) as client:
+            return [name for name in names(client) if name.startswith(incomplete)]
+    except HeadraceError:
+        return []
+
+
+Url = Annotated[
+    str | None,
+    option(
+        "--url URL",
+        "URL of the server (default: HEADRACE_URL, else http://127.0.0.1:8080).",
+        ...,
+        envvar="HEADRACE_URL",
+        show_envvar=False,
+    ),
+]
+Json = Annotated[bool, option("--json", "Print only JSON, one value per line.", ...)]
+Wait = Annotated[bool, option("--wait -w", "Wait until the jobs have ended.", ...)]
+Timeout = Annotated[
+    float | None,
+    option(
+        "--timeout SECONDS",
+        "Wait at most SECONDS in total; implies --wait (default: no limit).",
+        ...,
+        min=0,
+    ),
+]
+ContentType = Annotated[
+    str | None,
+    option("--content-type TYPE", "Media type of the inputs (default: from name or content).", ...),
+]
+Version = Annotated[
+    str | None,
+    option("--version VERSION", "Version of the model that must run the jobs (default: any).", ...),
+]
+MaxRetries = Annotated[
+    int | None,
+    option("--max-retries N", "Retries after a transient error (default: the model's).", ...),
+]
+Param = Annotated[
+    list[str] | None,
+    option("--param NAME=VALUE", "Value of a parameter of the model; repeatable.", ...),
+]
+Limit = Annotated[
+    int, option("--limit N", f"Print at most N; 0 prints all (default: {LIMIT}).", ..., min=0)
+]
+Yes = Annotated[
+    bool,
+    option(
+        "--yes -y", "Do not ask for confirmation; without a terminal the command never asks.", ...
+    ),
+]
+JobId = Annotated[str, argument("ID", "Job id.", ...)]
+JobIds = Annotated[list[str], argument("ID", "Job ids; - reads ids from standard input.", ...)]
+Model = Annotated[str, argument("MODEL", "Name of the model.", ..., autocompletion=complete_model)]
+
+
+def retry(condition: str, seconds: int) -> Any:
+    """Return `--retry`: how long a command retries while the server is in that condition."""
+    text = f"Retry for SECONDS while the server {condition} (default: {seconds})."
+    return option("--retry SECONDS", text, seconds, min=0)
+
+
+def refuse_before_subcommand(ctx: typer.Context) -> None:
+    """Refuse the options of a group's own command that are given before a subcommand.
+
+    An ignored --url would send a purge to the wrong server.
+
+    Raises:
+        typer.BadParameter: an option is given there.
+    """
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"put it after {ctx.invoked_subcommand}", param_hint=parameter.opts[0]
+            )
+
+
+def parsed_seconds(text: str) -> int | None:
+    """Return the seconds of a duration (`90s`, `15m`, `2h`, `3d`); None for any other text."""
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
 
 
 def checked_id(job_id: str | None) -> str | None:
@@ -122,6 +207,23 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
                 f"{value}: {message[:1].lower()}{message[1:]}", param_hint=flag
             ) from None
     return set_options
+
+
+def parameters(given: list[str] | None) -> dict[str, Any]:
+    """Return the values of --param, as text; the server converts them.
+
+    Raises:
+        typer.BadParameter: one has no `=`, or a name is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{text}: expected NAME=VALUE", param_hint="--param")
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--param")
+        found[name] = value
+    return found
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:

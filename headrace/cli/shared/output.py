@@ -1,13 +1,13 @@
-"""Prints results and tables on standard output, and everything else on standard error."""
+"""Prints results and tables on standard output; messages and questions on standard error."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -17,6 +17,8 @@ from headrace.cli.shared.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from headrace.client.models import Job
+
+T = TypeVar("T")
 
 _WIDE: Final = 10_000
 _SHORT_CHARS: Final = 200
@@ -31,7 +33,7 @@ def message(text: str) -> None:
 def error_text(error: errors.HeadraceError) -> str:
     """Return an error's message followed by its hint."""
     hint = error.hint
-    if isinstance(error, errors.ServerUnreachable):
+    if isinstance(error, errors.ServerUnreachable) and "[SSL" not in error.message:
         hint = "start it with `headrace up`, or set its address with --url or HEADRACE_URL"
     if isinstance(error, errors.Unauthorized):
         hint = (
@@ -44,9 +46,10 @@ def error_text(error: errors.HeadraceError) -> str:
     return f"{text}{separator}{hint.removesuffix('.')}"
 
 
-def message_unknown(job_id: str) -> None:
-    """Print that a job does not exist."""
+def unknown_job(job_id: str) -> ExitCode:
+    """Print that a job does not exist, and return the exit code for it."""
     message(f"{job_id}: no such job; the id is wrong, or its result_ttl has passed")
+    return ExitCode.UNKNOWN_ID
 
 
 def json_line(value: object) -> None:
@@ -64,6 +67,11 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def coloured() -> bool:
+    """Return whether standard output is a terminal and NO_COLOR (no-color.org) is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -84,13 +92,51 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         drawn.add_row(*map(Text, row))
     buffer = StringIO()
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = coloured()
     console = Console(
         file=buffer, width=_WIDE, force_terminal=colour, color_system="standard" if colour else None
     )
     console.print(drawn)
     for text in buffer.getvalue().splitlines():
         line(text.rstrip())
+
+
+def item(value: object, text: str, *, as_json: bool) -> None:
+    """Print a value as a JSON line, or a line of text about it."""
+    if as_json:
+        json_line(value)
+    else:
+        line(text)
+
+
+def listing(
+    items: Iterable[T],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[str]],
+    *,
+    as_json: bool,
+    fields: Sequence[str] = (),
+    empty: str = "",
+) -> None:
+    """Print a list of objects of the client, as a table or as JSON lines.
+
+    Args:
+        items: the objects.
+        columns: the headers of the table, as for `table`.
+        row: returns the cells of an object.
+        as_json: print JSON lines.
+        fields: only these fields as JSON; all by default.
+        empty: the message in place of an empty table; by default the table's header.
+    """
+    if as_json:
+        for item in items:
+            json_line({name: getattr(item, name) for name in fields} if fields else item)
+        return
+    rows = [row(item) for item in items]
+    if rows or not empty:
+        table(columns, rows)
+    else:
+        message(empty)
 
 
 def pairs(facts: Iterable[tuple[str, str]]) -> None:
@@ -116,10 +162,20 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Return untrusted text on one line with its control characters escaped."""
+    return printable(" ".join(text.split()))
+
+
 def short_line(text: str) -> str:
     """Return untrusted text on one line of at most _SHORT_CHARS characters."""
-    line_ = printable(" ".join(text.split()))
-    return line_ if len(line_) <= _SHORT_CHARS else line_[:_SHORT_CHARS] + "…"
+    text = one_line(text)
+    return text if len(text) <= _SHORT_CHARS else text[:_SHORT_CHARS] + "…"
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error as `short_line` does, without a full stop."""
+    return short_line(str(error)).rstrip(".") or type(error).__name__
 
 
 def binary(data: bytes, name: str) -> None:
@@ -155,6 +211,11 @@ def ago(moment: datetime) -> str:
     return f"{duration((datetime.now(UTC) - moment).total_seconds())} ago"
 
 
+def rate(per_second: float) -> str:
+    """Return a rate: `1,234/s` or `4.5/s`."""
+    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
+
+
 def count(number: int, noun: str) -> str:
     """Return a count with its noun: `1 job`, `2,000 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -167,6 +228,40 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.1f} s"
 
 
+def size(number: float) -> str:
+    """Return a number of bytes as text: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
 def as_json(value: Any) -> str:
     """Return a JSON value on one line."""
     return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def confirm(question: Callable[[], str], *, yes: bool) -> None:
+    """Return after the user at the terminal confirms; without a terminal return at once.
+
+    Args:
+        question: returns the question; an empty one needs no confirmation.
+        yes: the user gave `--yes`.
+
+    Raises:
+        typer.Exit: the user declined.
+    """
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    text = question()
+    if not text:
+        return
+    try:
+        if typer.confirm(f"headrace: {text}", err=True):
+            return
+    except typer.Abort:  # Ctrl-C or end of input
+        typer.echo(err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    message("nothing was changed")
+    raise typer.Exit(ExitCode.FAILED)

@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 DRAW_S: Final = 0.1
 #: The rate is measured over this many seconds.
 _RATE_OVER_S: Final = 20
-#: Rates from here are shown without decimals.
-_WHOLE_FROM: Final = 10
 
 
 class Bar:
     """Shows progress on a terminal; does nothing elsewhere, or if `quiet`.
 
     Args:
-        name: label of the bar.
         count: returns the total, or None if it is unknown; called only if a bar is shown.
-        quiet: show no bar.
-
-    Attributes:
-        ended: number of jobs that have ended.
-        failed: number of those that failed.
     """
 
     def __init__(self, name: str, count: Callable[[], int | None], *, quiet: bool) -> None:
@@ -40,10 +32,6 @@ class Bar:
         if not quiet and sys.stderr.isatty():
             self._progress = _progress()
             self._task = self._progress.add_task(name, total=count(), rate="", failed="")
-
-    def advance(self, *, failed: bool) -> None:
-        """Count one more job that has ended."""
-        self.update(self.ended + 1, self.failed + failed)
 
     def update(self, ended: int, failed: int) -> None:
         """Set the numbers of ended and failed jobs."""
@@ -80,9 +68,7 @@ class Bar:
     def _draw(self, progress: Progress) -> None:
         task = progress.tasks[0]
         speed = task.finished_speed or task.speed
-        rate = ""
-        if speed is not None:
-            rate = f"{speed:,.0f}/s" if speed >= _WHOLE_FROM else f"{speed:.1f}/s"
+        rate = "" if speed is None else output.rate(speed)
         failed = f"{self.failed:,} failed" if self.failed else ""
         progress.update(self._task, completed=self.ended, rate=rate, failed=failed)
 

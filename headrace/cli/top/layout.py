@@ -12,9 +12,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.doctor.check import size
-from headrace.cli.top.cells import BAD, DIM, WARN, bar, duration, number, one_line, rate
-from headrace.cli.top.view import STEPS, ModelRow, View
+from headrace.cli.shared.output import one_line, size
+from headrace.cli.top.view import STEPS, ModelRow, PlaceRow, View
 
 #: Terminal widths from which further columns are shown.
 MEDIUM: Final = 70
@@ -32,6 +31,13 @@ _TABLE_LEAST: Final = 3
 _UNLIMITED: Final = 1 << 30
 KEYS: Final = "q quit  s sort  r reverse  p pause  up/down"
 
+BAR_CHARS: Final = 10
+#: Shares of a bar from which it is coloured.
+WARN_FROM: Final = 0.8
+BAD_FROM: Final = 0.95
+WARN: Final = "yellow"
+BAD: Final = "bold red"
+DIM: Final = "bright_black"
 _STATES: Final = {"ready": "green", "failed": BAD, "restarting": "red", "no-worker": "red"}
 
 
@@ -40,10 +46,8 @@ class ViewOptions:
     """How the viewer wants the view.
 
     Attributes:
-        width: columns of the terminal.
         height: lines of the terminal; 0 for no limit.
         sort: the header of the column by which models are sorted; empty for the file's order.
-        reverse: reverse the order.
         offset: number of models above the first visible one.
         note: text in the first line: paused, or an error.
         bad: the note is an error.
@@ -63,10 +67,7 @@ class Column:
     """One column of a table.
 
     Attributes:
-        head: its header.
-        cell: returns the cell of a row.
         from_width: the terminal width from which it is shown.
-        left: aligned to the left.
         sort: the sort key of a row; None if the column cannot be sorted by.
         least: minimum width, so that columns do not move while numbers change.
     """
@@ -77,6 +78,57 @@ class Column:
     left: bool = False
     sort: Callable[[Any], float] | None = None
     least: int = 0
+
+
+def number(value: float | None) -> str:
+    """Return a count: `1,234`, `56.7k`, `1.2M`."""
+    if value is None:
+        return ""
+    if value < 10_000:
+        return f"{value:,.0f}"
+    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
+
+
+def rate(value: float | None) -> str:
+    """Return a rate per second: `0`, `0.4`, `12`, `3,400`."""
+    if value is None:
+        return ""
+    return f"{value:.1f}" if 0.05 <= value < 10 else number(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
+    if seconds < 100:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+    minutes, left_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{left_s:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
+
+
+def bar(share: float | None, *, warn: bool = True) -> Text:
+    """Return a share as a bar followed by its percentage.
+
+    Args:
+        share: 0 to 1; None returns an empty cell.
+        warn: a high share is bad, as for memory, and not good, as for a GPU's utilisation.
+    """
+    if share is None:
+        return Text("")
+    full = min(max(share, 0.0), 1.0)
+    filled = round(full * BAR_CHARS)
+    style = "green"
+    if warn and full >= WARN_FROM:
+        style = BAD if full >= BAD_FROM else WARN
+    drawn = Text("█" * filled, style=style)
+    drawn.append("░" * (BAR_CHARS - filled), style=DIM)
+    drawn.append(f" {full:4.0%}")
+    return drawn
 
 
 def _state(row: ModelRow) -> Text:
@@ -100,25 +152,40 @@ def _waiting_at(step: str) -> Callable[[ModelRow], Text]:
     return lambda row: _nonzero(row.waits[step], "", number)
 
 
-def _age(seconds: float) -> str:
-    return duration(seconds) if seconds >= 0.05 else ""
+def _age(row: ModelRow) -> str:
+    return duration(row.oldest_s) if row.oldest_s >= 0.05 else ""
 
 
-def _share(used: float | None, most: float | None) -> float | None:
-    return None if used is None or not most else used / most
+def _used_of_host(row: PlaceRow, what: str) -> Text:
+    most, free = row.one(f"{what}_bytes"), row.one(f"{what}_available_bytes")
+    return bar((most - free) / most if most else None)
+
+
+def _used_of_device(row: PlaceRow) -> Text:
+    used, most = row.get("memory_used_bytes"), row.get("memory_bytes")
+    return bar(None if used is None or not most else used / most)
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
 
 
 MODELS: Final = (
     Column("MODEL", lambda r: one_line(r.name), left=True),
     Column("STATE", _state, left=True, least=7),
     Column("WAIT", lambda r: number(r.waiting), sort=lambda r: r.waiting, least=5),
-    Column("OLDEST", lambda r: _age(r.oldest_s), MEDIUM, sort=lambda r: r.oldest_s),
-    Column("RUN", lambda r: number(r.running), MEDIUM, sort=lambda r: r.running, least=4),
+    Column(
+        "OLDEST",
+        _age,
+        MEDIUM,
+        sort=lambda r: r.oldest_s,
+    ),
+    Column("HELD", lambda r: number(r.held), MEDIUM, sort=lambda r: r.held, least=4),
     Column("IN/S", lambda r: rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
     Column("OUT/S", lambda r: rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
     Column("P50", lambda r: duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
     Column("P99", lambda r: duration(r.p99_s), MEDIUM, sort=lambda r: r.p99_s or 0, least=5),
-    Column("BATCH", lambda r: "" if r.batch is None else f"{r.batch:.1f}", LARGE),
+    Column("BATCH", lambda r: _shown(r.batch, "{:.1f}".format), LARGE),
     Column(
         "FAIL/S", lambda r: _nonzero(r.failed_s, BAD, rate), MEDIUM, sort=lambda r: r.failed_s or 0
     ),
@@ -133,23 +200,23 @@ MODELS: Final = (
     *(Column(f"WAIT P{step}", _waiting_at(step), FULL) for step in STEPS),
 )
 HOSTS: Final = (
-    Column("HOST", lambda r: one_line(r.name), left=True),
-    Column("CPUS", lambda r: str(r.cpus), MEDIUM),
-    Column("CPU", lambda r: bar(r.cpu, warn=False), left=True),
-    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), left=True),
-    Column("OF", lambda r: size(r.memory), MEDIUM),
-    Column("DISK", lambda r: bar(_share(r.disk_used, r.disk)), MEDIUM, left=True),
-    Column("FREE", lambda r: size(r.disk - r.disk_used), LARGE),
+    Column("HOST", lambda r: one_line(r.labels[0]), left=True),
+    Column("CPUS", lambda r: f"{r.one('cpus'):.0f}", MEDIUM),
+    Column("CPU", lambda r: bar(r.one("cpu_ratio"), warn=False), left=True),
+    Column("MEMORY", lambda r: _used_of_host(r, "memory"), left=True),
+    Column("OF", lambda r: size(r.one("memory_bytes")), MEDIUM),
+    Column("DISK", lambda r: _used_of_host(r, "disk"), MEDIUM, left=True),
+    Column("FREE", lambda r: size(r.one("disk_available_bytes")), LARGE),
 )
 DEVICES: Final = (
-    Column("HOST", lambda r: one_line(r.host), MEDIUM, left=True),
-    Column("GPU", lambda r: one_line(r.device), left=True),
+    Column("HOST", lambda r: one_line(r.labels[0]), MEDIUM, left=True),
+    Column("GPU", lambda r: one_line(r.labels[1]), left=True),
     Column("NAME", lambda r: one_line(r.name), LARGE, left=True),
-    Column("BUSY", lambda r: bar(r.busy, warn=False), left=True),
-    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), left=True),
-    Column("OF", lambda r: "" if r.memory is None else size(r.memory), LARGE),
-    Column("TEMP", lambda r: "" if r.celsius is None else f"{r.celsius:.0f} °C", MEDIUM),
-    Column("POWER", lambda r: "" if r.watts is None else f"{r.watts:.0f} W", MEDIUM),
+    Column("BUSY", lambda r: bar(r.get("utilization_ratio"), warn=False), left=True),
+    Column("MEMORY", _used_of_device, left=True),
+    Column("OF", lambda r: _shown(r.get("memory_bytes"), size), LARGE),
+    Column("TEMP", lambda r: _shown(r.get("temperature_celsius"), "{:.0f} °C".format), MEDIUM),
+    Column("POWER", lambda r: _shown(r.get("power_watts"), "{:.0f} W".format), MEDIUM),
 )
 PROCESSES: Final = (
     Column("WORKER", lambda r: one_line(r.worker), left=True),
@@ -200,7 +267,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
         first.append(f"  {one_line(options.note)}", style=BAD if options.bad else WARN)
     jobs = _facts(
         ("waiting", number(sum(row.waiting for row in view.models))),
-        ("running", number(sum(row.running for row in view.models))),
+        ("held", number(sum(row.held for row in view.models))),
         ("in", _per_s(view.sum_of(lambda row: row.in_s))),
         ("out", _per_s(view.sum_of(lambda row: row.out_s))),
         ("failed", _per_s(view.sum_of(lambda row: row.failed_s))),
@@ -298,14 +365,11 @@ def _table(
             no_wrap=at > 0,
         )
     for row in rows:
-        table.add_row(*(_cell(column.cell(row)) for column in visible))
+        cells = [Text.assemble(column.cell(row)) for column in visible]
+        for cell in cells:
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        table.add_row(*cells)
     return table
-
-
-def _cell(value: Text | str) -> Text:
-    text = Text(value) if isinstance(value, str) else value
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
 
 
 def _console(width: int) -> Console:

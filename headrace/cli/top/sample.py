@@ -1,11 +1,12 @@
-"""One sample of a deployment: the values of `/metrics` and the states of the models."""
+"""A sample of a deployment (`/metrics` and the states of the models), and rates between two."""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +21,8 @@ from headrace.errors import UnexpectedAnswer
 ANSWER_S: Final = 10.0
 
 Labels = tuple[str, ...]
+#: Selects the counters that count, by their labels.
+Only = Callable[[Labels], bool]
 
 #: The series that are read, with their labels.
 SERIES: Final[Mapping[str, Labels]] = {
@@ -64,6 +67,7 @@ SERIES: Final[Mapping[str, Labels]] = {
 _LINE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
+_PLAIN: Final = {"n": "\n"}
 _NOTHING: Final[dict[Labels, float]] = {}
 
 
@@ -72,7 +76,6 @@ class Sample:
     """One sample.
 
     Attributes:
-        at_s: the time, by `time.monotonic`.
         series: the values of each of `SERIES`, by the values of its labels.
         states: the state of each model, in the order of the models file.
     """
@@ -132,7 +135,8 @@ def parse(text: str) -> dict[str, dict[Labels, float]]:
         matched = _LINE.match(line) if wanted is not None else None
         if wanted is None or matched is None:
             continue
-        labels = {k: _ESCAPED.sub(_plain, v) for k, v in _LABEL.findall(matched[2] or "")}
+        escaped = _LABEL.findall(matched[2] or "")
+        labels = {k: _ESCAPED.sub(lambda m: _PLAIN.get(m[1], m[1]), v) for k, v in escaped}
         try:
             found[name][tuple(labels.get(label, "") for label in wanted)] = float(matched[3])
         except ValueError:
@@ -140,5 +144,65 @@ def parse(text: str) -> dict[str, dict[Labels, float]]:
     return dict(found)
 
 
-def _plain(escaped: re.Match[str]) -> str:
-    return "\n" if escaped[1] == "n" else escaped[1]
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time between two samples; without the earlier one nothing has grown."""
+
+    now: Sample
+    before: Sample | None
+
+    @property
+    def seconds(self) -> float:
+        """Return its length; 0 without an earlier sample."""
+        return 0.0 if self.before is None else self.now.at_s - self.before.at_s
+
+    def rate(self, name: str, *labels: str, only: Only = lambda _: True) -> float | None:
+        """Return the growth per second of the counters with these first labels, or None."""
+        if self.before is None or self.seconds <= 0:
+            return None
+        return self.grown(name, *labels, only=only) / self.seconds
+
+    def grown(self, name: str, *labels: str, only: Only = lambda _: True) -> float:
+        """Return the growth of the counters; a counter that decreased was reset to 0."""
+        if self.before is None:
+            return 0.0
+        old, total = self.before.of(name), 0.0
+        for place, value in self.now.of(name).items():
+            if place[: len(labels)] == labels and only(place):
+                was = old.get(place, 0.0)
+                total += value - was if value >= was else value
+        return total
+
+    def quantile(self, name: str, model: str, share: float) -> float | None:
+        """Return a percentile of a histogram's growth, like Prometheus' histogram_quantile."""
+        if self.before is None:
+            return None
+        buckets = [
+            (math.inf if le == "+Inf" else float(le), self.grown(name, model, le))
+            for at, le in self.now.of(name)
+            if at == model
+        ]
+        return quantile(sorted(buckets), share)
+
+
+def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return a percentile from cumulative buckets, interpolated within a bucket.
+
+    Args:
+        buckets: upper bounds, the last one infinite, and the number of values up to each bound.
+        share: 0.5 for the median.
+
+    Returns:
+        The value; at most the last finite bound. None without values.
+    """
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    wanted = share * buckets[-1][1]
+    low = below = 0.0
+    for bound, count in buckets:
+        if count >= wanted and count > below:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (wanted - below) / (count - below)
+        low, below = bound, count
+    return low

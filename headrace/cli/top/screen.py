@@ -1,4 +1,4 @@
-"""The terminal: shows the view, handles keys, and restores the terminal at the end."""
+"""`headrace top`: a live view of a server that keys change, or one view printed once."""
 
 from __future__ import annotations
 
@@ -8,38 +8,163 @@ import select
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from headrace.cli.shared.output import error_text
-from headrace.cli.top.cells import one_line
+from headrace import Client
+from headrace.cli.shared import output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated
 from headrace.cli.top.layout import KEYS, SORTS, ViewOptions, lines
-from headrace.cli.top.poller import Poller, PollResult
-from headrace.cli.top.view import View
+from headrace.cli.top.sample import Sample, read
+from headrace.cli.top.view import View, view_of
+from headrace.errors import HeadraceError
 
-#: Maximum seconds between two redraws; the first line counts the seconds without an answer.
-REDRAW_S: Final = 1.0
+#: Seconds between two looks for a new view or another size of the terminal.
+LOOK_S: Final = 0.1
+#: Rates are measured over about this many seconds; workers report once per second.
+WINDOW_S: Final = 5.0
+#: Samples that are further apart give no present rate.
+GAP_S: Final = 60.0
+#: A series that a server without Redis does not have.
+_NEEDS_REDIS: Final = "headrace_queue_depth"
 _UP: Final = ("\x1b[A", "\x1bOA", "k")
 _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 _QUIT: Final = ("q", "Q", "\x1b")
 
 
-class Screen:
-    """The screen and the state that keys change.
+def top(url: str | None, *, interval_s: float, once: bool) -> ExitCode:
+    """Show a live view of queues, models, hosts and devices.
+
+    Raises:
+        HeadraceError: with `once`, the server does not answer.
+        typer.BadParameter: a live view has no terminal.
+    """
+    # The next poll is the retry.
+    with Client(url, retry_s=0.0) as client:
+        if once:
+            _print_once(client, interval_s)
+            return ExitCode.DONE
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise typer.BadParameter(
+                "a live view needs a terminal; --once prints one view",
+                param_hint="standard output",
+            )
+        return _live(client, interval_s)
+
+
+def _print_once(client: Client, interval_s: float) -> None:
+    before = client.run(read(client.session))
+    time.sleep(interval_s)
+    view = view_of(client.run(read(client.session)), before)
+    coloured = output.coloured()
+    console = Console(no_color=not coloured)
+    for line in lines(view, ViewOptions(width=console.width)):
+        if coloured:
+            line.rstrip()
+            console.print(line, no_wrap=True, overflow="crop")
+        else:
+            output.line(line.plain.rstrip())
+
+
+def _live(client: Client, interval_s: float) -> ExitCode:
+    poller = Poller(client, interval_s)
+    with InterruptHandler(None) as stops:
+        try:
+            _run(poller, client.session.url)
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+        except Terminated:
+            return ExitCode.TERMINATED
+        finally:
+            stops.ignore()
+            poller.stop()
+    return ExitCode.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """The result of the last poll."""
+
+    view: View | None = None
+    error: HeadraceError | None = None
+    since_s: float = 0.0
+
+
+class History:
+    """The samples of the last seconds, for rates."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._samples: deque[Sample] = deque()
+
+    def add(self, sample: Sample) -> View:
+        """Add the newest sample and return its view."""
+        if self._samples and sample.at_s - self._samples[-1].at_s > GAP_S:
+            self._samples.clear()
+        # Keep the newest sample that is old enough.
+        while len(self._samples) > 1 and sample.at_s - self._samples[1].at_s >= self._window_s:
+            self._samples.popleft()
+        before = next((one for one in self._samples if one.series.get(_NEEDS_REDIS)), None)
+        self._samples.append(sample)
+        return view_of(sample, before)
+
+
+class Poller:
+    """Polls a server in a thread until it is stopped, so that the screen reacts to keys at once.
 
     Args:
-        poller: polls the server.
-        console: the terminal.
-        url: the server's address, for the last line.
+        client: the server; used only by the thread. It must not retry.
+        interval_s: seconds between two polls.
     """
+
+    def __init__(self, client: Client, interval_s: float) -> None:
+        self.result = PollResult()
+        self._client = client
+        self._interval_s = interval_s
+        self._history = History()
+        self._stopping = threading.Event()
+        # A daemon thread: a server that never answers must not delay the exit.
+        self._thread = threading.Thread(target=self._run, name="headrace-top", daemon=True)
+
+    def start(self) -> None:
+        """Start polling."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop polling."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.result = self._poll()
+            # The second poll gives the first rates, so it follows soon.
+            first = self.result.view is not None and self.result.view.requests_s is None
+            self._stopping.wait(min(self._interval_s, 1.0) if first else self._interval_s)
+
+    def _poll(self) -> PollResult:
+        started_s = time.monotonic()
+        try:
+            sample = self._client.run(read(self._client.session))
+        except HeadraceError as error:
+            since_s = self.result.since_s if self.result.error is not None else started_s
+            return PollResult(self.result.view, error, since_s)
+        return PollResult(self._history.add(sample))
+
+
+class Screen:
+    """The screen and the state that keys change."""
 
     def __init__(self, poller: Poller, console: Console, url: str) -> None:
         self._poller = poller
@@ -92,7 +217,7 @@ class Screen:
             return "paused, p continues", False
         if result.error is not None:
             silent_s = time.monotonic() - result.since_s
-            return f"no answer for {silent_s:.0f} s: {error_text(result.error)}", True
+            return f"no answer for {silent_s:.0f} s: {output.error_text(result.error)}", True
         if result.view is not None and not result.view.broker:
             return "Redis does not answer the API", True
         return "", False
@@ -100,29 +225,30 @@ class Screen:
 
 def waiting(url: str, options: ViewOptions) -> list[Text]:
     """Draw the screen before the first answer."""
-    text = one_line(options.note or f"connecting to {url}")
+    text = output.one_line(options.note or f"connecting to {url}")
     wrapped = Text(text, style="bold red" if options.bad else "")
     return list(wrapped.wrap(Console(width=options.width), options.width))[: options.height]
 
 
-def run(poller: Poller, url: str) -> None:
+def _run(poller: Poller, url: str) -> None:
     """Show the view until the user quits."""
     # Exported COLUMNS and LINES would not change when the terminal is resized.
     sizes = ("COLUMNS", "LINES")
     console = Console(_environ={k: v for k, v in os.environ.items() if k not in sizes})
     screen = Screen(poller, console, url)
-    with _redraw_on_resize(poller), _keys(sys.stdin.fileno()) as keyboard:
+    with _keys(sys.stdin.fileno()) as keyboard:
         live = Live(screen.drawn(), console=console, screen=True, auto_refresh=False)
         with live:
             poller.start()
-            going = True
+            going, drawn = True, None
             while going:
-                live.update(screen.drawn(), refresh=True)
-                ready, _, _ = select.select([keyboard, poller.wake_fd], [], [], REDRAW_S)
-                if poller.wake_fd in ready:
-                    poller.drain()
-                if keyboard in ready:
-                    going = all(screen.key(one) for one in pressed(keyboard))
+                # Each second too: the first line counts the seconds without an answer.
+                state = (id(poller.result), console.size, int(time.monotonic()))
+                if state != drawn:
+                    live.update(screen.drawn(), refresh=True)
+                    drawn = state
+                if select.select([keyboard], [], [], LOOK_S)[0]:
+                    going, drawn = all(screen.key(one) for one in pressed(keyboard)), None
 
 
 def pressed(keyboard: int) -> list[str]:
@@ -137,11 +263,6 @@ def pressed(keyboard: int) -> list[str]:
         found.append(typed[at : at + length])
         at += length
     return found
-
-
-def once(view: View, console: Console) -> list[Text]:
-    """Draw a view for printing, with the width of the terminal or of COLUMNS."""
-    return lines(view, ViewOptions(width=console.width))
 
 
 @contextmanager
@@ -161,17 +282,3 @@ def _keys(keyboard: int) -> Iterator[int]:
         with contextlib.suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
         signal.signal(signal.SIGTSTP, stopped)
-
-
-@contextmanager
-def _redraw_on_resize(poller: Poller) -> Iterator[None]:
-    """Redraw at once when the terminal's size changes."""
-
-    def changed(*_: Any) -> None:
-        poller.poke()
-
-    before = signal.signal(signal.SIGWINCH, changed)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGWINCH, before)

@@ -1,4 +1,4 @@
-"""Computes what is shown: rates and percentiles between two samples."""
+"""What is shown: the models with their rates, the hosts, the devices and the processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.cli.top.sample import Sample
+from headrace.cli.top.sample import Labels, Sample, Span
 
 STEPS: Final = ("0", "3", "6", "9")
 #: A backlog that takes longer than this is shown as never empty.
@@ -29,7 +29,7 @@ class ModelRow:
     paused: bool
     waits: Mapping[str, int]
     oldest_s: float
-    running: int
+    held: int
     scheduled: int
     dead: int
     ready: int
@@ -61,30 +61,28 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HostRow:
-    """The host of a worker."""
+class PlaceRow:
+    """The host of a worker, or a GPU.
 
-    name: str
-    cpus: int
-    cpu: float
-    memory: float
-    memory_used: float
-    disk: float
-    disk_used: float
+    Attributes:
+        sample: the sample with its values.
+        kind: the first word of its series, `host` or `device`.
+        labels: its labels: the host, and the device.
+        name: the name of the device.
+    """
 
+    sample: Sample
+    kind: str
+    labels: Labels
+    name: str = ""
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One GPU. Values that the driver does not report are None."""
+    def get(self, value: str) -> float | None:
+        """Return a value; None if it is not reported."""
+        return self.sample.of(f"{self.kind}_{value}").get(self.labels)
 
-    host: str
-    device: str
-    name: str
-    busy: float | None
-    memory: float | None
-    memory_used: float | None
-    celsius: float | None
-    watts: float | None
+    def one(self, value: str) -> float:
+        """Return a value; 0 if it is not reported."""
+        return self.get(value) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,8 @@ class View:
     workers: int
     held: int
     models: Sequence[ModelRow] = ()
-    hosts: Sequence[HostRow] = ()
-    devices: Sequence[DeviceRow] = ()
+    hosts: Sequence[PlaceRow] = ()
+    devices: Sequence[PlaceRow] = ()
     processes: Sequence[ProcessRow] = ()
     requests_s: float | None = None
     errors_s: float | None = None
@@ -132,7 +130,7 @@ def view_of(now: Sample, before: Sample | None) -> View:
         now: the newest sample.
         before: the sample from which rates are measured; None for no rates.
     """
-    span = _Span(now, before)
+    span = Span(now, before)
     version = next(iter(now.of("build_info")), ("",))[0]
     names = list(now.states) or list(dict.fromkeys(k[0] for k in now.of("queue_depth")))
     return View(
@@ -141,14 +139,18 @@ def view_of(now: Sample, before: Sample | None) -> View:
         workers=int(now.one("workers")),
         held=int(now.one("requests_waiting")),
         models=[_model(name, now, span) for name in names] if now.of("queue_depth") else (),
-        hosts=[_host(name, now) for (name,) in sorted(now.of("host_cpus"))],
-        devices=[_device(labels, now) for labels in sorted(now.of("device_info"))],
-        processes=[
-            ProcessRow(worker, model, memory)
-            for (model, worker), memory in sorted(
-                now.of("model_memory_bytes").items(), key=lambda item: item[0][::-1]
-            )
+        hosts=[PlaceRow(now, "host", host) for host in sorted(now.of("host_cpus"))],
+        devices=[
+            PlaceRow(now, "device", (host, device), name)
+            for host, device, name in sorted(now.of("device_info"))
         ],
+        processes=sorted(
+            (
+                ProcessRow(worker, model, memory)
+                for (model, worker), memory in now.of("model_memory_bytes").items()
+            ),
+            key=lambda row: (row.worker, row.model),
+        ),
         requests_s=span.rate("api_requests_total"),
         errors_s=span.rate("api_requests_total", only=lambda labels: labels[2].startswith("5")),
         trips_s=span.rate("redis_round_trips_total"),
@@ -157,79 +159,10 @@ def view_of(now: Sample, before: Sample | None) -> View:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The time between two samples."""
-
-    now: Sample
-    before: Sample | None
-
-    @property
-    def seconds(self) -> float:
-        return 0.0 if self.before is None else self.now.at_s - self.before.at_s
-
-    def rate(
-        self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
-    ) -> float | None:
-        """Return the growth per second of the counters with these first labels, or None."""
-        if self.before is None or self.seconds <= 0:
-            return None
-        return self.grown(name, *labels, only=only) / self.seconds
-
-    def grown(
-        self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
-    ) -> float:
-        """Return the growth of the counters; a counter that decreased was reset to 0."""
-        if self.before is None:
-            return 0.0
-        old, total = self.before.of(name), 0.0
-        for place, value in self.now.of(name).items():
-            if place[: len(labels)] == labels and only(place):
-                was = old.get(place, 0.0)
-                total += value - was if value >= was else value
-        return total
-
-    def quantile(self, name: str, model: str, share: float) -> float | None:
-        """Return a percentile of a histogram's growth, like Prometheus' histogram_quantile."""
-        if self.before is None:
-            return None
-        buckets = [
-            (_bound(le), self.grown(name, model, le)) for at, le in self.now.of(name) if at == model
-        ]
-        return quantile(sorted(buckets), share)
-
-
-def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a percentile from cumulative buckets, interpolated within a bucket.
-
-    Args:
-        buckets: upper bounds, the last one infinite, and the number of values up to each bound.
-        share: 0.5 for the median.
-
-    Returns:
-        The value; at most the last finite bound. None without values.
-    """
-    if not buckets or buckets[-1][1] <= 0:
-        return None
-    wanted = share * buckets[-1][1]
-    low = below = 0.0
-    for bound, count in buckets:
-        if count >= wanted and count > below:
-            if math.isinf(bound):
-                return low
-            return low + (bound - low) * (wanted - below) / (count - below)
-        low, below = bound, count
-    return low
-
-
-def _bound(le: str) -> float:
-    return math.inf if le == "+Inf" else float(le)
-
-
-def _model(name: str, now: Sample, span: _Span) -> ModelRow:
+def _model(name: str, now: Sample, span: Span) -> ModelRow:
     waits = {step: int(now.one("queue_depth", name, step)) for step in STEPS}
     ages = [now.one("queue_oldest_age_seconds", name, step) for step in STEPS]
-    running, scheduled = now.one("jobs_in_flight", name), now.one("jobs_scheduled", name)
+    held, scheduled = now.one("jobs_in_flight", name), now.one("jobs_scheduled", name)
     out_s = span.rate("jobs_ended_total", name)
     in_s = None
     if out_s is not None and span.before is not None:
@@ -237,7 +170,7 @@ def _model(name: str, now: Sample, span: _Span) -> ModelRow:
         before = span.before.total("queue_depth", name) + sum(
             span.before.one(series, name) for series in ("jobs_in_flight", "jobs_scheduled")
         )
-        more = sum(waits.values()) + running + scheduled - before
+        more = sum(waits.values()) + held + scheduled - before
         in_s = max(0.0, out_s + more / span.seconds)
     batches = span.grown("batch_size_count", name)
     return ModelRow(
@@ -246,7 +179,7 @@ def _model(name: str, now: Sample, span: _Span) -> ModelRow:
         paused=now.one("queue_paused", name) == 1,
         waits=waits,
         oldest_s=max(ages),
-        running=int(running),
+        held=int(held),
         scheduled=int(scheduled),
         dead=int(now.one("dead_letters", name)),
         ready=int(now.one("model_ready_replicas", name)),
@@ -261,32 +194,4 @@ def _model(name: str, now: Sample, span: _Span) -> ModelRow:
         p50_s=span.quantile("job_seconds_bucket", name, 0.5),
         p99_s=span.quantile("job_seconds_bucket", name, 0.99),
         batch=span.grown("batch_size_sum", name) / batches if batches else None,
-    )
-
-
-def _host(name: str, now: Sample) -> HostRow:
-    memory, disk = now.one("host_memory_bytes", name), now.one("host_disk_bytes", name)
-    return HostRow(
-        name=name,
-        cpus=int(now.one("host_cpus", name)),
-        cpu=now.one("host_cpu_ratio", name),
-        memory=memory,
-        memory_used=memory - now.one("host_memory_available_bytes", name),
-        disk=disk,
-        disk_used=disk - now.one("host_disk_available_bytes", name),
-    )
-
-
-def _device(labels: Sequence[str], now: Sample) -> DeviceRow:
-    host, device, name = labels
-    place = (host, device)
-    return DeviceRow(
-        host=host,
-        device=device,
-        name=name,
-        busy=now.of("device_utilization_ratio").get(place),
-        memory=now.of("device_memory_bytes").get(place),
-        memory_used=now.of("device_memory_used_bytes").get(place),
-        celsius=now.of("device_temperature_celsius").get(place),
-        watts=now.of("device_power_watts").get(place),
     )

@@ -1,24 +1,30 @@
 """The Lua scripts, and the commands that call them. Independent of connections.
 
-A script is named by its file: `jobs/claim` is `jobs/claim.lua`. A Python module with the name of
-the folder builds the calls and reads the replies: `jobs.claim()`. Callers import it as
-`job_scripts`.
+A script is named by its file: `jobs/claim` is `jobs/claim.lua`. The head of the file lists ARGV and
+the reply. jobs.py and queues.py build the calls of their folders and read the replies; callers
+import them as `job_scripts` and `queue_scripts`. A script of another folder has one caller, which
+calls `script(name).call`.
 
-Redis receives `lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that the script's first
-line includes (`-- @include finish, queue_position`) and those that these include, then the script
-itself. Defining these functions takes as long as a short call. So scripts that are called for each
-job have them as `lib().name`, which defines them at the first use (`-- @include-lazily finish`).
+A key is written as `keys.job`, and its value in headrace/redis/keys.py replaces it. Redis receives
+`lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that the script's first line includes
+(`-- @include finish, queue_position`) and those that these include, then the script itself.
+Defining these functions takes as long as a short call. So scripts that are called for each job have
+them as `lib().name`, which defines them at the first use (`-- @include-lazily finish`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeVar
+
+from headrace.redis import keys
+
+T = TypeVar("T")
 
 Arg = str | bytes | int
 Command = tuple[Arg, ...]
@@ -63,6 +69,7 @@ def _read_sources() -> dict[str, str]:
 
 
 _SOURCES: Final = _read_sources()
+_KEY: Final = re.compile(r"(?<![/\w])keys\.(\w+)")
 _INCLUDE: Final = re.compile(r"-- @include(-lazily)? ([a-z_, ]+)\n")
 
 #: Every script.
@@ -79,9 +86,15 @@ def script(name: str) -> Script:
     shared = "".join(_SOURCES[f"lib/{part}"] for part in parts)
     if lazily:
         shared = _define_lazily(shared)
-    source = _SOURCES["lib/keys"] + shared + text
+    source = _KEY.sub(_key_literal, _SOURCES["lib/keys"] + shared + text)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, sha)
+
+
+def _key_literal(found: re.Match[str]) -> str:
+    """Return a key or a TTL of headrace/redis/keys.py as Lua writes it."""
+    value: str | int = getattr(keys, found[1])
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _header(text: str) -> tuple[bool, list[str]]:
@@ -112,3 +125,9 @@ def _define_lazily(functions: str) -> str:
         "local defined\nlocal function lib()\nif defined then return defined end\n"
         f"{functions}defined = {{{table}}}\nreturn defined\nend\n"
     )
+
+
+def pages_of(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Yield items in pages of `most`: one call of a script takes no more, as it blocks Redis."""
+    for at in range(0, len(items), most):
+        yield items[at : at + most]

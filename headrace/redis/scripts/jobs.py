@@ -6,7 +6,7 @@ read once for each job is a plain tuple, whose type names its fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,14 +32,28 @@ POSTPONED: Final = 4
 #: the job was cancelled meanwhile.
 RENEWED: Final = 1
 CANCEL_REQUESTED: Final = 2
+#: The scopes of jobs/isolate.lua: nothing else runs in the job's model process, or in its worker;
+#: or the second if no other job of the host has it, else the first. A worker is reserved while what
+#: runs in it ends.
+IN_PROCESS: Final = "process"
+RESERVED: Final = "reserve"
+IN_WORKER: Final = "worker"
+IN_EITHER: Final = "either"
+#: The same argument for a job that has left its model process.
+ISOLATION_ENDS: Final = "end"
+#: What jobs/isolate.lua replies, besides FENCED: the job may run isolated, or exclusively; another
+#: job of its host runs exclusively.
+ISOLATED: Final = 1
+EXCLUSIVE: Final = 2
+HOST_TAKEN: Final = 3
 #: `Settlement.retry_us` of a job whose retries are used up: its message goes to the dead letters.
 DEAD: Final = "dead"
 #: What jobs/canvas_begin.lua replies, besides FENCED and CANCELLED: the callbacks may be sent.
 SEND_CALLBACKS: Final = 1
 
-#: One job of a claim: raw message, id, token, when it was created or "", attempts, b"1" if it must
-#: run alone or "", retries or "", and its priority step; behind that, after a space, since when it
-#: waits in its list, if not since it was created.
+#: One job of a claim: raw message ("" if it is withheld), id, token, when it was created or "",
+#: attempts, `JobField.ALONE` or "", retries or "", and its priority step; behind that, after a
+#: space, since when it waits in its list, if not since it was created.
 ClaimedRow = tuple[bytes, bytes, bytes, bytes, int, bytes, bytes, bytes]
 _CLAIM_HEAD: Final = 6
 _CLAIM_ROW: Final = 8
@@ -57,6 +71,23 @@ class Leased(Protocol):
     @property
     def token(self) -> str:
         """The fencing token of its claim."""
+
+
+class Run(NamedTuple):
+    """How an attempt ran that returned nothing, as its record has it.
+
+    Attributes:
+        began: when it began, in us.
+        device_wait: for how many ms it waited for its device before that.
+        timings: the record's `tm`.
+    """
+
+    began: str
+    device_wait: str
+    timings: str
+
+
+UNKNOWN: Final = Run("", "", "")
 
 
 def _pairs(jobs: Iterable[Leased]) -> list[str]:
@@ -154,7 +185,7 @@ def claim(
     Args:
         queue: the queue's name.
         model: the model that its jobs must be for.
-        version: written into the records of jobs that have none yet.
+        version: of the caller's model; the records of the jobs then name it.
         rooms: for each priority step, how many jobs there may be when jobs of it are taken.
         lease_us: how long the leases last.
         owner: this incarnation of the worker.
@@ -205,6 +236,8 @@ class Settlement(NamedTuple):
         ttl: seconds for which the result is kept; "" for the TTL in the record.
         retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
             goes to the dead letters.
+        started: when it began, in us; "" if it has not begun.
+        device_wait: for how many ms it waited for the device.
     """
 
     id: str
@@ -217,6 +250,8 @@ class Settlement(NamedTuple):
     value: Arg
     ttl: str
     retry_us: str
+    started: str = ""
+    device_wait: str = "0.0"
 
     @property
     def retried(self) -> bool:
@@ -224,11 +259,25 @@ class Settlement(NamedTuple):
         return self.retry_us not in ("", DEAD)
 
 
-def settle(queue: str, settlements: Iterable[Settlement]) -> Command:
-    """End leased jobs; the reply has one code per job, FENCED to POSTPONED."""
+def settle(queue: str, version: str, settlements: Iterable[Settlement]) -> Command:
+    """End leased jobs; the reply has one code per job, FENCED to POSTPONED.
+
+    Args:
+        queue: the queue's name.
+        version: of the model that ran them; it is published with their ends.
+        settlements: how they end.
+    """
     return script("jobs/settle").call(
-        keys.queue_keys(queue), queue, *chain.from_iterable(settlements)
+        keys.queue_keys(queue), queue, version, *chain.from_iterable(settlements)
     )
+
+
+def move(queue: str, version: str, jobs: Iterable[Leased]) -> Command:
+    """Move leased jobs to the queue of the version that they ask for, uncharged.
+
+    The reply has one word per job: `moved`, `cancelled`, `gone` or `fenced`.
+    """
+    return script("jobs/move").call(keys.queue_keys(queue), queue, version, *_pairs(jobs))
 
 
 def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
@@ -236,18 +285,51 @@ def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
     return script("jobs/renew").call(keys.queue_keys(queue), lease_us, *_pairs(jobs))
 
 
-def release(queue: str, mode: str, losses: str, jobs: Iterable[Leased]) -> Command:
+def isolate(job: Leased, scope: str, host: str) -> Command:
+    """Mark that a job begins to run isolated; the reply is FENCED or ISOLATED to HOST_TAKEN.
+
+    Args:
+        job: the job.
+        scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
+        host: the name of this host; what is lost together has the same.
+    """
+    return script("jobs/isolate").call([], job.id, job.token, scope, host)
+
+
+def held_message(queue: str, job: Leased) -> Command:
+    """Read the message of a job that this worker has leased; the reply is None without one."""
+    return ("HGET", keys.held(queue), job.id)
+
+
+def release(
+    queue: str,
+    mode: str,
+    losses: str,
+    jobs: Iterable[Leased],
+    how: str = "",
+    traceback: str = "",
+    runs: Mapping[str, Run] | None = None,
+) -> Command:
     """Return leased jobs to the head of their queue; the reply has one word per job.
 
     Args:
         queue: the queue's name.
-        mode: `free` (an orderly release, not counted), `alone` (they must run alone) or `crash`
-            (as `alone`, and a job that already ran alone is charged).
-        losses: how many crashes a job survives and the bounds of the wait after one, in us:
-            "max base most".
+        mode: `free` (an orderly release, not counted), `alone` (they must run isolated), `crash`
+            (as `alone`; their model process died by itself, so a job that was isolated is charged)
+            or `lost` (as `alone`; the cause can be elsewhere, so only a job that ran exclusively
+            is charged).
+        losses: how many charged crashes a job survives and the bounds of the wait after one, in
+            us: "max base most".
         jobs: the jobs.
+        how: how the model process ended, without quotes and backslashes.
+        traceback: its stacks.
+        runs: how the attempts of these jobs ran, by token, as far as it is known.
     """
-    return script("jobs/release").call(keys.queue_keys(queue), queue, mode, losses, *_pairs(jobs))
+    known = runs or {}
+    rows = [value for job in jobs for value in (job.id, job.token, *known.get(job.token, UNKNOWN))]
+    return script("jobs/release").call(
+        keys.queue_keys(queue), queue, mode, losses, how, traceback, *rows
+    )
 
 
 def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) -> Command:
@@ -263,7 +345,7 @@ def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) ->
 def expire(max_jobs: int = EXPIRE_MAX_JOBS) -> Command:
     """End waiting jobs of any queue that must have started by now."""
     return script("jobs/expire").call(
-        [], keys.QUEUE_PREFIX, max_jobs, JobExpired.code, JobExpired.__name__, NOT_STARTED
+        [], max_jobs, JobExpired.code, JobExpired.__name__, NOT_STARTED
     )
 
 
@@ -274,7 +356,11 @@ def read_expire(reply: Sequence[Any]) -> tuple[int, int]:
 
 
 def cancel(
-    ids: Iterable[str], *, remember_s: int = 0, parent: tuple[str, str] | None = None
+    ids: Iterable[str],
+    *,
+    remember_s: int = 0,
+    parent: tuple[str, str] | None = None,
+    name: str = "",
 ) -> Command:
     """Cancel jobs; the reply has `unknown`, `removed`, `asked` or `ended` per job.
 
@@ -283,9 +369,12 @@ def cancel(
         remember_s: for how long a later message of an unknown id is not run.
         parent: id and token of the job on whose behalf they are cancelled. If that job has ended
             or has another token, nothing is done and the reply is nil.
+        name: of this call; a repeat under the same name replies as the call did.
     """
-    head = f"{remember_s} {parent[0]} {parent[1]}" if parent else remember_s
-    return script("jobs/cancel").call([], keys.QUEUE_PREFIX, head, *ids)
+    head = f"{remember_s}#{name}" if name else str(remember_s)
+    if parent:
+        head += f" {parent[0]} {parent[1]}"
+    return script("jobs/cancel").call([], head, *ids)
 
 
 def read_words(reply: Iterable[bytes]) -> list[str]:
@@ -317,6 +406,11 @@ def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
+def start(jobs: Iterable[tuple[str, str, str]]) -> Command:
+    """Note that leased jobs have begun to run: id, token, and when in us, of each."""
+    return script("jobs/start").call([], *chain.from_iterable(jobs))
+
+
 def canvas_begin(job_id: str, token: str) -> Command:
     """Begin to send a job's callbacks; the reply is FENCED, SEND_CALLBACKS or CANCELLED."""
     return script("jobs/canvas_begin").call([], job_id, token)
@@ -324,7 +418,7 @@ def canvas_begin(job_id: str, token: str) -> Command:
 
 def view(ids: Iterable[str], *, results: bool) -> Command:
     """Read jobs; the reply has one row per job, for `read_view`."""
-    return script("jobs/view").call([], keys.QUEUE_PREFIX, int(results), *ids)
+    return script("jobs/view").call([], int(results), *ids)
 
 
 def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
@@ -337,40 +431,9 @@ def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
     return record, meta.decode("utf-8", "replace"), int(place)
 
 
-class WatchedJob(NamedTuple):
-    """The state of a watched job, as text.
-
-    Attributes:
-        place: its place in the queue; if it is scheduled, when it is due, in us; or 0.
-        progress: its progress as "token number JSON", while it runs.
-        stages: the stages of a pipeline's job as JSON, while it runs.
-        error: the error of its last try as JSON, while it is scheduled.
-    """
-
-    state: str
-    attempts: str
-    token: str
-    started_us: str
-    ended_us: str
-    place: str
-    progress: str
-    stages: str
-    error: str
-
-
 def watch(ids: Iterable[str]) -> Command:
-    """Read the state of jobs; the reply has one row per job, for `read_watch`."""
-    return script("jobs/watch").call([], keys.QUEUE_PREFIX, *ids)
-
-
-def read_watch(row: Any) -> WatchedJob | None:
-    """Return the state of a job; None if it is unknown."""
-    if not isinstance(row, list):
-        return None
-    texts = (
-        str(value) if isinstance(value, int) else value.decode("utf-8", "replace") for value in row
-    )
-    return WatchedJob(*texts)
+    """Read the state of jobs; the reply has one row per job, which queue/watcher.py reads."""
+    return script("jobs/watch").call([], *ids)
 
 
 def outcomes(ids: Iterable[str], owner: str | None) -> Command:

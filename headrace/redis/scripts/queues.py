@@ -10,11 +10,17 @@ from headrace.redis.scripts import Arg, Command, script
 
 #: The most due jobs, and the most expired leases, that one sweep handles.
 SWEEP_MAX_JOBS: Final = 500
-_SWEEP_HEAD: Final = 8
+_SWEEP_HEAD: Final = 9
 
 
 def sweep(
-    queue: str, *, reap_until_us: int, losses: str, orphaned_max: int, limit: int = SWEEP_MAX_JOBS
+    queue: str,
+    *,
+    reap_until_us: int,
+    losses: str,
+    orphaned_max: int,
+    own: str = "",
+    limit: int = SWEEP_MAX_JOBS,
 ) -> Command:
     """Promote jobs that are due, and reap leases that have expired.
 
@@ -23,10 +29,11 @@ def sweep(
         reap_until_us: nothing is reaped if Redis' time is later than this; 0 for never.
         losses: see `jobs.release`.
         orphaned_max: how many orphaned ends are handed out.
+        own: the queue of the caller's version of the model, if `queue` is the model's own.
         limit: how many jobs are promoted, and how many leases reaped, at most.
     """
     return script("queues/sweep").call(
-        keys.queue_keys(queue), queue, reap_until_us, losses, limit, orphaned_max
+        keys.queue_keys(queue), queue, reap_until_us, losses, limit, orphaned_max, own
     )
 
 
@@ -40,6 +47,7 @@ class SweepReply(NamedTuple):
         waiting: how many jobs are in the list of each priority step; the first is -1 if the queue
             is paused.
         now_us: Redis' time.
+        used: the queues of versions that are in use, if a model's own queue was swept.
         orphaned: ends of jobs whose callbacks are not sent yet: a name, then the length of the
             Celery result, ":", the Celery result and the message.
     """
@@ -49,18 +57,24 @@ class SweepReply(NamedTuple):
     due_in_us: int | None
     waiting: list[int]
     now_us: int
+    used: list[str]
     orphaned: list[bytes]
 
 
 def read_sweep(reply: Sequence[Any]) -> SweepReply:
     """Read the reply of `sweep`."""
-    promoted, reaped, due_us, *waiting, now_us = map(int, reply[:_SWEEP_HEAD])
+    promoted, reaped, due_us, *waiting, now_us, count = map(int, reply[:_SWEEP_HEAD])
     due_in_us = due_us if due_us >= 0 else None
-    return SweepReply(promoted, reaped, due_in_us, waiting, now_us, list(reply[_SWEEP_HEAD:]))
+    ends = _SWEEP_HEAD + count
+    used = [name.decode("utf-8", "replace") for name in reply[_SWEEP_HEAD:ends]]
+    return SweepReply(promoted, reaped, due_in_us, waiting, now_us, used, list(reply[ends:]))
 
 
 def depth(queues: Iterable[str]) -> Command:
-    """Read the depth of queues; `headrace.queue.depth` reads the reply."""
+    """Read the depth of queues; `headrace.queue.depth` reads the reply.
+
+    A model's own queue counts with those of its versions, and the queue of a version alone.
+    """
     return script("queues/depth").call([], *queues)
 
 

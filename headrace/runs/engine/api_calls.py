@@ -21,6 +21,7 @@ HOLD_S: Final = 2.0
 NO_JSON: Final = msgspec.Raw(b"")
 
 
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Outcome(msgspec.Struct, gc=False):
     """How a job has ended, or only its status if it has not.
 

@@ -18,9 +18,6 @@ BACKLOG_MAX: Final = 50_000
 class JobCleanup(threading.Thread):
     """Deletes jobs in the background.
 
-    Args:
-        forget: deletes some jobs from the server.
-
     Attributes:
         error: what ended the thread early; the engine raises it again.
     """

@@ -3,7 +3,7 @@
 Several threads share the work:
 * Two threads of the submitter read the source and submit inputs.
 * The caller's thread reads outcomes, and writes rows and checkpoints.
-* A thread prefetches the next outcomes.
+* A thread reads the next page of outcomes meanwhile.
 * A thread deletes the jobs whose rows are durable.
 
 A page of inputs is one request, and so is a page of outcomes; there is no request per input.
@@ -18,9 +18,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final, Literal, TypeVar
+from itertools import zip_longest
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
@@ -38,17 +40,17 @@ from headrace.errors import (
     Throttled,
     Unauthorized,
 )
-from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.engine import api_calls
+from headrace.runs.engine.checkpoint import Checkpoint, begin
 from headrace.runs.engine.cleanup import JobCleanup
 from headrace.runs.engine.in_flight import InFlight, PendingInput
-from headrace.runs.engine.outcome_prefetch import OutcomePrefetch, Outcomes
-from headrace.runs.engine.resume import begin
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.engine.submitter import Lines, Stopping, Submitter
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
 
 T = TypeVar("T")
+Page: TypeAlias = Sequence[PendingInput]
+Outcomes: TypeAlias = Sequence[api_calls.Outcome | None]
 
 #: Seconds between two checkpoints.
 CHECKPOINT_S: Final = 2.0
@@ -65,20 +67,11 @@ State = Literal["ended", "stopped", "cancelled"]
 class Engine:
     """One run, from its checkpoint to its end.
 
-    Args:
-        client: the server. The run survives an outage of its `retry_s`.
-        spec: what to run.
-        source: the inputs.
-        sink: the rows.
-
-    Attributes:
-        checkpoint: the state of the run; set by `open`.
-        progress: its progress.
+    It survives an outage of the client's `retry_s`.
     """
 
     checkpoint: Checkpoint
     _cleanup: JobCleanup
-    _prefetch: OutcomePrefetch
 
     def __init__(self, client: Client, spec: RunSpec, source: Source, sink: Sink) -> None:
         self._client = client
@@ -121,9 +114,6 @@ class Engine:
     def run(self, watch: Callable[[RunProgress], None] | None = None) -> State:
         """Run to the end, or until `stop`. Call `open` before and `close` afterwards.
 
-        Args:
-            watch: called every WATCH_S seconds.
-
         Raises:
             HeadraceError: the server was away for too long, the model does not exist, or the source
                 cannot be read further. The same run can be started again.
@@ -138,10 +128,7 @@ class Engine:
             found.job_id, self._submit, self._refused.extend,
         )  # fmt: skip
         self._cleanup = JobCleanup(lambda ids: self._perform(api_calls.forget, ids))
-        self._prefetch = OutcomePrefetch(
-            lambda page: self._perform(api_calls.outcomes, [one.job_id for one in page])
-        )
-        threads = (submitter, self._cleanup, self._prefetch)
+        threads = (submitter, self._cleanup)
         try:
             for thread in threads:
                 thread.start()
@@ -151,7 +138,6 @@ class Engine:
             self._stop.set()
             in_flight.stop()
             self._cleanup.end(drop=True)
-            self._prefetch.end()
             for thread in threads:
                 with suppress(RuntimeError):  # it could not be started
                     thread.join(api_calls.HOLD_S)
@@ -238,19 +224,18 @@ class Engine:
         pages = [inputs[at : at + LOOKUP_JOBS] for at in range(0, len(inputs), LOOKUP_JOBS)]
         ended = looked_up = 0
         lost: list[PendingInput] = []
-        for page, outcomes in self._prefetch.each(pages, whole=whole):
+        for page, outcomes in prefetched(self._outcomes, pages, whole=whole):
             ended += self._read_page(in_flight, page, outcomes, lost)
             looked_up += len(page)
         if lost:
             self._resubmit(in_flight, lost)
         return ended, looked_up
 
+    def _outcomes(self, page: Page) -> Outcomes:
+        return self._perform(api_calls.outcomes, [one.job_id for one in page])
+
     def _read_page(
-        self,
-        in_flight: InFlight,
-        page: Sequence[PendingInput],
-        outcomes: Outcomes,
-        lost: list[PendingInput],
+        self, in_flight: InFlight, page: Page, outcomes: Outcomes, lost: list[PendingInput]
     ) -> int:
         ended: list[tuple[PendingInput, Row]] = []
         slow: list[PendingInput] = []
@@ -275,9 +260,17 @@ class Engine:
         in_flight.remove([pending for pending, _ in ended])
         succeeded = [pending.job_id for pending, row in ended if row.status == SUCCEEDED]
         self.progress.succeeded += len(succeeded)
-        self.progress.failed += len(ended) - len(succeeded)
+        if len(succeeded) < len(ended):
+            self._count_failures([row for _, row in ended if row.status != SUCCEEDED])
         if self._spec.forget:
             self._undeleted += succeeded
+
+    def _count_failures(self, rows: list[Row]) -> None:
+        self.progress.failed += len(rows)
+        if not self.progress.first_failure:
+            error = rows[0].error
+            reason = error.message if error else rows[0].status
+            self.progress.first_failure = f"{rows[0].key}: {reason}"
 
     def _resubmit(self, in_flight: InFlight, lost: list[PendingInput]) -> None:
         """Submit again the jobs that the server has lost, because Redis has lost data."""
@@ -348,17 +341,49 @@ class Engine:
                 raise ConfigError(f"a run cannot perform a {type(step).__name__} step")
 
 
+def prefetched(
+    read: Callable[[Page], Outcomes], pages: Sequence[Page], *, whole: bool
+) -> Iterator[tuple[Page, Outcomes]]:
+    """Yield each page with its outcomes, while a thread reads those of the next page.
+
+    Args:
+        read: reads the outcomes of a page.
+        pages: the oldest inputs first.
+        whole: read the next page even if not every job of a page has ended.
+
+    Raises:
+        HeadraceError, Stopping: as `read` does.
+    """
+    outcomes = read(pages[0]) if pages else ()
+    for page, following in zip_longest(pages, pages[1:]):
+        all_ended = all(one is not None and one.status in ENDED for one in outcomes)
+        result: Future[Outcomes] | None = None
+        if following is not None and (whole or all_ended):
+            result = _in_thread(read, following)
+        yield page, outcomes
+        if result is None:
+            return
+        outcomes = result.result()
+
+
+def _in_thread(read: Callable[[Page], Outcomes], page: Page) -> Future[Outcomes]:
+    """Read a page in a thread of its own, which keeps no process alive."""
+    result: Future[Outcomes] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(read(page))
+        except BaseException as error:  # noqa: BLE001 - raised again by `prefetched`
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="headrace-prefetch", daemon=True).start()
+    return result
+
+
 def row_of(
     entry: Entry, job_id: str, outcome: api_calls.Outcome, perform: Callable[..., Any]
 ) -> Row:
-    """Return the row of an entry whose job has ended; a long result is read from the server.
-
-    Args:
-        entry: the entry.
-        job_id: the id of its job.
-        outcome: how the job has ended.
-        perform: runs a plan.
-    """
+    """Return the row of an entry whose job has ended; a long result is read from the server."""
     result, error, status = outcome.result, outcome.error, outcome.status
     if outcome.result_size is not None:
         try:

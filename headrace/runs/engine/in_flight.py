@@ -20,12 +20,10 @@ from headrace.runs.range_set import RangeSet
 MOST_BYTES: Final = 64 * 1024 * 1024
 
 
-class PendingInput(msgspec.Struct, gc=False):
-    """An entry in flight.
+class PendingInput(msgspec.Struct):
+    """An entry in flight; tracked by the garbage collector, as its entry is.
 
     Attributes:
-        entry: the entry.
-        job_id: the id of its job.
         before: the cursor of the entry before it.
         size: bytes of its line and of what its row carries.
         lost: how often the server had lost its job.
@@ -42,7 +40,6 @@ class InFlight:
     """The inputs in flight.
 
     Args:
-        most: the most inputs.
         cursor: where the source continues.
         n: the number of the entry there.
         done: the numbers from there on that have their row.

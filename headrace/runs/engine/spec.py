@@ -15,9 +15,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does with its source.
 
     Attributes:
-        model: the model's name.
         version: run only with this version of it.
-        options: the options of every job.
         content_type: the media type of inputs that do not have one themselves.
         run_id: the run's id; None for one that is made from the command.
         name: the user's name for the run.
@@ -30,6 +28,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     version: str | None = None
     options: Options = {}
+    parameters: dict[str, Any] = {}
     content_type: str | None = None
     run_id: str | None = None
     name: str = ""
@@ -44,6 +43,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             "version": self.version, "content_type": self.content_type,
             # A repeated submit must have the same content as the first.
             "by_ref": self.by_ref or None,
+            "parameters": self.parameters or None,
             **self.options,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}
@@ -58,6 +58,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
         succeeded: rows with a result, in all.
         failed: rows without one, in all.
         in_flight: inputs in flight.
+        first_failure: the key and the error of the first input that failed in this process.
     """
 
     total: int | None
@@ -65,6 +66,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     succeeded: int = 0
     failed: int = 0
     in_flight: int = 0
+    first_failure: str = ""
 
     @property
     def ended(self) -> int:

@@ -20,6 +20,7 @@ from headrace.errors import (
     HeadraceError,
     InputForbidden,
     InvalidId,
+    InvalidInput,
     InvalidRequest,
     JobNotFound,
     PayloadTooLarge,
@@ -41,7 +42,8 @@ THREADS: Final = 2
 
 #: Errors of one input; any other error would concern every input.
 OF_ONE_INPUT: Final = (
-    Conflict, InputForbidden, InvalidId, InvalidRequest, PayloadTooLarge, UnsupportedMedia,
+    Conflict, InputForbidden, InvalidId, InvalidInput, InvalidRequest, PayloadTooLarge,
+    UnsupportedMedia,
 )  # fmt: skip
 
 Submit = Callable[[list[bytes], bool], list[HeadraceError | None]]
@@ -50,9 +52,6 @@ Refuse = Callable[[list[tuple[PendingInput, Row]]], None]
 
 class Lines:
     """Makes the lines of a bulk submit.
-
-    Args:
-        spec: the run's.
 
     Attributes:
         quiet: the run deletes its jobs, so that the server need not publish their ends.
@@ -67,6 +66,8 @@ class Lines:
         rest: dict[str, Any] = {}
         if spec.version is not None:
             rest["version"] = spec.version
+        if spec.parameters:
+            rest["parameters"] = spec.parameters
         if spec.options:
             rest["options"] = spec.options
         self._head = head + b',"id":"'
@@ -91,7 +92,10 @@ class Lines:
             return line
         if isinstance(value, InputRef):
             spec = self._spec
-            return job_line(spec.model, value, content_type, spec.version, spec.options, job_id)
+            return job_line(
+                spec.model, value, content_type, spec.version, spec.options, job_id,
+                spec.parameters,
+            )  # fmt: skip
         text = encode_input(value, content_type)
         return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, text)
 
@@ -103,8 +107,6 @@ class Submitter:
     waits for the server's response, the other reads and sends the next page.
 
     Args:
-        source: the source.
-        in_flight: the inputs in flight.
         start: where the source continues, and which numbers behind it have their row.
         lines: makes the lines.
         job_id: returns the id of an input's job.
@@ -209,7 +211,7 @@ class Submitter:
                 try:
                     line: bytes | HeadraceError = lines(entry, pending.job_id)
                 except RequestError as error:
-                    line = error
+                    line = error.kept()
                 page.add(pending, line)
             before, n = entry.cursor, entry.n + 1
             if page.full():

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
+from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.checkpoint_file import LocalCheckpoints, path_text, same_file, sync_folder
-from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row
+from headrace.payloads.file_store import sync_folder
+from headrace.runs.checkpoint_file import LocalCheckpoints, same_file
+from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
+from headrace.runs.sources.patterns import path_text
 
 
 class _RowFields(msgspec.Struct):
@@ -42,12 +45,8 @@ def row_line(row: Row) -> bytes:
     )  # fmt: skip
 
 
-class JsonlSink:
-    """Appends to a local file.
-
-    Args:
-        path: the file.
-    """
+class JsonlSink(Sink):
+    """Appends to a local file."""
 
     def __init__(self, path: Path) -> None:
         # Links of the folder are resolved, but not one of the file, which is replaced by name.
@@ -55,17 +54,12 @@ class JsonlSink:
         self.checkpoints = LocalCheckpoints(self._path)
         self._file: BinaryIO | None = None
 
+    @override
     def describe(self) -> str:
-        """Return the absolute path."""
         return path_text(self._path)
 
+    @override
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Continue behind the last whole line.
-
-        Raises:
-            Conflict: it has lines but no checkpoint, or fewer bytes than its checkpoint covers.
-            ConfigError: it cannot be written.
-        """
         covered = 0 if mark is None else _bytes_of(mark, self._path)
         if covered:
             self._need_file()
@@ -85,17 +79,12 @@ class JsonlSink:
             )
         return self._rows_behind(file, covered)
 
+    @override
     def append(self, rows: Sequence[Row]) -> None:
-        """Write the lines of rows."""
-        file = self._opened()
-        file.write(b"".join(map(row_line, rows)))
+        self._opened().write(b"".join(map(row_line, rows)))
 
+    @override
     def sync(self) -> Mark:
-        """Write the lines to the disk; the mark is the number of bytes.
-
-        Raises:
-            Conflict: the file was removed or replaced, so that its rows would be lost.
-        """
         file = self._opened()
         file.flush()
         os.fsync(file.fileno())
@@ -106,10 +95,11 @@ class JsonlSink:
             )
         return {"bytes": file.tell()}
 
+    @override
     def finish(self) -> Mark:
-        """Do the same as `sync`: the file is always in its last form."""
-        return self.sync()
+        return self.sync()  # the file is always in its last form
 
+    @override
     def retract(self) -> RangeSet:
         """Write a new file without the rows that did not succeed, and rename it."""
         self._need_file()
@@ -129,8 +119,8 @@ class JsonlSink:
         self._opened().seek(0, os.SEEK_END)
         return kept
 
+    @override
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             file, self._file = self._file, None
             with suppress(OSError):  # a full disk: what was not written yet was not durable

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
+from headrace.payloads.file_store import sync_folder
 from headrace.runs.arrow.rows import read_parquet, write_parquet
-from headrace.runs.checkpoint_file import path_text, sync_folder
+from headrace.runs.sinks.spooled import Target
+from headrace.runs.sources.patterns import path_text
 
 
-class LocalParquet:
+class LocalParquet(Target):
     """The Parquet file that a spool becomes: see spooled.py.
 
     Args:
-        path: the file.
         carried: the types of the carried columns that the source knows.
     """
 
@@ -25,40 +27,32 @@ class LocalParquet:
         self._path = path.parent.resolve() / path.name
         self._carried = carried
 
+    @override
     def describe(self) -> str:
-        """Return the absolute path."""
         return path_text(self._path)
 
+    @override
     def state(self) -> Any:
-        """Return its size; None if it does not exist."""
         return {"bytes": self._path.stat().st_size} if self._path.exists() else None
 
+    @override
     def check(self) -> None:
-        """Check that it can be written.
-
-        Raises:
-            ConfigError: its folder does not exist, or it is a folder itself.
-        """
         if not self._path.parent.is_dir() or self._path.is_dir():
             raise ConfigError(
                 f"{self._path}: cannot be written",
                 hint="Its folder must exist, and it must not be a folder itself.",
             )
 
+    @override
     def publish(self, spool: Path) -> Any:
-        """Write a new file, and rename it."""
         part = self._path.with_name(f"{self._path.name}.new")
         write_parquet(spool, part, self._carried)
         os.replace(part, self._path)
         sync_folder(self._path.parent)
         return self.state()
 
+    @override
     def withdraw(self, out: BinaryIO) -> None:
-        """Write its rows as lines.
-
-        Raises:
-            Conflict: it cannot be read.
-        """
         try:
             read_parquet(self._path, out)
         except (pa.ArrowException, KeyError) as error:
@@ -66,11 +60,7 @@ class LocalParquet:
 
 
 class ParquetFormat:
-    """A Parquet file as an object of S3: see s3.py.
-
-    Args:
-        carried: the types of the carried columns that the source knows.
-    """
+    """The Parquet file that s3.py uploads."""
 
     def __init__(self, carried: pa.Schema | None = None) -> None:
         self._carried = carried

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from headrace.errors import ConfigError
+from headrace.runs.sinks.spooled import Target
 from headrace.runs.sources.s3 import RunBucket, S3File
 
 ENV_SPOOL_DIR: Final = "HEADRACE_SPOOL_DIR"
@@ -34,80 +36,66 @@ class OutputFormat(Protocol):
     """Converts the lines of a spool to the bytes of an object, and back."""
 
     def encode(self, spool: Path) -> Path:
-        """Return the file to upload: the spool itself, or a new one next to it."""
+        """Return the file to upload, a new one next to the spool."""
 
     def decode(self, body: Path, out: BinaryIO) -> None:
         """Write the lines."""
 
 
-class JsonLines:
-    """The lines as they are."""
-
-    def encode(self, spool: Path) -> Path:
-        """Return the spool itself."""
-        return spool
-
-    def decode(self, body: Path, out: BinaryIO) -> None:
-        """Copy the lines."""
-        with body.open("rb") as file:
-            shutil.copyfileobj(file, out)
-
-
-class S3Target:
+class S3Target(Target):
     """The object that a spool becomes.
 
     Args:
-        bucket: its bucket.
-        key: its key.
-        output_format: what it contains.
+        output_format: what it contains; None for the lines as they are.
     """
 
-    def __init__(self, bucket: RunBucket, key: str, output_format: OutputFormat) -> None:
+    def __init__(self, bucket: RunBucket, key: str, output_format: OutputFormat | None) -> None:
         self._bucket = bucket
         self._key = key
         self._format = output_format
 
+    @override
     def describe(self) -> str:
-        """Return its URL."""
         return self._bucket.url(self._key)
 
+    @override
     def state(self) -> Any:
-        """Return size and ETag; None if it does not exist."""
         found = self._bucket.find(self._key)
         return None if found is None else {"bytes": found.bytes, "etag": found.etag}
 
+    @override
     def check(self) -> None:
-        """Begin an upload and abort it, to find out at the start that a write is denied.
-
-        Raises:
-            ConfigError: the object may not be written.
-        """
+        """Begin an upload and abort it, to find out at the start that a write is denied."""
         with self._request() as request:
             begun = self._bucket.client.create_multipart_upload(**request)
             self._bucket.client.abort_multipart_upload(**request, UploadId=begun["UploadId"])
 
+    @override
     def publish(self, spool: Path) -> Any:
-        """Upload the object made from the spool."""
         self._abort_interrupted(spool.with_name(f"{spool.name}.upload"))
-        made = self._format.encode(spool)
+        made = spool if self._format is None else self._format.encode(spool)
         with self._request() as request:
             self._bucket.client.upload_file(str(made), **request)
         if made != spool:
             made.unlink()
         return self.state()
 
+    @override
     def withdraw(self, out: BinaryIO) -> None:
-        """Download it, and write its rows as lines."""
         found = self._bucket.find(self._key)
         if found is None:
             raise ConfigError(f"{self.describe()}: no such object")
-        body = Path(f"{out.name}.object")
-        try:
-            with S3File(self._bucket, found).open() as source, body.open("wb") as file:
-                shutil.copyfileobj(source, file, 1 << 20)
-            self._format.decode(body, out)
-        finally:
-            body.unlink(missing_ok=True)
+        with S3File(self._bucket, found).open() as source:
+            if self._format is None:
+                shutil.copyfileobj(source, out, 1 << 20)
+                return
+            body = Path(f"{out.name}.object")
+            try:
+                with body.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                self._format.decode(body, out)
+            finally:
+                body.unlink(missing_ok=True)
 
     def _abort_interrupted(self, note: Path) -> None:
         """Abort the upload of an earlier version, so that its parts do not stay in the bucket."""

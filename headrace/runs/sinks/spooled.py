@@ -9,15 +9,16 @@ spool is removed when the checkpoint that names the output is saved.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.checkpoint_file import LocalCheckpoints, sync_folder
-from headrace.runs.interfaces import Mark, Row
+from headrace.payloads.file_store import sync_folder
+from headrace.runs.checkpoint_file import LocalCheckpoints
+from headrace.runs.interfaces import Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 from headrace.runs.sinks.jsonl import JsonlSink
 
@@ -55,29 +56,10 @@ class Target(Protocol):
         """Write the output's rows as the spool had them."""
 
 
-class SpoolCheckpoints(LocalCheckpoints):
-    """Calls a function after each saved checkpoint.
-
-    Args:
-        output: the path of the output.
-        saved: called after each save.
-    """
-
-    def __init__(self, output: Path, saved: Callable[[], None]) -> None:
-        super().__init__(output)
-        self._saved = saved
-
-    @override
-    def save(self, data: bytes) -> None:
-        super().save(data)
-        self._saved()
-
-
-class SpooledSink:
+class SpooledSink(Sink):
     """Writes rows to a spool, and makes the output from it.
 
     Args:
-        target: the output.
         path: the spool and the checkpoint are next to this path.
     """
 
@@ -87,19 +69,15 @@ class SpooledSink:
         self._spool_path = path.with_name(f"{path.name}.rows")
         self._spool = JsonlSink(self._spool_path)
         self._published = False
-        self.checkpoints = SpoolCheckpoints(path, self._remove_spool)
+        self.checkpoints = LocalCheckpoints(path, self._remove_spool)
 
+    @override
     def describe(self) -> str:
-        """Return the output."""
         return self._target.describe()
 
+    @override
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Continue with the spool, unless the output was already made from it.
-
-        Raises:
-            Conflict: the output exists and belongs to another run, or this run's output is gone.
-            ConfigError: it cannot be written.
-        """
+        """Continue with the spool, unless the output was already made from it."""
         published = mark.get(PUBLISHED) if isinstance(mark, dict) else None
         if published is not None:
             if self._target.state() != published:
@@ -120,21 +98,22 @@ class SpooledSink:
             self._target.check()
         return self._spool.recover(mark)
 
+    @override
     def append(self, rows: Sequence[Row]) -> None:
-        """Write rows to the spool."""
         self._spool.append(rows)
 
+    @override
     def sync(self) -> Mark:
-        """Make the spool durable."""
         return self._spool.sync()
 
+    @override
     def finish(self) -> Mark:
-        """Make the output, and put it into place."""
         mark = self._spool.sync()
         published = self._target.publish(self._spool_path)
         self._published = True
         return {**mark, PUBLISHED: published}
 
+    @override
     def retract(self) -> RangeSet:
         """Remove rows from the spool; if it is gone, make it again from the output first."""
         self._published = False
@@ -156,8 +135,8 @@ class SpooledSink:
             sync_folder(part.parent)
         return self._spool.retract()
 
+    @override
     def close(self) -> None:
-        """Close the spool."""
         self._spool.close()
 
     def _remove_spool(self) -> None:

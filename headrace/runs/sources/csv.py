@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.media_types import is_json
@@ -36,16 +37,6 @@ DELIMITERS: Final = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
 _BOM: Final = b"\xef\xbb\xbf"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 _ENCODE: Final = msgspec.json.Encoder().encode
-
-
-def csv_source(files: Sequence[SourceFile], options: SourceOptions) -> TableSource:
-    """Return the rows of CSV files. The delimiter is a comma, in a `.tsv` file a tab.
-
-    Raises:
-        ConfigError: the delimiter cannot be one.
-    """
-    is_tsv = files[0].name.lower().removesuffix(".gz").endswith(".tsv")
-    return TableSource(files, CsvReader(options, "\t" if is_tsv else ","), options)
 
 
 class _RowTooLong(Exception):
@@ -147,27 +138,26 @@ class _Header(NamedTuple):
     number: int
 
 
-class CsvReader:
-    """Reads CSV files.
-
-    Args:
-        options: which column is the input and which the key, the delimiter, and the media type.
-        delimiter: what separates the columns, if the options have no delimiter.
+class CsvSource(TableSource):
+    """The rows of CSV files. The delimiter is a comma, in a `.tsv` file a tab.
 
     Raises:
         ConfigError: the delimiter of the options cannot be one.
     """
 
-    kind: Final = "csv"
+    kind = "csv"
 
-    def __init__(self, options: SourceOptions, delimiter: str = ",") -> None:
-        self._options = options
-        self._delimiter = delimiter if options.delimiter is None else _delimiter(options.delimiter)
+    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
+        super().__init__(files, options)
+        is_tsv = files[0].name.lower().removesuffix(".gz").endswith(".tsv")
+        usual = "\t" if is_tsv else ","
+        self._delimiter = usual if options.delimiter is None else _delimiter(options.delimiter)
         self._json = is_json((options.content_type or "").partition(";")[0].strip().lower())
         # This limit is the process's; a cell that is longer than a row may be fails with its row.
         csv.field_size_limit(max(csv.field_size_limit(), ROW_MAX_BYTES))
 
-    def count(self, file: SourceFile) -> int | None:
+    @override
+    def count_in(self, file: SourceFile) -> int | None:
         """Return the number of lines that end outside of quotes, without the first.
 
         Empty lines, which are no rows, are counted too.
@@ -183,13 +173,9 @@ class CsvReader:
                 inside ^= len(parts) % 2 == 0
         return max(0, lines + (last != b"\n") - 1)
 
+    @override
     def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
-        """Yield the rows behind a place: `[byte, line]`, where a row ends.
-
-        Raises:
-            ConfigError: the file is not such a table, or lacks the column.
-            Conflict: it has changed.
-        """
+        # A place is `[byte, line]`, where a row ends.
         header = self._header(file)
         start, number = (header.at, header.number) if at is None else (int(at[0]), int(at[1]))
         last: Any = [start, number]
@@ -252,7 +238,7 @@ class CsvReader:
         return self._named(file, row)
 
     def _named(self, file: SourceFile, row: _Row) -> _Header:
-        columns, options = row.cells, self._options
+        columns, options = row.cells, self.options
         twice = next((name for name in columns if columns.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"{file.name}, line 1: two columns are called {twice!r}")

@@ -22,8 +22,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
-from headrace.runs.checkpoint_file import is_of_output, path_text
-from headrace.runs.sources.patterns import expand_braces, is_pattern
+from headrace.runs.sources.patterns import expand_braces, is_of_output, is_pattern, path_text
 
 READ_BYTES: Final = 1 << 20
 #: What a read raises if gzip data is broken or ends too early.
@@ -61,9 +60,6 @@ class SourceFile(Protocol):
 
 class LocalFile:
     """A local file.
-
-    Args:
-        path: its path.
 
     Raises:
         ConfigError: it does not exist.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
@@ -22,7 +22,6 @@ from headrace.runs.sources.files import (
     is_gzip,
     open_unpacked,
 )
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import END, Item, TableSource
 
 #: A longer line is skipped; a file without line feeds would otherwise fill the memory.
@@ -36,37 +35,16 @@ _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class JsonlSource(TableSource):
-    """The lines of all files.
+    """The lines of files of JSON lines; blank lines are no inputs."""
 
-    Args:
-        files: the files, in order.
-        options: the user's.
-    """
-
-    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
-        self._jsonl = JsonlReader(options)
-        self._first = files[0]
-        super().__init__(files, self._jsonl, options)
+    kind = "jsonl"
 
     @override
     def describe(self) -> dict[str, Any]:
-        self._jsonl.check_columns(self._first)
+        self._check_columns(self.files[0])
         return super().describe()
 
-
-class JsonlReader:
-    """Reads files of JSON lines; blank lines are no inputs.
-
-    Args:
-        options: the columns.
-    """
-
-    kind: Final = "jsonl"
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def check_columns(self, file: SourceFile) -> None:
+    def _check_columns(self, file: SourceFile) -> None:
         """Check that the named columns exist.
 
         Raises:
@@ -74,7 +52,7 @@ class JsonlReader:
         """
         named = {
             name: flag
-            for name, flag in ((self._options.input, "--input"), (self._options.key, "--key"))
+            for name, flag in ((self.options.input, "--input"), (self.options.key, "--key"))
             if name is not None
         }
         if not named:
@@ -92,7 +70,8 @@ class JsonlReader:
                     hint=f"They have {listing(known)}.",
                 )
 
-    def count(self, file: SourceFile) -> int | None:
+    @override
+    def count_in(self, file: SourceFile) -> int | None:
         """Return the number of lines; blank lines, which are no inputs, are counted too."""
         if is_gzip(file) or not file.local:
             return None
@@ -103,13 +82,9 @@ class JsonlReader:
                 last = block[-1:]
         return lines + (last != b"\n")
 
+    @override
     def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
-        """Yield the lines behind a place: `[byte, line]`, where a line ends.
-
-        Raises:
-            Conflict: the file has changed.
-            ConfigError: it cannot be read.
-        """
+        # A place is `[byte, line]`, where a line ends.
         place, number = (0, 0) if at is None else (int(at[0]), int(at[1]))
         try:
             with closing(open_unpacked(file, place)) as stream:
@@ -129,7 +104,7 @@ class JsonlReader:
             raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
     def _item(self, file: SourceFile, line: bytes, number: int, at: Any) -> Item:
-        column, key_column = self._options.input, self._options.key
+        column, key_column = self.options.input, self.options.key
         where = str(number)
         try:
             if not line.isascii():

@@ -45,10 +45,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     def refuse(self, *names: str, of: str) -> None:
         """Refuse options that mean nothing for a source.
 
-        Args:
-            names: their names.
-            of: the source as the user named it.
-
         Raises:
             ConfigError: one of them is set.
         """

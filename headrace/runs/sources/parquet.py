@@ -6,7 +6,7 @@ item with an error; the rows of the other groups are read as usual.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
+from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.arrow.json_values import to_json, to_values
 from headrace.runs.interfaces import Carried, carried_as, carry
 from headrace.runs.sources.files import SourceFile
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import (
     Item,
     TableSource,
@@ -53,29 +53,23 @@ class _At(NamedTuple):
     row: int
 
 
-class ParquetReader:
-    """Reads Parquet files.
+class ParquetSource(TableSource):
+    """The rows of Parquet files."""
 
-    Args:
-        options: which column is the input, and which the key.
-    """
+    kind = "parquet"
 
-    kind: Final = "parquet"
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def count(self, file: SourceFile) -> int | None:
-        """Return the number of rows in the file's metadata."""
+    @override
+    def count_in(self, file: SourceFile) -> int | None:
         with ExitStack() as stack:
             return int(_open(file, stack).metadata.num_rows)
 
-    def carried_schema(self, file: SourceFile) -> pa.Schema:
-        """Return the types of the columns that a file's rows carry.
+    def carried_schema(self) -> pa.Schema:
+        """Return the types of the columns that rows carry, those of the first file.
 
         Raises:
             ConfigError: it is not a Parquet file, or lacks the input column.
         """
+        file = self.files[0]
         with ExitStack() as stack:
             schema = _open(file, stack).schema_arrow
         columns = self._columns(schema, file)
@@ -87,13 +81,9 @@ class ParquetReader:
                 fields.append(pa.field(carried_as(field.name), kind))
         return pa.schema(fields)
 
+    @override
     def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
-        """Yield the rows behind a place: `[row group, rows of it]`.
-
-        Raises:
-            ConfigError: it is not a Parquet file, or lacks the column.
-            Conflict: it has changed.
-        """
+        # A place is `[row group, rows of it]`.
         group, skipped = (0, 0) if at is None else (int(at[0]), int(at[1]))
         with ExitStack() as stack:
             table = _open(file, stack)
@@ -117,12 +107,12 @@ class ParquetReader:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"{file.name}: two columns are called {twice!r}")
-        wanted = self._options.input
+        wanted = self.options.input
         path = None if wanted is None or wanted in names else _path(schema, wanted)
         if path is None:
             known = names if wanted is None else [*names, *_inner_names(schema)]
             path = [input_column(known, wanted, file.name)]
-        key = self._options.key
+        key = self.options.key
         if key is not None:
             check_column(names, key, file.name)
         return _Columns(path, key, [name for name in names if name != path[0]])
@@ -149,28 +139,6 @@ class ParquetReader:
                 column = ".".join(columns.input)
                 value = InvalidRequest(f"{file.name}, row {where}, column {column!r}: it is null")
             yield Item(str(where), value, [at.group, at.row + place + 1], carried, key)
-
-
-class ParquetSource(TableSource):
-    """The rows of Parquet files.
-
-    Args:
-        files: the files, in order.
-        options: the user's.
-    """
-
-    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
-        self._parquet = ParquetReader(options)
-        self._first = files[0]
-        super().__init__(files, self._parquet, options)
-
-    def carried_schema(self) -> pa.Schema:
-        """Return the types of the columns that rows carry, those of the first file.
-
-        Raises:
-            ConfigError: it is not a Parquet file, or lacks the input column.
-        """
-        return self._parquet.carried_schema(self._first)
 
 
 def _values(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str, Carried]]:

@@ -1,8 +1,10 @@
-"""Patterns in names of files and objects: `*.png`, `shard-{000..099}.tar`, `{train,val}.csv`."""
+"""Names of files and objects, and patterns in them: `*.png`, `shard-{000..099}.tar`."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Final
 
 from headrace.errors import ConfigError
@@ -14,6 +16,25 @@ _GROUP: Final = re.compile(r"\{([^{}]*)\}")
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
 _PIECE: Final = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])")
 _REGEXES: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+#: The suffixes of a run's files next to its output: checkpoint, lock, spool, and temporary files.
+_OWN_SUFFIXES: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
+
+
+def path_text(path: Path | str) -> str:
+    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def is_of_output(path: str, output: str) -> bool:
+    """Return whether a file is a run's output, or one of the run's files next to it.
+
+    Args:
+        path: the file.
+        output: the output, in the same form; "" for none.
+    """
+    if not output or not path.startswith(output):
+        return False
+    return _OWN_SUFFIXES.fullmatch(path[len(output) :]) is not None
 
 
 def is_pattern(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""S3 as a run uses it, with the credentials of its user: find and read objects.
+"""S3 as a run uses it, with the credentials of its user: objects as files, and as inputs.
 
 Needs boto3 (the extra `s3`), which finds credentials, region and `AWS_ENDPOINT_URL` by itself.
 During an outage boto retries for about a minute; then the run ends, and can be resumed.
@@ -7,6 +7,11 @@ During an outage boto retries for about a minute; then the run ends, and can be 
 from __future__ import annotations
 
 import io
+import mimetypes
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from typing_extensions import override
@@ -20,7 +25,9 @@ from headrace.payloads.s3_client import (
     S3Failure,
     s3_client,
 )
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
 from headrace.runs.sources.files import SourceFile, changed
+from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import (
     expand_braces,
     is_pattern,
@@ -37,6 +44,10 @@ TRIES: Final = 10
 #: Bytes of one request behind a seek; each request that follows it doubles them, up to the most.
 FETCH_BYTES: Final = 256 << 10
 FETCH_MAX_BYTES: Final = 8 << 20
+#: About the most objects that are fetched ahead, and their bytes.
+AHEAD: Final = 2 * THREADS
+AHEAD_BYTES: Final = 64 << 20
+_TYPES: Final = mimetypes.MimeTypes()
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _DENIED: Final = frozenset({"AccessDenied", "403", "Forbidden", "AllAccessDisabled"})
 _BAD_CREDENTIALS: Final = frozenset(
@@ -49,10 +60,6 @@ _UNREADABLE: Final = frozenset({"InvalidObjectState", "InvalidRange", "416"})
 
 class RunBucket(Bucket):
     """A bucket whose errors are for the user of a run. They name the object and its bucket.
-
-    Args:
-        name: the bucket.
-        client: a boto3 client; by default a new one.
 
     Raises:
         ConfigError: boto3 is not installed, or cannot make a client.
@@ -124,12 +131,7 @@ class RunBucket(Bucket):
 
 
 class S3File:
-    """An object as a file of a source.
-
-    Args:
-        bucket: its bucket.
-        found: the object as listed.
-    """
+    """An object as a file of a source."""
 
     local: Final = False
 
@@ -242,3 +244,98 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
             raise ConfigError(f"{one}: no such object{of}")
         files.extend(S3File(bucket, found) for found in matching)
     return files
+
+
+class S3Objects(Source):
+    """The objects under a prefix: each is an input, in the order of their keys.
+
+    All are listed at the start, because an object must keep its number: if an object was added,
+    removed or changed, it is another source. A few objects are fetched ahead of the run, in order.
+
+    Args:
+        name: the beginning of their keys; with `*`, `?` or `[` it is a pattern.
+        options: `glob` is matched to the key behind the prefix.
+
+    Raises:
+        ConfigError: no object matches.
+    """
+
+    def __init__(self, bucket: RunBucket, name: str, options: SourceOptions) -> None:
+        self._bucket = bucket
+        self._options = options
+        self._url = bucket.url(name)
+        # `images` is the folder `images/`, without keys such as `images-old/1.png`.
+        folder = name if not name or name.endswith("/") else f"{name}/"
+        self._prefix = plain_prefix(name) if is_pattern(name) else folder
+        self._patterns = [pattern_regex(name)] if is_pattern(name) else []
+        if options.glob:
+            self._patterns = [pattern_regex(self._prefix + glob) for glob in options.glob]
+        self._known: tuple[int, str] | None = None
+        if next(self._found(""), None) is None:
+            raise ConfigError(
+                f"{self._url}: no object",
+                hint=f"For all keys with this beginning, use '{self._url}**'.",
+            )
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        count, version = self._survey()
+        described = {"kind": "s3", "path": self._url, "objects": count, "version": version}
+        return {**described, **self._options.described()}
+
+    @override
+    def count(self) -> int | None:
+        return self._survey()[0]
+
+    @override
+    def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
+        # A cursor is a key.
+        waiting: deque[tuple[ObjectInfo, Future[bytes]]] = deque()
+        waiting_bytes = 0
+        found = self._found("" if after is None else str(after))
+        pool = ThreadPoolExecutor(THREADS, "s3-objects")
+        try:
+            following = next(found, None)
+            while following is not None or waiting:
+                while following is not None and (
+                    not waiting
+                    or (len(waiting) < AHEAD and waiting_bytes + following.bytes <= AHEAD_BYTES)
+                ):
+                    waiting.append((following, pool.submit(self._bucket.read_object, following)))
+                    waiting_bytes += following.bytes
+                    following = next(found, None)
+                first, body = waiting.popleft()
+                yield self._entry(n, first, body)
+                waiting_bytes -= first.bytes
+                n += 1
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _entry(self, n: int, found: ObjectInfo, body: Future[bytes]) -> Entry:
+        value: Any
+        try:
+            value = body.result()
+        except (InvalidRequest, Conflict) as error:
+            value = error.kept()
+        kind = self._options.content_type or _TYPES.guess_type(found.key)[0]
+        url = self._bucket.url(found.key)
+        return Entry(n, url, value, NOTHING_CARRIED, found.key, kind)
+
+    def _survey(self) -> tuple[int, str]:
+        if self._known is None:
+            count, digest = 0, blake2b(digest_size=16)
+            for found in self._found(""):
+                digest.update(f"{found.key}\0{found.etag}\0".encode())
+                count += 1
+            self._known = count, digest.hexdigest()
+        return self._known
+
+    def _found(self, after: str) -> Iterator[ObjectInfo]:
+        """Yield the objects that are inputs; hidden ones and markers of folders are skipped."""
+        for found in self._bucket.list(self._prefix, after):
+            below = found.key[len(self._prefix) :]
+            hidden = any(part.startswith(".") for part in below.split("/"))
+            matches = not self._patterns or any(one.fullmatch(found.key) for one in self._patterns)
+            is_own = self._bucket.url(found.key) == self._options.output
+            if matches and not hidden and not is_own and not found.key.endswith("/"):
+                yield found

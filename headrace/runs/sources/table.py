@@ -1,18 +1,20 @@
 """A source of files of one kind, each with many inputs: rows of tables, samples of tar shards.
 
-files.py knows which files these are, and a `Reader` how one is read.
+files.py knows which files these are, and a subclass of `TableSource` how one is read.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
+from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry
+from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
 from headrace.runs.sources.files import SourceFile, short_names, versions
 from headrace.runs.sources.options import SourceOptions
 
@@ -24,16 +26,13 @@ INPUT: Final = "input"
 END: Final = "end"
 
 
-class Item(NamedTuple):
-    """One input of a file.
+class Item(msgspec.Struct):
+    """One input of a file; tracked by the garbage collector, as its input may be an error.
 
     Attributes:
         where: its place in the file, for people.
-        input: as `Entry.input`.
-        at: JSON from which the reader continues behind it.
-        carried: as `Entry.carried`.
+        at: JSON from which `TableSource.read` continues behind it.
         key: the value of its key column; "" if it has none.
-        content_type: as `Entry.content_type`.
     """
 
     where: str
@@ -44,87 +43,69 @@ class Item(NamedTuple):
     content_type: str | None = None
 
 
-class Reader(Protocol):
-    """Reads files of one kind."""
+class TableSource(Source):
+    """The inputs of all files, one file after the other."""
 
-    @property
-    def kind(self) -> str:
-        """The kind's name."""
+    kind: ClassVar[str]
 
+    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
+        self.files = files
+        self.options = options
+        self._names = short_names(files)
+
+    @abstractmethod
     def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
         """Yield the inputs of a file behind a place; None for all.
 
         Raises:
-            HeadraceError: the file cannot be read (further). A single bad input is an item whose
+            ConfigError: the file cannot be read (further). A single bad input is an item whose
                 `input` is the error.
+            Conflict: it has changed.
         """
 
-    def count(self, file: SourceFile) -> int | None:
-        """Return the number of inputs; None if that needs a download of the whole file."""
+    @abstractmethod
+    def count_in(self, file: SourceFile) -> int | None:
+        """Return the number of inputs in a file; None if that needs a download of all of it."""
 
-
-class TableSource:
-    """The inputs of all files, one file after the other.
-
-    Args:
-        files: the files, in order.
-        reader: how they are read.
-        options: the user's.
-    """
-
-    def __init__(self, files: Sequence[SourceFile], reader: Reader, options: SourceOptions) -> None:
-        self._files = files
-        self._reader = reader
-        self._options = options
-        self._names = short_names(files)
-
+    @override
     def describe(self) -> dict[str, Any]:
-        """Return the files, with sizes and versions, and the options.
-
-        The engine calls this before it writes anything. So the first file is read here: a misspelt
-        column leaves no output that would have to be removed.
-
-        Raises:
-            HeadraceError: the first file cannot be read.
-        """
-        next(self._reader.read(self._files[0], None), None)
+        # The engine calls this before it writes anything. So the first file is read here: a
+        # misspelt column leaves no output that would have to be removed.
+        next(self.read(self.files[0], None), None)
         return {
-            "kind": self._reader.kind,
-            "path": self._files[0].name,
-            "files": len(self._files),
-            "version": versions(self._files),
-            **self._options.described(),
+            "kind": self.kind,
+            "path": self.files[0].name,
+            "files": len(self.files),
+            "version": versions(self.files),
+            **self.options.described(),
         }
 
+    @override
     def count(self) -> int | None:
-        """Return the sum over all files if each can be counted cheaply."""
-        if sum(not file.local for file in self._files) > COUNTED_REMOTE_MAX:
+        if sum(not file.local for file in self.files) > COUNTED_REMOTE_MAX:
             return None
         total = 0
-        for file in self._files:
-            count = self._reader.count(file)
+        for file in self.files:
+            count = self.count_in(file)
             if count is None:
                 return None
             total += count
         return total
 
+    @override
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """Yield the entries behind a cursor: the index of a file, and a place in it.
-
-        Raises:
-            HeadraceError: a file cannot be read or has changed.
-        """
+        # A cursor is the index of a file, and a place in it.
         first, at = (0, None) if after is None else (int(after[0]), after[1])
-        if first > len(self._files):
-            raise Conflict(f"{self._files[0].name}: there are fewer files than before")
-        several = len(self._files) > 1
-        for index in range(first, len(self._files)):
-            for item in self._reader.read(self._files[index], at):
+        if first > len(self.files):
+            raise Conflict(f"{self.files[0].name}: there are fewer files than before")
+        several = len(self.files) > 1
+        for index in range(first, len(self.files)):
+            for item in self.read(self.files[index], at):
                 place = f"{self._names[index]}:{item.where}" if several else item.where
                 cursor = [index + 1, None] if item.at == END else [index, item.at]
                 yield Entry(
                     n, item.key or place, item.input, item.carried, cursor,
-                    item.content_type or self._options.content_type,
+                    item.content_type or self.options.content_type,
                 )  # fmt: skip
                 n += 1
             at = None

@@ -61,39 +61,29 @@ class _Sample:
         return [kind for kind in self.members if _is_carried(kind) == carried]
 
 
-def tar_source(files: Sequence[SourceFile], options: SourceOptions) -> TableSource:
-    """Return the samples of tar shards."""
-    return TableSource(files, TarReader(options), options)
+class TarSource(TableSource):
+    """The samples of tar shards.
 
-
-class TarReader:
-    """Reads tar shards.
-
-    Args:
-        options: which member is the input: `jpg`, or the first that exists of `jpg;png`.
+    The input is the member that the options name: `jpg`, or the first that exists of `jpg;png`.
     """
 
-    kind: Final = "tar"
+    kind = "tar"
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
+        super().__init__(files, options)
         self._wanted = [
             name.strip().lower().removeprefix(".")
             for name in (options.input or "").replace(",", ";").split(";")
             if name.strip()
         ]
 
-    def count(self, file: SourceFile) -> int | None:
-        """Return None: a tar has no table of contents."""
-        return None
+    @override
+    def count_in(self, file: SourceFile) -> int | None:
+        return None  # a tar has no table of contents
 
+    @override
     def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
-        """Yield the samples behind a place: the byte where the next one's first member begins.
-
-        Raises:
-            ConfigError: the file cannot be read.
-            Conflict: it has changed.
-        """
+        # A place is the byte where the next sample's first member begins.
         sample: _Sample | None = None
         begin = 0 if at is None else int(at)
         with closing(open_unpacked(file, begin)) as stream:

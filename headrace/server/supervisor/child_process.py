@@ -24,10 +24,7 @@ class Exit:
     """How a child's process ended.
 
     Attributes:
-        name: the child's name.
-        pid: the process that ended.
         status: its exit status, or minus the signal that ended it.
-        environment: the environment it was started with.
     """
 
     name: str
@@ -62,6 +59,7 @@ class ChildSpec:
             TERM; a second request to stop does not kill it at once either.
         on_exit: called when its process has ended, before the next one starts.
         pass_fds: file descriptors that it inherits.
+        private: the files that it makes are for its user alone.
     """
 
     name: str
@@ -76,6 +74,7 @@ class ChildSpec:
     death_signal: Literal["TERM", "KILL"] = "KILL"
     on_exit: Callable[[Exit], None] | None = None
     pass_fds: Sequence[int] = ()
+    private: bool = False
 
 
 @dataclass(slots=True)
@@ -83,7 +82,6 @@ class ChildProcess:
     """A child with the state of its current process.
 
     Attributes:
-        spec: the child.
         process: its process; None before the first start and between two processes.
         environment: the environment of that process.
         started_s: when it started, on the monotonic clock.
@@ -114,7 +112,7 @@ class ChildProcess:
         wrapped = [
             sys.executable, "-I", "-S", str(_CHILD_PROGRAM),
             "--signal", self.spec.death_signal, "--parent", str(os.getpid()),
-            "--", *self.spec.command,
+            *(["--private"] if self.spec.private else []), "--", *self.spec.command,
         ]  # fmt: skip
         self.process = subprocess.Popen(
             wrapped,

@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from headrace.observability.log_output import LogOutput
+
+#: The name of the supervisor's own lines.
+OWN_NAME: Final = "headrace"
 _COLOURS: Final = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _RESET: Final = "\x1b[0m"
 #: Longer lines are cut, so that no child can fill the supervisor's memory.
@@ -20,12 +24,11 @@ MAX_LINE_BYTES: Final = 64 * 1024
 
 
 class Console:
-    """Writes complete lines with their prefix. A closed reader raises no error.
+    """Writes complete lines with their prefix. Neither a closed reader nor an idle one stops it.
 
     Args:
-        stream: where to write.
+        stream: where the lines go.
         names: all names that will write, so that the prefixes align.
-        colour: whether to colour the prefixes.
         hidden: by name, texts whose lines are not shown.
         as_json: whether each line is a JSON object.
     """
@@ -39,7 +42,7 @@ class Console:
         hidden: Mapping[str, Sequence[bytes]] | None = None,
         as_json: bool = False,
     ) -> None:
-        self._stream = stream
+        self._output = LogOutput(stream, self._notice)
         self._hidden = hidden or {}
         self._width = max((len(name) for name in names), default=0)
         self._colour = colour
@@ -91,14 +94,12 @@ class Console:
         return json.dumps(fields) + "\n"
 
     def _write(self, text: str) -> None:
-        if not text:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The reader has ended (`headrace up | head`). The service goes on without its log.
-            self._stream = open(os.devnull, "w")  # noqa: SIM115
+        if text:
+            self._output.write(text)
+
+    def _notice(self, missing: int) -> str:
+        text = f"{missing} lines are missing here: nothing read this output"
+        return self._line(OWN_NAME, text.encode())
 
 
 def json_event(line: str) -> str | None:

@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--signal", choices=("TERM", "KILL"), default="KILL")
     parser.add_argument("--parent", type=int, default=0, help="pid of the parent")
+    parser.add_argument("--private", action="store_true", help="it makes files for its user alone")
     parser.add_argument("command", nargs="+", help="the command, after --")
     options = parser.parse_args(arguments)
     parent = options.parent or os.getppid()
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     # If the parent died before the prctl, no signal will come.
     if os.getppid() != parent:
         return _NOT_STARTED_STATUS
+    if options.private:
+        os.umask(0o077)
     try:
         os.execvp(options.command[0], options.command)  # noqa: S606
     except OSError as error:

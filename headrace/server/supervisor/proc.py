@@ -82,6 +82,18 @@ def kill_orphans(known: set[int]) -> bool:
     return left
 
 
+def reap_orphans(known: set[int]) -> None:
+    """Collect children of this process that have ended and are not `known`, if there are any."""
+    options = os.WEXITED | os.WNOHANG
+    try:
+        while (ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT)) is not None:
+            if ended.si_pid in known:
+                return
+            os.waitid(os.P_PID, ended.si_pid, options)
+    except ChildProcessError:
+        return
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")

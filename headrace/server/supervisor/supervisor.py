@@ -17,10 +17,9 @@ from typing import Final
 from headrace.errors import HeadraceError
 from headrace.server.supervisor import proc
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec, Exit
-from headrace.server.supervisor.console import Console
+from headrace.server.supervisor.console import OWN_NAME, Console
 from headrace.signals import StopSignals
 
-OWN_NAME: Final = "headrace"
 _POLL_S: Final = 0.1
 _SAVE_TIMEOUT_S: Final = 5.0
 _LAST_READS: Final = 64
@@ -111,9 +110,11 @@ class Supervisor:
         for child in self._children:
             if child.has_ended():
                 self._ended(child)
+        living = {c.process.pid for c in self._children if c.process is not None}
         if self._orphans:
-            living = {c.process.pid for c in self._children if c.process is not None}
             self._orphans = proc.kill_orphans(living)
+        # What a worker has killed, or what has ended after its parent.
+        proc.reap_orphans(living)
 
     def _finished(self) -> bool:
         return self._stop.requests > 0 and all(c.process is None for c in self._children)

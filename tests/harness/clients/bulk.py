@@ -24,9 +24,9 @@ class BulkSocket:
         whole: the answer has come to its end, and not just the connection.
     """
 
-    def __init__(self, port: int, headers: str = "") -> None:
+    def __init__(self, port: int, headers: str = "", wait_s: float = 60) -> None:
         self.whole = False
-        self._socket = socket.create_connection(("127.0.0.1", port), 60)
+        self._socket = socket.create_connection(("127.0.0.1", port), wait_s)
         self._raw = b""
         self._body = b""
         self._head_seen = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,15 +37,23 @@ def stock_client(url: str) -> Iterator[Celery]:
         app.close()
 
 
-def wait_until_handed_over(url: str, *ids: str) -> None:
-    """Wait until the model processes of the one worker have these jobs, begun or not."""
+def wait_until_handed_over(
+    url: str, *ids: str, too_late: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until the model processes of the one worker have these jobs, begun or not.
+
+    Args:
+        url: Redis.
+        ids: the jobs.
+        too_late: says that they never will, as the machine stood still for too long.
+    """
     with Celery("t", broker=url, set_as_current=False) as app:
 
         def active() -> set[str]:
             told = app.control.inspect(timeout=2, limit=1).active() or {}
             return {job["id"] for jobs in told.values() for job in jobs}
 
-        wait_until(lambda: set(ids) <= active(), "they are handed over", timeout_s=60)
+        wait_until(lambda: too_late() or set(ids) <= active(), "they are handed over")
 
 
 def send(app: Celery, model: str, value: Any = None, **options: Any) -> AsyncResult[Any]:

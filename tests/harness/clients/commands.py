@@ -176,7 +176,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def completed(url: str, *words: str, timeout_s: float | None = None) -> list[str]:
     """What bash is offered for the last of these words, by a server with so long to answer."""
-    waits = f"from headrace.cli.shared import completion; completion.TIMEOUT_S = {timeout_s}; "
+    waits = f"from headrace.cli.shared import options; options.COMPLETION_TIMEOUT_S = {timeout_s}; "
     program = "import sys; from headrace.cli.main import main; sys.argv[0] = 'headrace'; main()"
     if timeout_s is not None:
         program = waits + program

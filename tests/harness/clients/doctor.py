@@ -13,13 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from headrace.cli.doctor.check import Check, CheckResult
-from headrace.cli.doctor.deployment import Deployment, DoctorOptions
-from headrace.cli.doctor.registry import CHECKS
-from headrace.cli.doctor.runner import run_checks
-from headrace.observability.host_figures import FIELD as FIGURES
-from headrace.observability.host_figures import Figures
-from headrace.observability.worker_report import CLOCK
+from headrace.cli.doctor.check import Check, CheckResult, run_checks
+from headrace.cli.doctor.command import CHECKS
+from headrace.cli.doctor.deployment import Deployment
+from headrace.observability.worker_report import CLOCK, FIGURES, Figures
 from headrace.redis import keys
 
 BY_NAME = {check.name: check for check in CHECKS}
@@ -41,7 +38,7 @@ def site(
     **environ: str,
 ) -> Iterator[Deployment]:
     """A site with nothing but this in its environment."""
-    made = Deployment(DoctorOptions(url, models, api), {"PATH": os.environ["PATH"], **environ})
+    made = Deployment({"PATH": os.environ["PATH"], **environ}, url, models, api)
     try:
         yield made
     finally:

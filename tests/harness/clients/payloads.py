@@ -8,11 +8,13 @@ from typing import Any
 import redis
 
 from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
 from headrace.payloads.stores import PayloadStores
 from headrace.queue.submission import submission
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
@@ -32,9 +34,20 @@ def make_due(client: redis.Redis) -> None:
         client.zadd(keys.PAYLOADS, {text: 0}, xx=True)
 
 
+def make_ended_due(client: redis.Redis) -> None:
+    """As a worker does for each of its jobs that has ended: its payloads are due at once.
+
+    The payload of a job that is just being submitted is not due, as it has no record yet.
+    """
+    for text in noted(client):
+        state: Any = client.hget(keys.job(text.split(" ")[1]), JobField.STATE)
+        if state and State(state.decode()).final:
+            client.zadd(keys.PAYLOADS, {text: 0}, xx=True)
+
+
 def payload_keys(client: redis.Redis) -> list[str]:
     """The payloads that lie in Redis."""
-    return [key.decode() for key in client.scan_iter(f"{keys.PAYLOAD_PREFIX}*")]
+    return [key.decode() for key in client.scan_iter(f"{keys.payload}*")]
 
 
 def submit_stored(

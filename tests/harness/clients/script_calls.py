@@ -23,6 +23,8 @@ from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES, Settlement
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
 TTL_S = 3600
+#: When jobs began that were started or settled here, in us.
+STARTED = "1795000000000000"
 SUCCESS = '{"status": "SUCCESS", "result": 1, "traceback": null, "children": []}'
 
 
@@ -35,7 +37,7 @@ class Leased:
     token: str
     created: str
     attempts: int
-    alone: bool
+    alone: str
     retries: str
     step: int = 0
     since: str = ""
@@ -101,10 +103,12 @@ class Queue:
 
     Attributes:
         index_max: how many of its jobs are indexed.
+        fields: more fields of the records of its jobs.
     """
 
     def __init__(self, client: redis.Redis, model: str = "m") -> None:
         self.index_max = 0
+        self.fields: list[Arg] = []
         self.client = client
         self.model = model
         self.name = keys.queue_name(model)
@@ -130,7 +134,7 @@ class Queue:
     def run(self, *jobs: Job) -> list[Arg]:
         """A run of jobs/submit.lua, of jobs that differ as neighbours of a run may."""
         job = jobs[0]
-        fields: list[Arg] = ["m", self.model, "v", "1.0"]
+        fields: list[Arg] = ["m", self.model, "v", "1.0", *self.fields]
         if job.ttl_s:
             fields += ["l", job.ttl_s]
         if job.waiter:
@@ -207,7 +211,7 @@ class Queue:
         jobs = [
             Leased(
                 raw, job_id.decode(), token.decode(), created.decode(),
-                int(attempts), alone == b"1", retries.decode(),
+                int(attempts), alone.decode(), retries.decode(),
                 int(step.partition(b" ")[0]), step.partition(b" ")[2].decode(),
             )
             for raw, job_id, token, created, attempts, alone, retries, step in reply.jobs
@@ -227,14 +231,25 @@ class Queue:
         ttl: str = "",
         retry_us: str = "",
     ) -> list[int]:
+        started = "" if state in "xc" else STARTED
         timings = "1.0,2.0,3.0,4.0,5.0"
         settlements = [
             Settlement(
-                job.id, job.token, state, meta.encode(), len(jobs), timings, *extra, ttl, retry_us
+                job.id,
+                job.token,
+                state,
+                meta.encode(),
+                len(jobs),
+                timings,
+                *extra,
+                ttl,
+                retry_us,
+                started,
+                "6.0",
             )
             for job in jobs
         ]
-        return [int(code) for code in self.send(job_scripts.settle(self.name, settlements))]
+        return [int(code) for code in self.send(job_scripts.settle(self.name, "1.0", settlements))]
 
     def settle_all(self) -> None:
         """End whatever is listed or leased, so that nothing is left behind."""
@@ -242,12 +257,29 @@ class Queue:
             self.release_owner(self.record(job_id)["o"])
         self.settle(*self.claim().jobs)
 
+    def start(self, *jobs: Leased) -> int:
+        """Note that jobs have begun; return how many were noted."""
+        rows = [(job.id, job.token, STARTED) for job in jobs]
+        return int(self.send(job_scripts.start(rows)))
+
     def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
         return [int(code) for code in self.send(job_scripts.renew(self.name, lease_us, jobs))]
 
-    def release(self, *jobs: Leased, mode: str = "free", losses: Arg = MAX_CRASHES) -> list[str]:
+    def isolate(self, job: Leased, scope: str, host: str = "here") -> int:
+        return int(self.send(job_scripts.isolate(job, scope, host)))
+
+    def release(
+        self,
+        *jobs: Leased,
+        mode: str = "free",
+        losses: Arg = MAX_CRASHES,
+        how: str = "by SIGSEGV",
+        traceback: str = "",
+        run: job_scripts.Run | None = None,
+    ) -> list[str]:
+        runs = {job.token: run for job in jobs} if run else None
         return job_scripts.read_words(
-            self.send(job_scripts.release(self.name, mode, str(losses), jobs))
+            self.send(job_scripts.release(self.name, mode, str(losses), jobs, how, traceback, runs))
         )
 
     def release_owner(self, owner: str, *keep: str, mode: str = "free") -> int:
@@ -344,8 +376,8 @@ class Queue:
         record_s, result_s = (
             self.client.pttl(name) / 1000 for name in (keys.job(job_id), keys.meta(job_id))
         )
-        # Asked for one after the other.
-        assert 0 <= record_s - result_s < 30, (record_s, result_s)
+        # Asked for one after the other, and one may be set a millisecond after the other.
+        assert -1 < record_s - result_s < 30, (record_s, result_s)
         return record_s
 
     def letters(self) -> dict[str, dict[str, bytes]]:

@@ -57,6 +57,10 @@ class Terminal:
         """What stands there now, without spaces at the ends of lines."""
         return self._do("capture-pane", "-p", "-t", "test").splitlines()
 
+    def coloured(self) -> str:
+        """The same as `text` with its colours, as ANSI escapes."""
+        return self._do("capture-pane", "-e", "-p", "-t", "test")
+
     def text(self) -> str:
         return "\n".join(self.lines())
 

@@ -36,6 +36,13 @@ def load(files: Sequence[Path], variables: Mapping[str, str]) -> dict[str, Any]:
         # Extension fields are of use to YAML anchors only, which are resolved by now.
         plain = {key: value for key, value in parsed.items() if not key.startswith("x-")}
         model = merge(model, _normal(interpolated(plain, variables)))
+    for service in model["services"].values():
+        # A variable without a value is that of the shell or `.env`; without one it is left out.
+        service["environment"] = {
+            name: variables[name] if value is None else value
+            for name, value in service.get("environment", {}).items()
+            if value is not None or name in variables
+        }
     return model
 
 

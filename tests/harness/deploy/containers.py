@@ -253,8 +253,11 @@ class Stack:
         image = {"PATH": BASE_PATH}
         spec = service.spec
         command, service.workdir = list(spec.get("command", [])), "/"
-        if "build" in spec:
-            final = dockerfile.parse(ROOT / spec["build"]["dockerfile"]).final
+        builds = {
+            one["image"]: one["build"] for one in self.model["services"].values() if "build" in one
+        }
+        if spec["image"] in builds:
+            final = dockerfile.parse(ROOT / builds[spec["image"]]["dockerfile"]).final
             image = final.environment(image)
             command = command or final.command()
             service.workdir = final.last("WORKDIR")

@@ -22,6 +22,7 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.proxy import Proxy, proxy
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -146,7 +147,7 @@ class Site:
         """Redis hangs, and all that is sent meanwhile reaches it afterwards."""
         assert self.server.process is not None
         pid = self.server.process.pid
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         try:
             yield
         finally:

@@ -38,7 +38,7 @@ class HookSite:
     receiver: Receiver
     stack: ExitStack
 
-    def background_worker(self, owner: str) -> Worker:
+    def background_worker(self, owner: str, **environ: str) -> Worker:
         """One more; it is killed with the site, unless the test does it."""
         settings = {
             "SECRETS": ",".join(self.secrets),
@@ -46,7 +46,7 @@ class HookSite:
             "ALLOW_HTTP": "true",
             "TIMEOUT_S": str(TIMEOUT_S),
         }
-        environ = {f"HEADRACE_WEBHOOK_{name}": value for name, value in settings.items()}
+        environ |= {f"HEADRACE_WEBHOOK_{name}": value for name, value in settings.items()}
         worker: Worker = self.stack.enter_context(
             celery_worker(
                 self.server.url, self.models, self.folder, node=f"{owner}@test",

@@ -41,7 +41,7 @@ class Site:
             return [path.name for path in (self.folder / "p").rglob("*") if path.is_file()]
         if self.s3 is not None:
             return [key.removeprefix("headrace/") for key in self.s3.keys(self.bucket)]
-        return [key.removeprefix(keys.PAYLOAD_PREFIX) for key in payload_keys(self.ours.redis)]
+        return [key.removeprefix(keys.payload) for key in payload_keys(self.ours.redis)]
 
     def ends(self, job_id: str) -> Job:
         (job,) = self.ours.wait(job_id)

@@ -19,22 +19,22 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
-from headrace.observability.host_figures import FIELD as FIGURES
-from headrace.observability.host_figures import Figures
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.worker_report import FIGURES, Figures, ModelStats
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
 from headrace.redis.fields import JobField
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
-from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts import script
 from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.wait import wait_until
 
 BATCH = 32
 LEASE_US = 15 * US_PER_S
 IDLE_S = 0.001
+#: Seconds that Redis has to answer: the machine may stand still for some of them.
+ANSWER_S = 60.0
 
 
 class Answer(NamedTuple):
@@ -62,13 +62,19 @@ def failure(code: str, text: str, *, retryable: bool = False) -> Answer:
 def claim(
     client: redis.Redis, model: str, count: int = BATCH, owner: str = "fake"
 ) -> list[tuple[Message, str]]:
-    """Claim up to `count` jobs of a model; each with its token."""
+    """Claim up to `count` jobs of a model, which begin at once; each with its token.
+
+    `model@version` means the jobs that ask for this version.
+    """
     queue = keys.queue_name(model)
+    name, version = keys.model_of(queue)
     call = job_scripts.claim(
-        queue, model, "1.0", (count,) * 4, lease_us=LEASE_US, owner=owner, result_ttl_s=86400,
-        job_index_max=0, yield_us=0,
+        queue, name, version or "1.0", (count,) * 4, lease_us=LEASE_US, owner=owner,
+        result_ttl_s=86400, job_index_max=0, yield_us=0,
     )  # fmt: skip
     reply = ClaimReply(call_script(client, call))
+    began = [(row[1].decode(), row[2].decode(), str(reply.now_us)) for row in reply.jobs]
+    call_script(client, job_scripts.start(began))
     return [(decode_message(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
 
 
@@ -84,9 +90,28 @@ def settle(
             meta, extra = b"", (JobField.RESULT, answer.result)
         timings = "1.5,0.25,0.1,2.0,0.1"
         settlements.append(
-            Settlement(message.id, token, answer.state, meta, len(claimed), timings, *extra, "", "")
+            Settlement(
+                message.id,
+                token,
+                answer.state,
+                meta,
+                len(claimed),
+                timings,
+                *extra,
+                "",
+                "",
+                *_began(client, message.id, answer.state),
+            )
         )
-    call_script(client, job_scripts.settle(keys.queue_name(model), settlements))
+    call_script(client, job_scripts.settle(keys.queue_name(model), "1.0", settlements))
+
+
+def _began(client: redis.Redis, job_id: str, state: State) -> tuple[str, str]:
+    """Return when a job began, as `claim` noted it; nothing for a job that has not run."""
+    if state in (State.EXPIRED, State.CANCELLED):
+        return "", "0.0"
+    found = client.hget(keys.job(job_id), JobField.STARTED)
+    return found.decode() if isinstance(found, bytes) else "", "0.0"
 
 
 def _meta(job_id: str, answer: Answer) -> bytes:
@@ -132,13 +157,13 @@ def publish_added(client: redis.Redis, added: dict[str, list[tuple[str, str]]]) 
     flat = [
         value for model, by in added.items() for one in by for value in (keys.stats(model), *one)
     ]
-    call_script(client, worker_scripts.report("fake", ("", "{}"), flat))
+    call_script(client, script("workers/report").call([], "fake", 2, "", "{}", *flat))
     client.delete(keys.worker("fake"))
     client.zrem(keys.WORKERS, "fake")
 
 
 class FakeWorker:
-    """Serves one model from a thread while its context lasts.
+    """Serves version 1.0 of one model from a thread while its context lasts.
 
     Args:
         url: Redis.
@@ -151,8 +176,10 @@ class FakeWorker:
 
     def __init__(self, url: str, model: str, answer: Callable[[Message], Answer] = echo) -> None:
         self.served: list[str] = []
-        self._client = connect(url)
-        self._model = model
+        # Nobody sweeps the leases of a claim whose reply came too late.
+        self._client = connect(url, socket_timeout=ANSWER_S)
+        self.model = model
+        self._queues = (model, f"{model}@1.0")
         self._answer = answer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.serve, daemon=True)
@@ -175,15 +202,32 @@ class FakeWorker:
         """Claim, answer and settle until the end; through outages of Redis too."""
         while not self._stop.is_set():
             try:
-                claimed = claim(self._client, self._model)
-                if claimed:
-                    answers = [self._answer(message) for message, _ in claimed]
-                    settle(self._client, self._model, claimed, answers)
-                    self.served += [message.id for message, _ in claimed]
+                served = [self._serve(queue) for queue in self._queues]
+                if any(served):
                     continue
             except (RedisError, OSError):
                 pass
             self._stop.wait(IDLE_S)
+
+    def _serve(self, model: str) -> bool:
+        """Claim, answer and settle jobs once; return whether there were any."""
+        claimed = claim(self._client, model)
+        if claimed:
+            answers = [self._answer(message) for message, _ in claimed]
+            self._settle(model, claimed, answers)
+            self.served += [message.id for message, _ in claimed]
+        return bool(claimed)
+
+    def _settle(
+        self, model: str, claimed: list[tuple[Message, str]], answers: list[Answer]
+    ) -> None:
+        """Settle claimed jobs, again while Redis does not answer: a second time changes nothing."""
+        while True:
+            try:
+                return settle(self._client, model, claimed, answers)
+            except (RedisError, OSError):
+                if self._stop.wait(IDLE_S):
+                    raise
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Grow(_Noting):
         self._failed: set[str] = set()
 
     def inference(self, items: list[Any]) -> list[Any]:
-        with Redis.from_url(self._redis) as client:
+        with Redis.from_url(self._redis, socket_timeout=60) as client:
             entries: Any = client.zrange("hr:payloads", 0, -1)
         stored = sum(entry.endswith(b" r") for entry in entries)
         return [self._grown(item, stored) for item in items]

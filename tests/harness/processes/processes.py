@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from headrace.server.supervisor.proc import children_of, start_time_ticks
+from tests.harness.wait import wait_until
 
 
 def gone(*pids: int) -> bool:
@@ -40,3 +43,18 @@ def _told(pid: int, what: str) -> bytes:
         return Path(f"/proc/{pid}/{what}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+def suspend(pid: int) -> None:
+    """Stop a process with SIGSTOP, and wait until each of its threads has stopped.
+
+    The signal takes effect when the kernel next runs one of the threads; the others go on until
+    then, which is long enough to send something.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _states(pid) == {"T"}, "every thread has stopped")
+
+
+def _states(pid: int) -> set[str]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return {(one / "stat").read_text().rpartition(") ")[2][0] for one in threads}

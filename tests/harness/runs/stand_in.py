@@ -55,7 +55,7 @@ class StandIn(Client):
         self.keep_names = True
 
     @override
-    def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
+    async def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         if self.broken > 0:  # several threads send
             self.broken -= 1
             return ConnectionFailed("it fell over", refused=False)

@@ -47,6 +47,11 @@ class ApiProcess:
         self._environ = environ(models, redis_url=redis_url, port=str(self.port), **settings)
         self._process: subprocess.Popen[bytes] | Forked | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
     def start(self) -> None:
         """Start it, and wait until it serves."""
         if self.forked:

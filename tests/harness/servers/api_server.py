@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from api.process import ApiProcess, server_for
 from api.services import Services
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
+from headrace.registry.model import DeclaredModels
 from headrace.server.ports import free_port
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.wait import wait_until
@@ -54,12 +56,18 @@ class ApiServer:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
+    def connect(self) -> socket.socket:
+        """A plain connection for a test that writes its own bytes."""
+        return socket.create_connection(("127.0.0.1", self.port), 60)
+
 
 @contextmanager
-def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[ApiServer]:
+def api_server(
+    redis_url: str, models: Catalog, declared: DeclaredModels | None = None, /, **settings: Any
+) -> Iterator[ApiServer]:
     """Serve until the context ends."""
     port = free_port()
-    app = create_app(Settings(redis_url=redis_url, port=port, **settings), models)
+    app = create_app(Settings(redis_url=redis_url, port=port, **settings), models, declared)
     server = server_for(app, "127.0.0.1", port, "warning")
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -68,7 +76,7 @@ def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[Api
     url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
     wait_until(lambda: server.started or not thread.is_alive(), "the API serves")
     try:
-        with httpx2.Client(base_url=url, timeout=30, verify=False if secure else PLAIN) as http:
+        with httpx2.Client(base_url=url, timeout=90, verify=False if secure else PLAIN) as http:
             yield ApiServer(url, redis_url, app, http, server)
     finally:
         server.should_exit = True

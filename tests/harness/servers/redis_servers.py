@@ -24,6 +24,10 @@ from tests.harness.wait import wait_until
 #: millisecond.
 DRIVER = DriverInfo()
 
+#: Seconds that Redis has to answer a test. The machine may stand still for some of them, and
+#: redis-py repeats a command whose answer comes too late, which it has run already.
+ANSWER_S = 60.0
+
 FLAVOURS = ("valkey9", "redis62", "redis7")
 
 
@@ -73,7 +77,11 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         return redis.Redis(
-            host="127.0.0.1", port=self.port, password=self.password or None, driver_info=DRIVER
+            host="127.0.0.1",
+            port=self.port,
+            password=self.password or None,
+            driver_info=DRIVER,
+            socket_timeout=ANSWER_S,
         )
 
     def start(self) -> None:
@@ -128,7 +136,7 @@ def redis_server(
 #: Keys that live as long as their queue, and are empty or small when it is idle.
 PERMANENT_PREFIXES = (
     "hr:count:", "hr:token", "hr:workers", "hr:dead:", "hr:letter:", "hr:stats:", "hr:paused",
-    "hr:payloads", "hr:key:", "hr:keys", "hr:errands:owners",
+    "hr:payloads", "hr:key:", "hr:keys", "hr:errands:owners", "hr:models", "hr:registry",
     "_kombu.binding.", "headrace:control",
 )  # fmt: skip
 

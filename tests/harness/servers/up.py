@@ -35,7 +35,7 @@ def headrace(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complet
     """Run a `headrace` command that is expected to end by itself."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "headrace", *arguments],
-        cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True, timeout=60,
+        cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import workers.batching.latency_model
+import workers.batching.estimates
 from workers.celery.app import deployed
 
-workers.batching.latency_model.KNOWN_SHARE = 1e9  # type: ignore[misc] # no wait ends by time
+workers.batching.estimates.KNOWN_SHARE = 1e9  # type: ignore[misc] # no wait ends by time
 app = deployed()

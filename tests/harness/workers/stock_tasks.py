@@ -38,7 +38,7 @@ def fail(*args: Any) -> None:
 @app.task(name="stock.note", bind=True)
 def note(self: Any, value: Any, where: str) -> Any:
     """Leaves its own id and the value in a list, and gives the value."""
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, socket_timeout=60) as client:
         client.rpush(where, f"{self.request.id} {value}")
         client.expire(where, 600)
     return value

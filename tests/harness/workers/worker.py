@@ -24,9 +24,10 @@ from headrace.jobs.job import Job, job_from_record
 from headrace.jobs.options import JobOptions
 from headrace.queue.submission import JobSubmission, submission, submit_arguments
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
 from tests.harness.processes.forked import Forked
-from tests.harness.servers.redis_servers import DRIVER
+from tests.harness.servers.redis_servers import ANSWER_S, DRIVER
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +40,11 @@ def write_models(folder: Path, **models: Mapping[str, Any]) -> Path:
         yaml.safe_dump({"models": {name: dict(model) for name, model in models.items()}})
     )
     return path
+
+
+def patient(redis_url: str) -> Any:
+    """A client of Redis that waits for its answers through a pause of the machine."""
+    return redis.Redis.from_url(redis_url, driver_info=DRIVER, socket_timeout=ANSWER_S)
 
 
 @dataclass
@@ -58,7 +64,8 @@ class Worker:
 
     @property
     def log(self) -> str:
-        return (self.folder / f"{self.node}.log").read_text(errors="replace")
+        path = self.folder / f"{self.node}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def says(self, text: str, about: str) -> int:
         """How many lines of its log say this about a job or a model."""
@@ -97,11 +104,8 @@ class Worker:
 
     def states(self) -> dict[str, Any]:
         """What the worker says of its models; empty while it says nothing."""
-        with self._redis() as client:
+        with patient(self.redis_url) as client:
             return self._states(client)
-
-    def _redis(self) -> Any:
-        return redis.Redis.from_url(self.redis_url, driver_info=DRIVER)
 
     def _states(self, client: Any) -> dict[str, Any]:
         for owner in client.zrange(keys.WORKERS, 0, -1):
@@ -118,7 +122,7 @@ class Worker:
             states = self._states(client)
             return bool(states) and all(states[model]["state"] == "ready" for model in models)
 
-        with self._redis() as client:
+        with patient(self.redis_url) as client:
             wait_until(ready, f"{self.node} is ready", timeout_s=timeout_s)
 
     def model_pids(self) -> list[int]:
@@ -161,7 +165,7 @@ class Client:
     """Submits and reads jobs of one deployment, synchronously."""
 
     def __init__(self, redis_url: str, models: Path) -> None:
-        self.redis: Any = redis.Redis.from_url(redis_url, driver_info=DRIVER)
+        self.redis: Any = patient(redis_url)
         self.catalog: Catalog = load_catalog(models)
 
     def __enter__(self) -> Client:
@@ -178,6 +182,10 @@ class Client:
             reply = self.redis.execute_command(*script(name).call([], *arguments))
         assert isinstance(reply, list)
         return reply
+
+    def leased(self, *ids: str) -> bool:
+        """Return whether workers have all of these jobs, whether they run or wait there."""
+        return all(self.redis.hget(keys.job(job_id), JobField.STATE) == b"r" for job_id in ids)
 
     def submit(self, model: str, *inputs: Any, **options: Any) -> list[str]:
         """Enqueue one job per input; their ids, in order."""
@@ -229,7 +237,7 @@ class Client:
         for at in range(0, len(ids), 500):
             for job_id, answer in zip(
                 ids[at : at + 500],
-                self._call("jobs/view", keys.QUEUE_PREFIX, 1, *ids[at : at + 500]),
+                self._call("jobs/view", 1, *ids[at : at + 500]),
                 strict=True,
             ):
                 if not isinstance(answer, list):

@@ -116,6 +116,7 @@ def headrace(*arguments: str, cwd: Path, url: str = "", rc: int = 0) -> Any:
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.leaves_keys  # likewise
 def test_an_operator_makes_lists_renews_and_revokes_keys(
     api: ApiServer, redis_db: RedisServer, tmp_path: Path

@@ -56,7 +56,7 @@ def test_the_jobs_of_stages_exist_for_manage_alone_and_count_for_no_key(
         assert made.status_code == 202, made.text
         wait_until(lambda: site.runs("cut"), "the first stage runs", 60)
         stage = f"{JOBS}/{callback_id(made.json()['id'], 'stage/cut/0')}"
-        assert manage.get(stage).json()["status"] == "running"
+        wait_until(lambda: manage.get(stage).json()["status"] == "running", "it is shown so")
         for one in (http, stranger):
             for method in ("GET", "DELETE"):
                 assert one.request(method, stage).status_code == 404

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from api.http.send_buffer import Room
+from api.routes.jobs import bulk_submit
+from headrace.errors import HeadraceError
 from headrace.jobs.ids import id_of_key
 from tests.harness.clients.bulk import BULK, BulkSocket, ndjson
 from tests.harness.fakes.proxy import proxy
@@ -72,7 +77,25 @@ def test_a_line_is_answered_as_a_submit_is(api: ApiServer, redis_db: RedisServer
     assert answers[1]["id"] == "mine"
     metrics = api.http.get("/metrics").text
     assert 'headrace_jobs_admitted_total{model="echo"} 2.0' in metrics
-    assert inputs(redis_db) + inputs(redis_db, "tiny") == []
+    assert inputs(redis_db) + inputs(redis_db, "tiny") + inputs(redis_db, "tiny@2.1") == []
+
+
+def test_refused_lines_leave_nothing_behind(api: ApiServer) -> None:
+    """Not even until the garbage collector comes: an error's traceback holds whole requests."""
+
+    def errors() -> int:
+        return sum(issubclass(type(one), HeadraceError) for one in gc.get_objects())
+
+    gc.collect()
+    before = errors()
+    gc.disable()
+    try:
+        lines = [job(1, "none"), job(1, options={"priority": 10}), {"model": "echo"}, "x", 1]
+        answers = bulk(api, *(lines * 200))
+        assert len(what(answers)) == 1000
+        wait_until(lambda: errors() <= before, "all errors are gone")
+    finally:
+        gc.enable()
 
 
 def test_a_line_may_be_part_of_a_trace_of_its_own(api: ApiServer, redis_db: RedisServer) -> None:
@@ -297,6 +320,24 @@ def test_whole_lines_count_when_the_client_hangs_up(api: ApiServer, redis_db: Re
     state = api.server.server_state
     wait_until(lambda: not state.tasks, "the request has ended")
     assert inputs(redis_db) == list(range(10))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_client_that_reads_no_answers_is_cut_off(
+    redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """However slowly it sends: what it has sent are jobs, and nothing is held for it any longer."""
+    monkeypatch.setattr(bulk_submit, "FULL_MAX_S" if full else "UNREAD_MAX_S", 0.5)
+    room = Room(1 if full else 10**9)
+    with api_server(redis_db.url, catalog(echo={})) as api, BulkSocket(api.port, wait_s=2) as talk:
+        monkeypatch.setattr(api.services.send_buffers, "_files", room)
+        monkeypatch.setattr(api.services.send_buffers, "_memory", Room(1))
+        # Until the server reads no more.
+        with contextlib.suppress(OSError):
+            while True:
+                talk.send(b"x\n" * 1000)
+        wait_until(lambda: not api.server.server_state.tasks, "the request has ended")
+        wait_until(lambda: not room.used_bytes, "nothing is held")
 
 
 def test_while_redis_is_away_lines_are_held_back() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -25,42 +24,10 @@ ORIGIN = "https://pages.example"
 JOBS = "/api/v1/jobs"
 
 
-LIMITS: dict[str, Any] = {
+API_SETTINGS: dict[str, Any] = {
     "header_limit_bytes": HEADER_BYTES, "header_limit_count": HEADERS,
     "bulk_limit_lines": LINES, "cors_origins": (ORIGIN,),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def _limited(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
-    with api_server(_servers["valkey9"].url, catalog(echo={}), **LIMITS) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def _hasty(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
-    limits = {**LIMITS, "request_timeout_s": 1.0}
-    with api_server(_servers["valkey9"].url, catalog(echo={}), **limits) as server:
-        yield server
-
-
-@pytest.fixture
-def api(_limited: ApiServer, redis_db: RedisServer) -> ApiServer:
-    assert redis_db.url == _limited.redis_url
-    return _limited
-
-
-@pytest.fixture
-def hasty(_hasty: ApiServer, redis_db: RedisServer) -> ApiServer:
-    """One that waits for a second; to the others this machine may stand still for longer."""
-    assert redis_db.url == _hasty.redis_url
-    return _hasty
-
-
-@contextmanager
-def connected(api: ApiServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
-        yield connection
 
 
 def answered(connection: socket.socket) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -78,7 +45,7 @@ def answered(connection: socket.socket) -> tuple[int, dict[str, str], dict[str, 
 
 def exchange(api: ApiServer, *parts: bytes) -> tuple[int, str]:
     """What raw bytes are answered with: the status, and the problem's type."""
-    with connected(api) as connection:
+    with api.connect() as connection:
         for part in parts:
             connection.sendall(part)
         status, _, problem = answered(connection)
@@ -112,10 +79,10 @@ def test_a_head_that_is_too_long_is_431(api: ApiServer, redis_db: RedisServer) -
 
 
 def test_a_head_without_an_end_is_431_before_it_takes_more_memory(api: ApiServer) -> None:
-    with connected(api) as connection:
+    with api.connect() as connection:
         connection.sendall(GET + b"X-Padding: ")
-        # More than may come in one read beside the limit.
-        connection.sendall(b"a" * (HEADER_BYTES + READ_MAX_BYTES + 1))
+        # More than the limit beside the reads in which it begins and may end.
+        connection.sendall(b"a" * (HEADER_BYTES + 2 * READ_MAX_BYTES))
         status, _, problem = answered(connection)
     assert (status, problem["type"]) == (431, "/problems/header-too-large")
 
@@ -134,13 +101,13 @@ def test_a_request_without_progress_is_408(hasty: ApiServer) -> None:
 
 
 def test_a_connection_that_sends_nothing_is_closed(hasty: ApiServer) -> None:
-    with connected(hasty) as connection:
+    with hasty.connect() as connection:
         assert connection.recv(1) == b""
 
 
 def test_a_drip_is_no_progress(hasty: ApiServer) -> None:
     post = b"POST " + JOBS.encode() + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 100000\r\n\r\n"
-    with connected(hasty) as connection:
+    with hasty.connect() as connection:
         connection.sendall(post)
         connection.settimeout(0.1)
         received = b""
@@ -158,7 +125,7 @@ def test_a_drip_is_no_progress(hasty: ApiServer) -> None:
 def test_waiting_for_an_answer_or_between_requests_is_not_standing_still(
     hasty: ApiServer, redis_db: RedisServer
 ) -> None:
-    with connected(hasty) as connection:
+    with hasty.connect() as connection:
         for path in (b"/live", b"/api/v1/jobs?limit=1", b"/live"):
             connection.sendall(b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n")
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
@@ -194,7 +161,7 @@ def test_an_answer_that_is_under_way_is_not_mixed_with_a_refusal(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
     job = api.http.post(JOBS, json={"model": "echo", "input": 1}).json()
-    with connected(api) as connection:
+    with api.connect() as connection:
         waiting = (
             b"GET " + f"{JOBS}/{job['id']}?wait=1".encode() + b" HTTP/1.1\r\n" + HOST + b"\r\n"
         )
@@ -236,7 +203,7 @@ def test_a_bulk_body_of_which_nothing_more_comes_is_cut_off_and_its_lines_are_jo
     head = b"POST %s/bulk HTTP/1.1\r\n%s" % (JOBS.encode(), HOST)
     head += b"Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
     received = b""
-    with connected(api) as connection:
+    with api.connect() as connection:
         connection.sendall(head + line + b'{"model": ')
         while data := connection.recv(65_536):
             received += data

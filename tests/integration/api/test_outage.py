@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from api.openapi import document
+from headrace.registry.model import DeclaredModels
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
@@ -21,6 +22,16 @@ from tests.harness.wait import wait_until
 ECHO_JOBS = "/api/v1/models/echo/jobs"
 BURST = 1500
 FILE_ID = "file-" + "0" * 32
+
+
+#: The least that these routes take.
+BODIES = {
+    ("POST", "redeliver"): b"",
+    ("PATCH", "echo"): b'{"default_version": "1.0"}',
+    ("PUT", "1.0"): b'{"options": {"handler": "echo"}}',
+    ("PUT", "traffic"): b'{"weights": {"1.0": 1}}',
+    ("PUT", "run-1"): b'{"model": "echo"}',
+}
 
 
 def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
@@ -34,6 +45,7 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
     """Method and path of every documented route that may answer 503, on the job at that path."""
     names = {
         "model": "echo",
+        "version": "1.0",
         "job_id": job.rpartition("/")[2],
         "name": "headrace.echo",
         "run_id": "run-1",
@@ -49,15 +61,14 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
 
 
 def _body_for(method: str, path: str) -> bytes:
-    match method, path.rpartition("/")[2]:
+    asked = (method, path.rpartition("/")[2])
+    if asked in BODIES:
+        return BODIES[asked]
+    match asked:
         case "POST", "cancel" if "/jobs/" not in path:
             return b""
         case "POST", "status" | "cancel" | "outcomes" | "forget":
             return b'{"ids": ["a"]}'
-        case "POST", "redeliver":
-            return b""
-        case "PUT", "run-1":
-            return b'{"model": "echo"}'
         case "POST", "batches":
             return json.dumps(
                 {
@@ -81,7 +92,11 @@ def _asked(http: httpx2.Client, method: str, where: str) -> httpx2.Response:
 
 
 def test_while_redis_is_away() -> None:
-    with redis_server("valkey9") as server, api_server(server.url, catalog(echo={})) as api:
+    declared = DeclaredModels({"echo": ("1.0", {"handler": "echo"})}, "1")
+    with (
+        redis_server("valkey9") as server,
+        api_server(server.url, catalog(echo={}), declared, model_api=True) as api,
+    ):
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
         server.stop()
         waits = [("POST", f"{ECHO_JOBS}?wait=1"), ("GET", f"{path}?wait=1")]
@@ -95,7 +110,8 @@ def test_while_redis_is_away() -> None:
             problem = problem_of(response, 503, "broker-unavailable")
             assert str(server.port) not in response.text, "where Redis is concerns no client"
             submits = where.startswith(ECHO_JOBS) or (method, where) == ("POST", "/api/v1/jobs")
-            submits = submits or (method == "PUT" and "/runs/" not in where)
+            submits = submits or (method == "PUT" and "/api/v1/jobs/" in where)
+            submits = submits or where.endswith("/versions/1.0/jobs")
             assert ("job" in problem) == submits, where
         assert api.http.get("/live").status_code == 200
         metrics = api.http.get("/metrics")
@@ -140,6 +156,22 @@ def test_an_answer_of_redis_that_is_lost_repeats_nothing(redis_db: RedisServer) 
         assert api.http.get(response.headers["location"]).json()["queue_position"] == 2
         with FakeWorker(redis_db.url, "echo") as worker:
             wait_until(lambda: len(worker.served) == 2, "both ended")
+
+
+def test_a_cancel_whose_answer_is_lost_says_that_it_has_cancelled(redis_db: RedisServer) -> None:
+    with (
+        proxy(redis_db.port) as between,
+        api_server(f"redis://127.0.0.1:{between.port}/0", catalog(echo={})) as api,
+    ):
+        # Redis knows the script afterwards.
+        api.http.delete(api.http.post(ECHO_JOBS, json=0).headers["location"])
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+        between.lose_answer_to(path.rpartition("/")[2].encode())
+        assert api.http.delete(path).json()["outcome"] == "removed"
+        assert between.lost == 1
+        assert api.http.delete(path).json()["outcome"] == "ended"
+        with FakeWorker(redis_db.url, "echo"), redis_db.client() as client:
+            wait_until(lambda: not client.llen("headrace.echo"), "what was cancelled is dropped")
 
 
 async def _burst(port: int) -> list[bytes]:

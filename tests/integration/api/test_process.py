@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -62,7 +65,7 @@ def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path) ->
 @pytest.mark.parametrize(
     ("settings", "status", "says"),
     [
-        ({}, 2, "redis_url"),
+        ({}, 2, "HEADRACE_REDIS_URL"),
         ({"redis_url": "redis://:secret@127.0.0.1:1/0"}, 3, "does not answer"),
         ({"redis_url": "redis://127.0.0.1:1/0", "prot": "1"}, 2, "HEADRACE_PORT"),
     ],
@@ -86,3 +89,31 @@ def test_a_models_file_with_a_mistake(redis_db: RedisServer, models: Path) -> No
     assert api.returncode == 2
     assert "did you mean handler?" in errors
     assert "Traceback" not in errors
+
+
+def test_running_out_of_file_descriptors_is_logged_and_passes(
+    redis_db: RedisServer, models: Path
+) -> None:
+    port = free_port()
+    env = environ(models, redis_url=redis_db.url, port=str(port))
+    url = f"http://127.0.0.1:{port}"
+    with process(env) as api, httpx2.Client(base_url=url, timeout=20, verify=PLAIN) as http:
+        wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
+        used = len(os.listdir(f"/proc/{api.pid}/fd"))
+        _, hard = resource.prlimit(api.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(api.pid, resource.RLIMIT_NOFILE, (used + 4, hard))
+        assert api.stderr is not None
+        log = api.stderr.fileno()
+        os.set_blocking(log, False)
+        with ExitStack() as clients:
+            for _ in range(10):
+                clients.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            wait_until(lambda: b"no file descriptor left" in os.read(log, 65_536), "it is logged")
+            assert answers(http, "/live"), "the open connection is served"
+        wait_until(lambda: newly_answers(url), "new connections are served")
+
+
+def newly_answers(url: str) -> bool:
+    """Whether a server answers on a new connection."""
+    with httpx2.Client(base_url=url, timeout=20, verify=PLAIN) as http:
+        return answers(http, "/live")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.worker import FakeWorker
-from tests.harness.processes.processes import gone
+from tests.harness.processes.processes import gone, suspend
 from tests.harness.servers.api_processes import ApiProcesses, api_processes
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import headrace, write_models
@@ -74,6 +74,7 @@ def callers(api: ApiProcesses) -> Iterator[list[str]]:
             thread.join(START_TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
     tmp_path: Path, redis_db: RedisServer
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_client_that_connects_during_a_stop_is_refused_and_does_not_hang(
     with api_processes(tmp_path, redis_db.url, 2) as api:
         # Stopped in its tracks: it cannot end, and the supervisor waits for it.
         for pid in api.pids():
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
         assert listening_inodes(api.process.pid)
         api.process.send_signal(signal.SIGTERM)
         wait_until(lambda: not listening_inodes(api.process.pid), "the supervisor has let go")
@@ -174,6 +175,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_all_processes_and_outlive_them(
     tmp_path: Path, redis_db: RedisServer
 ) -> None:

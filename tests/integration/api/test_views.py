@@ -71,7 +71,7 @@ def test_queues(api: ApiServer, redis_db: RedisServer) -> None:
             "name": "headrace.echo", "model": "echo", "version": "1.0",
             "depth": {"0": 1, "3": 1, "6": 0, "9": 1}, "paused": False,
             "scheduled": 1, "in_flight": 1,
-            "dead_letters": 0, "max_queue_depth": 10000,
+            "dead_letters": 0, "max_queue_depth": 10000, "versions": [],
         }  # fmt: skip
         assert (tiny["name"], tiny["oldest_age_s"]) == ("headrace.tiny", None)
         rest = claim(client, "echo")
@@ -113,7 +113,7 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
     api.http.post("/api/v1/models/echo/jobs?priority=3", json=1)
     api.http.post("/api/v1/models/echo/jobs?priority=x", json=1)
     stats = ModelStats()
-    waited, held, stages = [0.002, 0.02, 0.02, 700, 0.02], [0.01] * 5, (0.001, 0.003, 0.002)
+    waited, held, stages = [0.002, 0.02, 0.02, 700, 0.02], [(5, 0.01, 0.2)], (0.001, 0.003, 0.002)
     stats.observe_batch(5, waited, held, [1.0] * 5, stages, padding=3, starved_s=0.5)
     stats.left("deadline")
     with redis_db.client() as client:
@@ -157,6 +157,7 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
         for stage, took_s in zip(("preprocess", "inference", "postprocess"), stages, strict=True):
             assert samples[f"headrace_{stage}_seconds_sum", echo] == pytest.approx(took_s)
         assert samples["headrace_hold_seconds_bucket", ("le", "0.01"), echo] == 5
+        assert samples["headrace_device_wait_seconds_sum", echo] == 1.0
         assert samples["headrace_model_ready_replicas", echo] == 1
         claimed = claim(client, "echo")
         settle(client, "echo", claimed, [Answer()])
@@ -177,6 +178,10 @@ def test_what_is_at_no_path(api: ApiServer) -> None:
     for path in ("/predictions/echo", "/explanations/echo/1.0", "/invocations"):
         remedy = api.http.post(path, content=b"1").json()["remedy"]
         assert "POST /api/v1/models/{model}/jobs" in remedy
+    for path, route in (("/ping", "/ready"), ("/models", "/models"), ("/models/echo", "/models")):
+        remedy = api.http.get(path).json()["remedy"]
+        assert remedy.startswith("Use GET ")
+        assert route in remedy
     for path in ("/live", "/metrics"):
         response = api.http.post(path)
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")

@@ -16,6 +16,7 @@ from celery import Celery
 from headrace.redis import keys
 from headrace.server import background_workers
 from headrace.server.background_workers import WorkerLiveness
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.servers.up import running_up
 from tests.harness.wait import wait_until
@@ -44,13 +45,14 @@ def background_worker(server: RedisServer, models: Path, folder: Path, owner: st
 
 
 def send(server: RedisServer, *names: str) -> None:
+    for name in names:
+        send_task(server, "test.gated", name)
+
+
+def send_task(server: RedisServer, task: str, *arguments: str, **options: bool) -> None:
     """As any Celery client sends."""
-    app = Celery(broker=server.url, set_as_current=False)
-    try:
-        for name in names:
-            app.send_task("test.gated", (name,), queue=keys.BACKGROUND_TASKS)
-    finally:
-        app.close()
+    with Celery(broker=server.url, set_as_current=False) as app:
+        app.send_task(task, arguments, options, queue=keys.BACKGROUND_TASKS)
 
 
 def words(client: Any, key: str) -> list[str]:
@@ -161,6 +163,7 @@ def test_the_account(redis_db: RedisServer) -> None:
         client.delete(keys.BACKGROUND_TASKS)
 
 
+@pytest.mark.slow
 def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path: Path) -> None:
     arguments = ("--workers", "0")
     with (
@@ -170,7 +173,7 @@ def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path
         pid = up.record()["pids"]["errands"]
         owners: Any = client.smembers(keys.BACKGROUND_WORKERS)
         (owner,) = owners
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         # As if it were in the middle of a task, which nobody here has.
         client.hset(keys.background_held(owner.decode()), "tag", b"some task")
         os.kill(pid, signal.SIGKILL)

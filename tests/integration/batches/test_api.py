@@ -76,13 +76,13 @@ def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
         ({"endpoint": "/v1/embeddings"}, "'/v1/embeddings' is not served here", "endpoint"),
         ({"endpoint": "/api/v1/models/ecco/jobs"}, "ecco", "endpoint"),
         ({"endpoint": ECHO, "input_file_id": FILE}, "there is no file", "input_file_id"),
-        ({"endpoint": ECHO, "input_file_id": 7}, "Expected `str", "input_file_id"),
+        ({"endpoint": ECHO, "input_file_id": 7}, "expected `str", "input_file_id"),
         ({"endpont": ECHO}, "unknown member 'endpont'", "endpont"),
         ({"rerun_of": BATCH}, "there is no batch", "rerun_of"),
-        ({"metadata": {"a": 1}}, "Expected `str`", "metadata"),
+        ({"metadata": {"a": 1}}, "expected `str`", "metadata"),
         ({"metadata": {"a": "x" * 513}}, "length <= 512", "metadata"),
-        ({"metadata": {"x" * 65: ""}}, "keys of at most 64", "metadata"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "16 pairs", "metadata"),
+        ({"metadata": {"x" * 65: ""}}, "length <= 64", "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "length <= 16", "metadata"),
     ],
 )
 def test_a_create_that_is_refused(

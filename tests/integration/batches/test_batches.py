@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.harness.clients.openai_batches import Batches, batches_at, job_line, line
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -235,6 +236,7 @@ def test_cancel_keeps_what_has_ended_and_the_rest_runs_again_alone(
     assert sorted(batches.both(ended)[1]) == WAITING
 
 
+@pytest.mark.slow
 def test_a_batch_whose_window_is_over_gives_what_it_has(
     batches: Batches, up: RunningUp, tmp_path: Path
 ) -> None:
@@ -261,7 +263,7 @@ def test_nothing_runs_of_a_batch_whose_window_was_over_before_a_runner_came(
     batches: Batches, up: RunningUp
 ) -> None:
     runner = up.record()["pids"]["runner"]
-    os.kill(runner, signal.SIGSTOP)
+    suspend(runner)
     try:
         made = batches.create([line(f"late{n}", "echo", n) for n in range(3)], ECHO, "1s")
         wait_until(lambda: time.time() > made.expires_at + 1, "the window is over")

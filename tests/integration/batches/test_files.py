@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from api.routes.openai.files import FORM_MAX_BYTES
-from headrace.batches.files import store as files_module
+from headrace.batches import files as files_module
 from headrace.redis import keys
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.payloads import make_due, noted, payload_keys
@@ -332,7 +332,7 @@ def test_a_part_that_is_gone_cuts_the_answer_short(site: Site) -> None:
     file = site.upload(BODY)
     with site.redis.client() as client:
         (_, second, _) = client.zrange(keys.file_parts(file.id), 0, -1)
-        client.delete(keys.PAYLOAD_PREFIX + second.decode().partition(":")[2])
+        client.delete(keys.payload + second.decode().partition(":")[2])
     with pytest.raises(openai.APIError):
         site.client.files.content(file.id)
     assert json.loads(site.api.http.get(f"/v1/files/{file.id}").content)["bytes"] == len(BODY)

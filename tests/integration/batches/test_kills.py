@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from headrace.batches.files.store import FileStore
-from headrace.batches.output_file import OutputFile
-from headrace.batches.record import IN_PROGRESS, BatchSpec
+from headrace.batches.files import FileStore
+from headrace.batches.output import OutputFile
+from headrace.batches.store import IN_PROGRESS, BatchSpec, SavedProgress
 from headrace.batches.store import BatchStore as Records
-from headrace.batches.store import SavedProgress
 from headrace.config.settings import Settings
 from headrace.errors import FileMissing
 from headrace.payloads.stores import build_stores
@@ -201,7 +200,7 @@ def test_what_a_runner_had_that_is_gone_is_for_the_next_at_once(shelf: Shelf) ->
 def test_an_output_grows_by_its_last_part_and_is_gone_on_with(
     shelf: Shelf, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.batches.output_file.FULL_BYTES", 100)
+    monkeypatch.setattr("headrace.batches.output.FULL_BYTES", 100)
     shelf.records.create(SPEC)
     lease = shelf.records.claim()
     assert lease is not None

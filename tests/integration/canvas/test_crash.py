@@ -104,7 +104,7 @@ def test_a_kill_between_the_callbacks_and_the_settlement(site: Site) -> None:
     wait_until(lambda: site.sent("note"), "the callback stands in the broker", timeout_s=30)
     wait_until(lambda: site.sent("total"), "and the body of the chord", timeout_s=30)
     wait_until(lambda: site.carrier.swallowed, "the settlement is on its way", timeout_s=30)
-    assert site.ours.job("member").state is State.RUNNING
+    assert site.ours.leased("member")
     linked = site.ours.redis.lindex(keys.queue_name("one"), 0)
     _crash(site)
 

@@ -52,6 +52,12 @@ class Site:
         assert found is not None, f"no worker answered {command}"
         return found[NODE]
 
+    def queues(self) -> set[str]:
+        """The queues that the worker says it claims from; each once."""
+        found = [queue["name"] for queue in self.inspect("active_queues")]
+        assert len(found) == len(set(found))
+        return set(found)
+
     def control(self, command: str, **arguments: Any) -> Any:
         replies: Any = self.app.control.broadcast(
             command, arguments=arguments, reply=True, timeout=30, limit=1
@@ -171,8 +177,11 @@ def test_heartbeats_count_running_jobs(site: Site) -> None:
 
 
 def test_queues_models_and_tasks_are_named(site: Site) -> None:
-    names = {queue["name"] for queue in site.inspect("active_queues")}
-    assert names == {"headrace:control", "headrace.gated", "headrace.echo"}
+    names = {"headrace:control", "headrace.gated", "headrace.echo"}
+    assert site.queues() == names
+    version = "headrace.echo@1.0"
+    assert send(site.app, "echo", 1, queue=version).get(GET_TIMEOUT_S) == 1
+    assert site.queues() == {*names, version}
     assert site.inspect("registered") == ["headrace.predict"]
     models = site.inspect("stats")["headrace"]
     assert {name: model["state"] for name, model in models.items()} == {

@@ -61,6 +61,15 @@ def test_positional_arguments(app: Celery) -> None:
     assert sent.get(timeout=GET_TIMEOUT_S) == {"x": 1}
 
 
+def test_parameters(app: Celery) -> None:
+    # tests/integration/jobs/test_parameters.py has those that a model declares.
+    kwargs: dict[str, Any] = {"model": "tricky", "input": 1, "parameters": None}
+    assert send(app, "tricky", kwargs=kwargs).get(timeout=GET_TIMEOUT_S) == 1
+    kwargs["parameters"] = {"top_k": 5}
+    with pytest.raises(errors.InvalidRequest, match="unknown parameter 'top_k'"):
+        send(app, "tricky", kwargs=kwargs).get(timeout=GET_TIMEOUT_S)
+
+
 @pytest.mark.parametrize("body", [b"\x89PNG\x00", b"ascii", b""])
 def test_bytes(app: Celery, body: bytes) -> None:
     assert send(app, "tricky", body).get(timeout=GET_TIMEOUT_S) == body

@@ -177,6 +177,13 @@ def test_what_cannot_be_understood_is_2(
     assert "not the address" in cli.complaint("models", "--url", "ftp://x", rc=2)
 
 
+def test_a_failed_tls_connection_is_not_a_server_that_is_down(cli: Commands) -> None:
+    within = CommandsWithin(cli.url.replace("http:", "https:"), cli.folder)
+    refused = within.complaint("models", rc=3)
+    assert "set an http:// address" in refused
+    assert "headrace up" not in refused
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -212,6 +219,7 @@ def test_what_has_not_ended_in_time_is_5_and_goes_on(cli: Commands, gate: Path) 
     value = json.dumps({"until": str(gate), "n": 3})
     err = cli.complaint("submit", "gated", "--json-input", value, "--timeout", "0.5", rc=5)
     assert "within 0.5 s" in err
+    assert "`headrace models gated` shows if the model is loaded" in err
     (left,) = UUID.findall(err)
     gate.touch()
     assert json.loads(cli.lines("result", left, "--wait")[0])["n"] == 3
@@ -355,9 +363,10 @@ def test_the_shell_completes_models_of_the_server(cli: Commands) -> None:
 def test_and_nothing_where_none_answers(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         here = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        assert completed(here if url == "mute" else url, "models", "") == []
+        assert completed(here if url == "mute" else url, "submit", "") == []
 
 
+@pytest.mark.slow
 def test_on_a_terminal_there_is_a_bar_and_nothing_is_cut(cli: Commands, files: list[str]) -> None:
     code, shown = cli.on_terminal("submit", "echo", "in", "--wait", "--ordered")
     assert code == 0

@@ -214,6 +214,7 @@ def test_what_goes_wrong_has_its_exit_code(cli: Commands, tmp_path: Path) -> Non
     assert "start it with `headrace up`" in nobody.complaint("dead", "list", rc=3)
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_models_and_letters(cli: Commands) -> None:
     (job_id,) = dead(cli, 1)
     assert completed(cli.url, "queues", "") == ["pause", "resume", "purge"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.doctor import deployment as sites
-from headrace.cli.doctor import redis_durability, redis_latency
+from headrace.cli.doctor import redis_durability
 from headrace.cli.doctor import redis_server as server
 from headrace.cli.doctor.check import CheckResult
 from headrace.cli.shared.exit_codes import ExitCode
@@ -198,7 +198,7 @@ def test_no_room_for_connections(own: RedisServer) -> None:
 def test_a_server_that_stands_still_or_is_far(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_latency, "TYPICAL_MS", 10_000.0)  # this machine may be busy
+    monkeypatch.setattr(server, "TYPICAL_MS", 10_000.0)  # this machine may be busy
     with own.client() as client, site(own.url) as waiting:
         waiting.reach()
 
@@ -210,7 +210,7 @@ def test_a_server_that_stands_still_or_is_far(
 
         (told,) = wait_until(paused, "it is noticed")
         verdict(told, "warn", "PING", "it paused")
-    monkeypatch.setattr(redis_latency, "TYPICAL_MS", 0.0)
+    monkeypatch.setattr(server, "TYPICAL_MS", 0.0)
     verdict(found("redis-latency", own.url), "warn", "nearer to the workers")
 
 
@@ -227,7 +227,7 @@ def test_a_fork_that_took_long(own: RedisServer, monkeypatch: pytest.MonkeyPatch
         client.bgsave()
         verdict(found("redis-fork", own.url), "ok", "fork took")
         monkeypatch.setattr(
-            redis_latency, "FORK_MS", -1.0
+            redis_durability, "FORK_MS", -1.0
         )  # a large server would be needed for real
         verdict(found("redis-fork", own.url), "warn", "blocks every job")
 

@@ -13,7 +13,7 @@ import pytest
 from headrace import __version__
 from headrace.cli.doctor import workers
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
@@ -29,6 +29,7 @@ from tests.harness.clients.doctor import (
     tell,
     verdict,
 )
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import ROOT, headrace
@@ -90,6 +91,7 @@ def test_a_model_that_could_not_be_loaded(worker: Worker, tmp_path: Path) -> Non
 
 
 @breaks("worker-answers", "workers")
+@pytest.mark.slow
 def test_a_worker_that_hangs_and_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +103,7 @@ def test_a_worker_that_hangs_and_one_that_was_killed(
         running.wait_ready("echo")
         monkeypatch.setattr(workers, "PING_S", 40)  # who answers is not waited for
         verdict(found("worker-answers", server.url, path), "ok", "answer")
-        os.kill(running.pid, signal.SIGSTOP)
+        suspend(running.pid)
         try:
             with server.client() as client:
                 # However slow this machine is: its word must not run out before it was looked at.
@@ -134,6 +136,27 @@ def test_workers_of_other_versions(redis_db: RedisServer, models: Path) -> None:
         verdict(found("worker-versions", redis_db.url, models), "warn", "differ in celery", "5.6.1")
         for owner in "ab":
             client.delete(keys.worker(owner))
+
+
+@breaks("model-versions", "queues")
+@pytest.mark.leaves_keys
+def test_models_of_several_versions(redis_db: RedisServer, models: Path) -> None:
+    url = redis_db.url
+    with redis_db.client() as client:
+        verdict(found("model-versions", url, models), "skip")
+        tell(client, "a", models={"echo": {"version": "1.0"}})
+        verdict(found("model-versions", url, models), "ok", "one version of each of 1 models")
+        node = tell(client, "b", models={"echo": {"version": "2.0"}})
+        words = ("2 workers serve several versions of echo", "1.0 (a@", f"2.0 ({node})", "rolling")
+        verdict(found("model-versions", url, models), "warn", *words)
+        client.delete(keys.worker("a"))
+        last = found("model-versions", url, models)
+        verdict(last, "warn", "echo is version 1.0 in models.yaml", f"serve 2.0 ({node})")
+        client.lpush(keys.version_queue("echo", "1.0"), "x")
+        client.zadd(keys.versions("echo"), {"1.0": 1})
+        last = found("queues", url, models)
+        verdict(last, "fail", "1 job waiting for version 1.0 of echo", "queues purge echo@1.0")
+        verdict(found("unknown-queues", url, models), "ok")
 
 
 @breaks("clocks")

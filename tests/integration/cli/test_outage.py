@@ -7,9 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.harness.clients.commands import CommandsWithin, records
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import FakeWorker
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import running_up, write_models
@@ -17,6 +20,7 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: Path) -> None:
     gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated"}
     with running_up(tmp_path, models=write_models(tmp_path, {"gated": gated})) as up:
@@ -25,7 +29,7 @@ def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: 
         command = ("submit", "gated", "--json-input", value, "-o", "out.jsonl")
         with cli.started(*command, "--retry", "0.5") as process:
             wait_until(lambda: cli.under_way("gated") == 1, "it is submitted", 60)
-            os.kill(up.process.pid, signal.SIGSTOP)  # it starts no other, and keeps the socket
+            suspend(up.process.pid)  # it starts no other, and keeps the socket
             try:
                 os.kill(up.record()["pids"]["api"], signal.SIGKILL)
                 _, err = process.communicate(timeout=60)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
 from headrace.redis import keys
 from headrace.server.ports import free_port
 from headrace.server.supervisor.proc import children_of

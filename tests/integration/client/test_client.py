@@ -100,13 +100,20 @@ def test_a_job_that_failed_raises_its_error(
     assert raised.value.job_id == job.id
 
 
+def test_the_repr_of_a_client_has_its_address() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        assert repr(client) == "Client('http://127.0.0.1:1')"
+
+
 def test_a_refused_request_raises_its_error(client: Any) -> None:
     with pytest.raises(errors.ModelNotFound) as missing:
         client.submit("ecko", 1)
     assert "echo" in missing.value.hint
     with pytest.raises(errors.InvalidRequest, match="priority"):
         client.submit("echo", 1, priority=11)
-    with pytest.raises(errors.InvalidRequest, match="unknown option: prioriti"):
+    with pytest.raises(
+        errors.InvalidRequest, match="unknown option: prioriti; did you mean priority"
+    ):
         client.submit("echo", 1, prioriti=1)
     for call in (client.status, client.wait, client.result, client.cancel):
         with pytest.raises(errors.JobNotFound):

@@ -202,9 +202,9 @@ class InTwoSteps(FakeWorker):
         left = self.FIRST
         while left and not self._stop.is_set():
             # A claim may come when only the first of them are there.
-            if claimed := claim(self._client, self._model, left):
+            if claimed := claim(self._client, self.model, left):
                 answers = [self._answer(message) for message, _ in claimed]
-                settle(self._client, self._model, claimed, answers)
+                settle(self._client, self.model, claimed, answers)
                 left -= len(claimed)
             self._stop.wait(0.001)
         self.told = self.go_on.wait(60)

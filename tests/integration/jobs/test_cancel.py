@@ -21,7 +21,7 @@ Cancel = Callable[[Bench, str], None]
 
 
 def by_script(at: Bench, job_id: str) -> None:
-    assert at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, job_id) == [b"asked"]
+    assert at.client._call("jobs/cancel", 0, job_id) == [b"asked"]
 
 
 def by_revoke(at: Bench, job_id: str) -> None:
@@ -40,7 +40,7 @@ def ended(at: Bench, job_id: str) -> Job:
 
 
 def claimed(at: Bench, *ids: str) -> None:
-    wait_until(lambda: all(at.client.job(one).attempts for one in ids), "they are claimed")
+    wait_until(lambda: at.client.leased(*ids), "they are claimed")
 
 
 @pytest.mark.parametrize("cancel", [by_revoke, by_a_cancel_of_which_nothing_was_heard])

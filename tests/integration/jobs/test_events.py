@@ -102,7 +102,7 @@ def watched(site: Site) -> list[str]:
     """Who watches, and which jobs Redis has subscribers of."""
     found = [f"{api.url}: {api.services.watcher.count}" for api in (site.one, site.other)]
     found = [line for line in found if not line.endswith(" 0")]
-    for prefix in (keys.PROGRESS_PREFIX, keys.META_PREFIX):
+    for prefix in (keys.progress_channel, keys.meta):
         channels = site.client.redis.pubsub_channels(f"{prefix}[^/]*")
         found += [channel.decode() for channel in channels]
     return found

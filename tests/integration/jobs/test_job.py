@@ -76,7 +76,8 @@ def test_a_job_through_its_life(api: ApiServer, redis_db: RedisServer) -> None:
     assert times == sorted(times)
     total_ms = (times[2] - times[0]).total_seconds() * 1000
     assert done["timings"] == {
-        "queued": 1.5, "hold": 0.25, "preprocess": 0.1, "inference": 2.0, "postprocess": 0.1,
+        "queued": 1.5, "hold": 0.25, "device_wait": 0.0,
+        "preprocess": 0.1, "inference": 2.0, "postprocess": 0.1,
         "total": pytest.approx(total_ms),
     }  # fmt: skip
     result = api.http.get(f"{path}/result")

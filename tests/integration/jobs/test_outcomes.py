@@ -103,7 +103,7 @@ def test_brief_answers_count_what_is_there_and_tell_what_is_not(
     ]  # fmt: skip
     refused = api.http.post(f"{BULK}?brief=yes", content="")
     assert refused.status_code == 400
-    assert "brief: 'yes' is neither 0 nor 1" in refused.json()["detail"]
+    assert "brief: 'yes' is not valid" in refused.json()["detail"]
     end(redis_db, *[Answer()] * 4)
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from headrace.client.sync_client import Client
 from headrace.jobs.encoding import decode_input
 from headrace.jobs.message import Message
 from headrace.jobs.options import JobOptions
@@ -114,15 +115,17 @@ def test_bytes_are_what_they_say_or_what_they_look_like(
 @pytest.mark.parametrize(
     ("files", "becomes"),
     [
-        ({"data": ("x.png", PNG, "image/png"), "note": (None, b"n")}, (PNG, "image/png")),
-        ({"note": (None, b"n"), "body": ("x", b'{"a":1}', "application/json")},
-         ({"a": 1}, "application/json")),
+        ({"data": ("x.png", PNG, "image/png")}, (PNG, "image/png")),
+        ({"body": ("x", b'{"a":1}', "application/json")}, ({"a": 1}, "application/json")),
+        # None of several parts is left out: test_parameters.py.
+        ({"data": (None, b"1"), "body": ("x", b'{"a":1}', "application/json")},
+         ({"data": "1", "body": {"a": 1}}, "application/json")),
         ({"anything": ("x", PNG, "")}, (PNG, "image/png")),
         ({"upload": ("x.bin", b"\0\1", "application/octet-stream")},
          (b"\0\1", "application/octet-stream")),
     ],
 )  # fmt: skip
-def test_a_form_holds_the_input_in_one_part(
+def test_a_form_holds_the_input(
     api: ApiServer, redis_db: RedisServer, files: dict[str, Any], becomes: object
 ) -> None:
     response = api.http.post(ECHO_JOBS, files=files)
@@ -130,10 +133,7 @@ def test_a_form_holds_the_input_in_one_part(
     assert decode_input(taken(redis_db).input) == becomes
 
 
-def test_a_form_that_does_not_say_which_part_is_the_input(api: ApiServer) -> None:
-    two = {"a": (None, b"1"), "b": (None, b"2")}
-    problem = refused(api.http.post(ECHO_JOBS, files=two), 400, "invalid-request")
-    assert "named: 'a', 'b'" in problem["detail"]
+def test_a_form_that_cannot_be_read(api: ApiServer) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     cut = b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\nabc'
     for body in (cut, b"", b"nonsense"):
@@ -180,7 +180,7 @@ def test_bytes_in_json(api: ApiServer, redis_db: RedisServer) -> None:
     )
     assert response.status_code == 202
     assert response.json()["version"] == "2.1"
-    assert decode_input(taken(redis_db, "tiny").input) == (PNG, "image/png")
+    assert decode_input(taken(redis_db, "tiny@2.1").input) == (PNG, "image/png")
 
 
 def test_every_option_arrives(api: ApiServer, redis_db: RedisServer) -> None:
@@ -270,6 +270,18 @@ def test_a_request_that_does_not_fit(api: ApiServer, body: object, says: str) ->
     assert says in problem["detail"]
 
 
+@pytest.mark.parametrize("name", ["metadata", "priority", "timeout"])
+def test_an_option_beside_the_input_is_told_where_it_goes(api: ApiServer, name: str) -> None:
+    body = {"model": "echo", "input": 1, name: {"a": 1}}
+    line = api.http.post("/api/v1/jobs/bulk", content=json.dumps(body).encode()).json()["error"]
+    for problem in (
+        refused(api.http.post("/api/v1/jobs", json=body), 400, "invalid-request"),
+        line,
+    ):
+        assert problem["detail"] == f"unknown member '{name}': it is an option of the job"
+        assert problem["remedy"] == f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
+
+
 def test_a_job_request_is_json(api: ApiServer) -> None:
     headers = {"Content-Type": "text/csv"}
     refused(api.http.post("/api/v1/jobs", content=b"1", headers=headers), 415, "unsupported-media")
@@ -285,6 +297,46 @@ def test_a_model_that_is_not_registered(api: ApiServer) -> None:
     body = {"model": "tiny", "version": "1.0", "input": 1}
     problem = refused(api.http.post("/api/v1/jobs", json=body), 404, "model-not-found")
     assert "2.1" in problem["remedy"]
+
+
+@pytest.mark.leaves_keys
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_the_route_of_a_version_is_a_submit_that_names_it(
+    api: ApiServer, redis_db: RedisServer, method: str
+) -> None:
+    path = "/api/v1/models/tiny/versions/2.1/jobs?priority=3"
+    by_route = api.http.request(method, path, json={"x": 1})
+    assert (by_route.status_code, by_route.json()["requested_version"]) == (202, "2.1")
+    options = {"priority": 3}
+    body = {"model": "tiny", "version": "2.1", "input": {"x": 1}, "options": options}
+    api.http.post("/api/v1/jobs", json=body)
+    with Client(api.url) as client:
+        client.submit("tiny", {"x": 1}, version="2.1", priority=3)
+    with redis_db.client() as redis:
+        queue = keys.version_queue("tiny", "2.1")
+        messages = redis.lrange(keys.step_key(queue, 3), 0, -1)
+    bodies = [{**json.loads(one), "properties": {}, "headers": {}} for one in messages]
+    assert len(messages) == 3
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+@pytest.mark.leaves_keys
+def test_the_route_of_a_version_takes_what_the_route_of_its_model_takes(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    path = "/api/v1/models/tiny/versions/2.1/jobs"
+    key = {"Idempotency-Key": "once"}
+    first = api.http.post(path, content=PNG, headers=key)
+    again = api.http.post(path, content=PNG, headers={**key, "Prefer": "wait=0"})
+    assert first.json()["id"] == again.json()["id"]
+    assert again.headers["preference-applied"] == "wait=0"
+    # The same key for any version is another request.
+    refused(api.http.post("/api/v1/models/tiny/jobs", content=PNG, headers=key), 409, "conflict")
+    problem = refused(
+        api.http.post("/api/v1/models/tiny/versions/1.0/jobs", json=1), 404, "model-not-found"
+    )
+    assert "2.1" in problem["remedy"]
+    refused(api.http.post(f"{path}?priority=x", json=1), 400, "invalid-request")
 
 
 def test_curl_forms_of_a_submit(api: ApiServer, redis_db: RedisServer) -> None:
@@ -315,7 +367,7 @@ def _read_all(connection: socket.socket) -> bytes:
 def test_a_body_over_the_limit_is_refused_while_it_streams_in(api: ApiServer) -> None:
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % ECHO_JOBS.encode()
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
+    with api.connect() as connection:
         connection.sendall(head + chunk * (BODY_LIMIT_BYTES // 0x10000 + 1))
         # The body has not ended; the answer is there all the same, and then the connection's end.
         answer = _read_all(connection)
@@ -326,7 +378,7 @@ def test_a_body_over_the_limit_is_refused_while_it_streams_in(api: ApiServer) ->
 
 def test_a_client_that_sends_all_before_it_reads_is_not_reset(api: ApiServer) -> None:
     head = f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nContent-Length: {3 * 2**20}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
+    with api.connect() as connection:
         connection.sendall(head.encode() + bytes(3 * 2**20))
         assert _read_all(connection).startswith(b"HTTP/1.1 413 ")
 
@@ -336,7 +388,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(api: ApiServer) -> N
         f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
         f"Content-Length: {BODY_LIMIT_BYTES + 1}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
+    with api.connect() as connection:
         connection.sendall(head.encode())
         assert connection.recv(12) == b"HTTP/1.1 413"
 
@@ -345,7 +397,7 @@ def test_a_client_that_hangs_up_in_the_midst_of_its_body(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
     head = f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
+    with api.connect() as connection:
         connection.sendall(head.encode())
     assert api.http.post(ECHO_JOBS, json="after").status_code == 202
     assert taken(redis_db).input == b'"after"'

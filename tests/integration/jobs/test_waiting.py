@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import httpx2
 import pytest
 
 from headrace.jobs.job import Job
+from headrace.redis import keys
 from headrace.redis.keys import queue_name
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, failure, settle
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
@@ -174,7 +174,7 @@ def test_a_client_that_hangs_up_frees_its_waiter(
     if verb == "GET":
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
     head = f"{verb} {path}?wait=60 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1"
-    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
+    with api.connect() as connection:
         connection.sendall(head.encode() * sent)
         waiting(api, 1)
     waiting(api, 0)
@@ -191,7 +191,7 @@ def own_redis(tmp_path: Path) -> Iterator[tuple[RedisServer, ApiServer]]:
     """A Redis of its own that can be stopped, with an append-only file, and an API over it."""
     with (
         redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "always") as server,
-        api_server(server.url, catalog(echo={})) as api,
+        api_server(server.url, catalog(echo={}), max_wait_s=600) as api,
     ):
         wait_until(lambda: api.services.waiters.listening, "the API listens")
         yield server, api
@@ -219,15 +219,20 @@ def test_redis_restarts_under_waiters(tmp_path: Path, pool: ThreadPoolExecutor) 
         waiting(api, 0)
 
 
-def test_redis_forgets_what_is_waited_for(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("at", ["once", "later"])
+def test_redis_forgets_what_is_waited_for(
+    tmp_path: Path, pool: ThreadPoolExecutor, at: str
+) -> None:
     with own_redis(tmp_path) as (server, api):
-        asked = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=50", json=2, timeout=90)
+        asked = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=600", json=2, timeout=600)
         waiting(api, 1)
         with server.client() as client:
             wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
+            if at == "later":
+                reported = keys.api(api.services.waiters.api_id)
+                wait_until(lambda: client.get(reported) == b"1", "the wait is reported")
             client.flushall()
-            client.client_kill_filter(_type="pubsub")
-        response = asked.result(90)
+        response = asked.result(120)
         assert (response.status_code, response.json()["type"]) == (404, "/problems/job-not-found")
 
 

@@ -65,6 +65,7 @@ def failed(worker: Worker, name: str) -> str:
     return wait_until(error, "the load has failed", timeout_s=60)
 
 
+@pytest.mark.slow
 def test_a_load_that_hangs_is_killed_and_its_place_is_told(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def test_a_handler_that_does_not_say_so_is_run_in_turn(
         ids = at.submit({"name": "a", "inference": at.gate("a")}, {"name": "b"})
         at.wait_for("inference a begins")
         wait_until(
-            lambda: at.worker.states()["m"]["ready"] == 1 and at.client.job(ids[1]).attempts == 1,
+            lambda: at.worker.states()["m"]["ready"] == 1 and at.client.leased(ids[1]),
             "the second is claimed",
         )
         at.open("a")
@@ -86,8 +86,7 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         first = at.submit(blocker, {"name": "y"})
         at.wait_for("preprocess x,y begins")
         second = at.submit({"name": "a"}, {"name": "b"})
-        running = {State.RUNNING}
-        wait_until(lambda: {at.client.job(job_id).state for job_id in second} == running, "claimed")
+        wait_until(lambda: at.client.leased(*second), "claimed")
         wait_until(lambda: len(at.worker.states()["m"]["pids"]) == 1, "it is reported")
         wait_until_handed_over(at.worker.redis_url, *second)
         at.open("x")
@@ -148,7 +147,11 @@ def test_what_expires_while_it_is_staged_does_not_run(
         first = at.submit({"name": "a", "preprocess": at.gate("a")})
         at.wait_for("preprocess a begins")
         late = at.submit({"name": "b"}, expires=5)
-        wait_until_handed_over(at.worker.redis_url, *late)
+
+        def expired() -> bool:
+            return at.client.job(late[0]).state is State.EXPIRED
+
+        wait_until_handed_over(at.worker.redis_url, *late, too_late=expired)
         over_at = at.client.job(late[0]).created_us / 1_000_000 + 5
         wait_until(lambda: at.client.redis.time()[0] > over_at, "it expires", timeout_s=60)
         at.open("a")
@@ -194,9 +197,9 @@ def test_offline_work_that_is_prepared_makes_way_for_an_online_job(
         at.wait_for("preprocess b ends")
         # The second is claimed when the worker has seen to the first.
         second = at.submit({"name": "second"}, priority=3)
-        wait_until(lambda: at.client.job(second[0]).state is State.RUNNING, "it is claimed")
+        wait_until(lambda: at.client.leased(*second), "it is claimed")
         first = at.submit({"name": "first"})
-        wait_until(lambda: at.client.job(first[0]).state is State.RUNNING, "it is claimed")
+        wait_until(lambda: at.client.leased(*first), "it is claimed")
         at.open("a")
         jobs = at.client.wait(*ids, *second, *first)
         assert {job.state for job in jobs} == {State.SUCCEEDED}

@@ -117,6 +117,7 @@ def test_memory_that_is_short_there_makes_the_batches_smaller(
     wait_until(lambda: worker.states()["room"]["fits"] == 4, "the size that fits is told")
 
 
+@pytest.mark.slow
 def test_an_input_that_takes_its_process_with_it_pays_alone_and_all_end_with_their_worker(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

@@ -137,7 +137,11 @@ def test_one_trace_with_the_right_parents(site: Site) -> None:
     assert server.attributes["http.response.status_code"] == 200
     assert server.attributes["http.route"] == "/api/v1/models/{model}/jobs"
     assert spans[SUBMIT].attributes["messaging.destination.name"] == "headrace.plain"
-    assert spans["wait headrace.plain"].end_ns <= spans["process headrace.plain"].end_ns
+    waited = spans["wait headrace.plain"]
+    assert waited.end_ns <= spans["process headrace.plain"].end_ns
+    assert {name for name in waited.attributes if name.endswith("_ms")} == {
+        "headrace.queued_ms", "headrace.hold_ms", "headrace.device_wait_ms",
+    }  # fmt: skip
     assert not any(span.failed for span in spans.values())
 
 

@@ -61,9 +61,9 @@ def test_the_message_of_a_large_input_is_small(site: Site) -> None:
     assert json.loads(message["body"])[1] == {"model": "echo", "input": None}
     assert len(json.dumps(message)) < LIMIT * 2
     name = own["ref"].partition(":")[2]
-    assert site.ours.redis.get(keys.PAYLOAD_PREFIX + name) == BODY
+    assert site.ours.redis.get(keys.payload(name)) == BODY
     site.api.http.delete(job["urls"]["self"])
-    wait_until(lambda: not site.ours.redis.exists(keys.PAYLOAD_PREFIX + name), "its input is swept")
+    wait_until(lambda: not site.ours.redis.exists(keys.payload(name)), "its input is swept")
 
 
 def test_a_multipart_part(site: Site) -> None:
@@ -157,7 +157,7 @@ def test_a_result_that_was_deleted_is_a_problem(site: Site) -> None:
     job = ended(site.post(BODY, "image/png", wait=30))
     ref = site.ours.job(job["id"]).stored
     assert ref is not None
-    site.ours.redis.delete(keys.PAYLOAD_PREFIX + ref.ref.partition(":")[2])
+    site.ours.redis.delete(keys.payload(ref.ref.partition(":")[2]))
     answer = site.raw(job)
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
     assert site.api.http.head(job["urls"]["result"]).status_code == 200
@@ -168,7 +168,7 @@ def test_a_result_that_ends_in_its_midst_is_cut(site: Site) -> None:
     job = ended(site.post(large, "image/png", wait=30))
     stored = site.ours.job(job["id"]).stored
     assert stored is not None
-    key = keys.PAYLOAD_PREFIX + stored.ref.partition(":")[2]
+    key = keys.payload(stored.ref.partition(":")[2])
     wait_until(lambda: site.ours.redis.ttl(key) > 0, "it lives as long as its job")
     site.ours.redis.set(key, large[: 1024 * 1024], keepttl=True)
     with pytest.raises(httpx2.RemoteProtocolError):
@@ -184,7 +184,7 @@ def test_a_client_that_does_not_read_costs_no_memory(
     job = ended(site.post(BODY, "image/png", wait=30))
     stored = site.ours.job(job["id"]).stored
     assert stored is not None
-    key = keys.PAYLOAD_PREFIX + stored.ref.partition(":")[2]
+    key = keys.payload(stored.ref.partition(":")[2])
     site.ours.redis.setrange(key, large_bytes - 1, b"\0")
     record = f"{stored.ref} {large_bytes} image/png"
     site.ours.redis.hset(keys.job(job["id"]), "rr", record)

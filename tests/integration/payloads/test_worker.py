@@ -22,6 +22,7 @@ from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
 from tests.harness.clients.payloads import make_due, noted, submit_source, submit_stored
 from tests.harness.deployments.worker_payloads import Site, site_over
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.s3 import s3_server
 from tests.harness.wait import wait_until
@@ -72,7 +73,7 @@ def test_a_large_input_and_result(site: Site) -> None:
         "and then its entry",
     )
     if site.kind == "redis":
-        ttl_s = int(site.ours.redis.ttl(keys.PAYLOAD_PREFIX + name))
+        ttl_s = int(site.ours.redis.ttl(keys.payload(name)))
         assert 0 < ttl_s <= 600
 
 
@@ -202,6 +203,7 @@ def test_what_stands_inside_an_input_is_data(redis_site: Site) -> None:
         assert redis_site.ours.result(job_id) == value
 
 
+@pytest.mark.slow
 @only_over_s3
 def test_a_store_that_is_away_is_asked_again(site: Site) -> None:
     assert site.s3 is not None
@@ -235,7 +237,7 @@ def test_a_cancelled_job_leaves_nothing(site: Site) -> None:
     blockers = site.ours.submit("one", *({"until": str(gate)} for _ in range(2)))
     waiting = submit_stored(site.ours, site.stores, "one", BODY)
     assert len(site.lying()) == 1
-    assert site.ours._call("jobs/cancel", keys.QUEUE_PREFIX, 0, waiting) == [b"removed"]
+    assert site.ours._call("jobs/cancel", 0, waiting) == [b"removed"]
     wait_until(lambda: not site.lying(), "the input is swept")
     gate.touch()
     site.ours.wait(*blockers)
@@ -277,7 +279,7 @@ def test_a_worker_stopped_while_it_fetches_cannot_settle_what_another_has_run(si
         with socket.create_server(("127.0.0.1", port or 0)):  # it never answers
             redis.srem(keys.PAUSED, "headrace.echo")
             wait_until(lambda: redis.zcard(lease) == 1, "it is claimed, and fetched")
-            os.kill(site.worker.pid, signal.SIGSTOP)
+            suspend(site.worker.pid)
         site.s3.start_again()
         # As though its lease had run out.
         redis.zadd(lease, {job_id: 1}, xx=True)
@@ -296,7 +298,7 @@ def test_a_worker_stopped_while_it_fetches_cannot_settle_what_another_has_run(si
         os.kill(site.worker.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("kind", ["redis", "file"])
+@pytest.mark.parametrize("kind", ["redis", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_worker_killed_between_payload_and_settlement(tmp_path: Path, kind: str) -> None:
     with site_over(kind, tmp_path) as site:
         site.worker.stop()
@@ -310,7 +312,7 @@ def test_a_worker_killed_between_payload_and_settlement(tmp_path: Path, kind: st
             assert killed.process is not None
             assert killed.process.wait(60) == -9
         assert len(site.lying()) == 2
-        assert site.ours.job(job_id).state is State.RUNNING
+        assert site.ours.leased(job_id)
         # Nothing that is still needed is swept: the input is, and the job may yet be settled.
         make_due(site.ours.redis)
         site.stores.sweep()

@@ -16,7 +16,7 @@ from tests.harness.handlers import staged
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Worker
-from workers.background.pipelines.resume import stage_job_id
+from workers.background.pipelines.stage_state import stage_job_id
 
 MIB = 1024 * 1024
 ROW = ("first", "second", "third", "fourth", "fifth")
@@ -220,9 +220,11 @@ def test_a_dead_letter_runs_again_though_a_neighbour_was_cancelled_with_it(
         "sides", {"left": {**given, "held_at": 0}, "right": failing}, max_retries=0
     )
     wait_until(lambda: runs(site) == [0] and site.runs("other"), "both run", 60)
+    left = stage_job_id(job_id, "left", 0)
+    # The start of a job that is cancelled before is not shown any more.
+    wait_until(lambda: site.job(left)["status"] == "running", "it is shown as running", 60)
     go.touch()
     assert site.ended(job_id)["dead_lettered"] is True
-    left = stage_job_id(job_id, "left", 0)
     assert site.job(left)["status"] == "running"
     requeue = "/api/v1/models/sides/dead-letters/requeue"
     assert site.api.http.post(requeue, json={"ids": [job_id]}).status_code == 200

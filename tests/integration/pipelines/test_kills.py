@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 
+from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.deployments.pipelines import PipelineSite, pipeline_site, write_site
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
+from workers.background.pipelines.stage_state import stage_job_id
 
 PIPELINES: dict[str, Any] = {
     "pieces": {"stages": {"cut": {}, "weigh": {"each": "pieces[*]"}}, "max_running": 8}
 }
 PIECES = 4
 HASTE_S = 4.0
+#: What scripts have ended of a pipeline's jobs, and left to a background worker.
+ENDS = [prefix(keys.queue_name("pieces")) for prefix in (keys.orphaned, keys.orphaned_ends)]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -75,6 +80,37 @@ def test_a_kill_between_two_stages_runs_neither_again(site: PipelineSite) -> Non
     assert len(site.runs("weigh")) == PIECES
 
 
+@pytest.mark.parametrize("is_", ["running", "queued"])
+def test_the_stages_of_a_job_that_is_cancelled_without_its_worker_are_cancelled_by_the_next(
+    site: PipelineSite, is_: str
+) -> None:
+    first = site.background_worker("first")
+    site.gate.touch()
+    job_id = site.submit("pieces", {"pieces": PIECES, "size": 1})
+    wait_until(lambda: len(site.runs("cut")) == 1, "the cut runs", 60)
+    stage_job = stage_job_id(job_id, "cut", 0)
+    if is_ == "running":
+        # Its worker does not learn of the cancel.
+        suspend(first.pid)
+        site.api.http.delete(f"/api/v1/jobs/{job_id}")
+    first.kill()
+    # As the supervisor of the dead one does at once.
+    release_incarnation(site.server.url, "first", None)
+    if is_ == "queued":
+        assert site.job(job_id)["status"] == "queued"
+        site.api.http.delete(f"/api/v1/jobs/{job_id}")
+    assert site.job(job_id)["status"] == "cancelled"
+    wait_until(lambda: site.job(stage_job)["status"] == "running", "it is shown as running", 60)
+    site.background_worker("second")
+    with site.server.client() as client:
+        record = keys.job(stage_job)
+        wait_until(lambda: client.hget(record, "cr"), "the stage's job is cancelled", 60)
+        wait_until(lambda: not client.exists(*ENDS), "nothing is left to do", 60)
+    site.gate.unlink()
+    assert site.ended(stage_job)["status"] == "cancelled"
+    assert site.runs("weigh") == []
+
+
 def test_a_redis_that_is_slow_to_tell_lengths_leaves_no_job_behind(site: PipelineSite) -> None:
     # More than run at once: what is left is found without anybody pushing anew.
     ids = [site.submit("pieces", {"pieces": 1, "size": 10}) for _ in range(20)]
@@ -107,12 +143,12 @@ def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_wit
     queue = keys.queue_name("cut")
     with site.server.client() as client, stock_client(site.server.url) as app:
         client.sadd(keys.PAUSED, queue)
-        os.kill(second.pid, signal.SIGSTOP)
+        suspend(second.pid)
         # It has no timeout of its own, so that each of the two goes by its models file.
         job_id = send(app, "pieces", {"pieces": PIECES, "size": 1}).id
         wait_until(lambda: client.llen(queue) == 1, "its first stage waits", 60)
         began = time.monotonic()
-        os.kill(first.pid, signal.SIGSTOP)
+        suspend(first.pid)
         os.kill(second.pid, signal.SIGCONT)
         wait_until(lambda: site.job(job_id)["attempts"] >= 2, "another goes on with it", 60)
         wait_until(lambda: time.monotonic() > began + HASTE_S, "the first one's time is over", 60)

@@ -27,7 +27,7 @@ from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from workers.background.pipelines import orchestrator
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
-from workers.background.pipelines.resume import stage_job_id
+from workers.background.pipelines.stage_state import stage_job_id
 
 #: None of these tests may be helped by a lease that runs out.
 LEASE_TTL_S = 3600.0

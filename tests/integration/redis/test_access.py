@@ -138,6 +138,7 @@ def test_a_workload_runs_with_the_documented_user_over_tls(
         assert guarded.refusals() == []
 
 
+@pytest.mark.slow
 def test_flower_shows_the_deployment_by_the_same_user(
     guarded: Guarded, worker: Worker, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ class Behind(RedisServer):
         return self.way
 
 
+@pytest.mark.slow
 def test_pipelines_and_errands_run_by_the_same_user(guarded: Guarded, tmp_path: Path) -> None:
     server = Behind("redis7", guarded.server.port, guarded.server.folder)
     server.way = guarded.url
@@ -220,6 +222,7 @@ def test_a_server_that_asks_for_a_client_certificate(tmp_path: Path) -> None:
     "command",
     [
         ("CONFIG", "GET", "*"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("SHUTDOWN",),
+        ("SCAN", "0"), ("RANDOMKEY",),
         ("DEBUG", "SLEEP", "0"), ("GET", "another"), ("SET", "another", "1"), ("PUBLISH", "x", "1"),
         ("EVAL", "return redis.call('GET', 'another')", "0"), ("CLIENT", "LIST"), ("MONITOR",),
         ("EVAL", "return redis.call('CONFIG', 'GET', '*')", "0"), ("REPLICAOF", "NO", "ONE"),

@@ -95,8 +95,10 @@ def restore_aof(server: RedisServer) -> None:
 
 @pytest.mark.parametrize(
     ("back_up", "restore"),
-    [(back_up_rdb, restore_rdb), (back_up_aof, restore_aof)],
-    ids=["a snapshot", "the append-only files"],
+    [
+        pytest.param(back_up_rdb, restore_rdb, id="a snapshot"),
+        pytest.param(back_up_aof, restore_aof, id="the append-only files", marks=pytest.mark.slow),
+    ],
 )
 def test_what_was_backed_up_in_use_ends_on_another_server(
     back_up: Any, restore: Any, tmp_path: Path

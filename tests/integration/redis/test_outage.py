@@ -43,6 +43,7 @@ def test_a_server_that_hung_past_every_lease_reaps_nothing_when_it_goes_on(site:
         site.assert_each_ran_once(ids)
 
 
+@pytest.mark.slow
 def test_an_outage_of_many_leases_costs_no_job_a_second_run(site: Site) -> None:
     """Nor a result that is to lie in the payload store, which is away too."""
     with site.at_work(padding=20_000) as (ids, gate):
@@ -59,6 +60,7 @@ def test_an_outage_of_many_leases_costs_no_job_a_second_run(site: Site) -> None:
         site.assert_each_ran_once(ids)
 
 
+@pytest.mark.slow
 def test_a_network_that_was_cut_without_a_word_is_noticed_and_left(site: Site) -> None:
     with site.at_work() as (ids, gate):
         polls = [site.wait(job_id) for job_id in ids[:2]]

@@ -72,20 +72,51 @@ def test_what_is_no_record_is_refused(api: ApiServer, status: dict[str, Any], wo
         assert client.runs() == []
 
 
+def test_the_records_of_a_key_are_bounded_and_push_out_no_others(
+    redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.runs.records.KEPT", 5)
+    one, other = Caller("a", False), Caller("b", False)
+    long = RunStatus(model="m" * 9999, source="s" * 9999, error="e" * 9999, command=["word"] * 5000)
+
+    async def check() -> None:
+        async with connect_async(redis_db.url) as redis:
+            runs = RunRecords(JobQueue(redis))
+            await runs.save_status("mine", RunStatus(model="echo"), one, begun=True)
+            for number in range(12):
+                await runs.save_status(f"his-{number}", long, other, begun=True)
+            assert [record.id for record in await runs.all(one)] == ["mine"]
+            newest = [f"his-{number}" for number in range(11, 6, -1)]
+            assert [record.id for record in await runs.all(other)] == newest
+            assert await redis.keys("hr:run:his-*") != []
+            assert len(await redis.keys("hr:run:his-*")) == 5, "what is trimmed is deleted"
+            kept = await runs.one("his-11", other)
+            assert (len(kept.model), len(kept.error), kept.command) == (1024, 1024, [])
+            used = await redis.memory_usage("hr:run:his-11")
+            assert used is not None
+            assert used < 8192
+            # A record of an older version is in the list of all keys alone.
+            await redis.zrem("hr:runs:a", "mine")
+            await redis.zadd("hr:runs", {"mine": 9e15})
+            assert [record.id for record in await runs.all(one)] == ["mine"]
+
+    asyncio.run(check())
+
+
 def test_a_run_exists_for_its_own_key(redis_db: RedisServer) -> None:
     one, other, all_ = Caller("a", False), Caller("b", False), Caller("c", True)
     status = RunStatus(model="echo")
 
     async def check() -> None:
         async with connect_async(redis_db.url) as redis:
-            records = RunRecords(redis, JobQueue(redis))
+            records = RunRecords(JobQueue(redis))
             await records.save_status("run-a", status, one, begun=True)
-            assert [record["id"] for record in await records.all(one)] == ["run-a"]
-            assert [record["id"] for record in await records.all(all_)] == ["run-a"]
+            assert [record.id for record in await records.all(one)] == ["run-a"]
+            assert [record.id for record in await records.all(all_)] == ["run-a"]
             assert await records.all(other) == []
             with pytest.raises(errors.RunNotFound):
                 await records.cancel("run-a", other)
-            with pytest.raises(errors.Conflict, match="belongs to another API key"):
+            with pytest.raises(errors.RunNotFound, match="not available to this API key"):
                 await records.save_status("run-a", status, other, begun=False)
 
     asyncio.run(check())

@@ -139,6 +139,7 @@ def going(cli: Commands, *arguments: str, rows_more: int = 60) -> Iterator[Any]:
         yield process
 
 
+@pytest.mark.slow
 def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
     site: Site, cli: Commands
 ) -> None:
@@ -206,7 +207,8 @@ def test_ctrl_c_prints_how_to_resume_and_resume_does(site: Site, cli: Commands) 
     # Under another source the output is another's.
     with (cli.folder / "in.jsonl").open("a") as file:
         file.write("{}\n")
-    assert "has changed since it began" in cli.complaint(*SLOW, "paused", rc=2)
+    refused = cli.complaint(*SLOW, "paused", rc=2)
+    assert "has changed since it began: a file's name, size or time is another" in refused
     (cli.folder / "in.jsonl").unlink()
     assert "no such file" in cli.complaint("runs", "resume", "paused", rc=2)
 
@@ -222,6 +224,7 @@ def test_a_misspelt_column_leaves_nothing_in_the_way(site: Site, cli: Commands) 
     assert written(cli.folder / "out.jsonl") == 2
 
 
+@pytest.mark.slow
 def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
     inputs(cli.folder, 200)
     with going(cli, *SLOW, "night", "--name", "last night", rows_more=10) as process:
@@ -271,6 +274,7 @@ def test_files_of_a_folder_and_a_list_of_paths(site: Site, cli: Commands) -> Non
     assert printed.returncode == 1, printed.stderr
     counts = json.loads(printed.stdout)
     assert (counts["succeeded"], counts["failed"], counts["state"]) == (5, 1, "ended")
+    assert b"the first failure: bad.json: " in printed.stderr
     found = {row["key"]: row for row in rows(cli.folder / "a.jsonl").values()}
     assert found["deep/3.json"]["result"] == {"n": 3}
     assert found["bad.json"]["status"] == "rejected"

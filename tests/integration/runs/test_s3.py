@@ -19,7 +19,6 @@ from headrace.payloads.s3_client import s3_client
 from headrace.runs.registry import sink_for
 from headrace.runs.sinks import s3 as s3_sink
 from headrace.runs.sources import s3 as runs_s3
-from headrace.runs.sources import s3_objects
 from headrace.runs.sources.patterns import pattern_regex
 from headrace.server.ports import free_port
 from tests.harness.runs.sinks import begun, ended, recovered, row
@@ -65,7 +64,7 @@ def put_all(s3: S3Server, bucket: str, keys: list[str]) -> None:
 def test_objects_under_a_prefix_in_the_order_of_their_keys(
     s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_objects, "AHEAD", 2)
+    monkeypatch.setattr(runs_s3, "AHEAD", 2)
     keys = [f"in/{number:03d}.png" for number in range(6)] + ["in/a/b.jpg"]
     put_all(s3, bucket, [*keys, "in/", "in/.hidden", "in/.d/x.png", "in-other/x.png", "z"])
     url = f"s3://{bucket}/in"

@@ -19,7 +19,8 @@ import redis.exceptions
 
 from headrace.errors import ConfigError
 from headrace.redis.connection import connect
-from headrace.server import embedded_redis, state_dir
+from headrace.server import components, embedded_redis, state_dir
+from headrace.server.supervisor.child_process import ChildProcess
 from headrace.server.supervisor.proc import start_time_ticks
 from tests.harness.servers.redis_servers import require
 from tests.harness.wait import wait_until
@@ -55,6 +56,33 @@ def test_it_is_private_durable_and_never_evicts(tmp_path: Path) -> None:
     for name in (embedded_redis.CONFIG_NAME, embedded_redis.AUTH_NAME):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     assert server.password not in repr(server)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_its_data_is_private_in_a_directory_that_others_may_read(
+    tmp_path: Path, earlier: bool
+) -> None:
+    tmp_path.chmod(0o755)
+    data = tmp_path / "appendonlydir"
+    if earlier:
+        with serving(embedded_redis.prepare(tmp_path)):
+            wait_until(data.is_dir, "it has written its data")
+        data.chmod(0o755)
+        (tmp_path / "dump.rdb").write_bytes(b"")
+    server = embedded_redis.prepare(tmp_path)
+    with (tmp_path / "lock").open("wb") as lock:
+        (tmp_path / "lock").chmod(0o600)
+        spec = components.redis_child(server, lock.fileno(), lambda: None)
+        child = ChildProcess(spec)
+        child.start()
+        try:
+            wait_until(server.is_ready, "the embedded server is ready")
+            found = [*tmp_path.iterdir()]
+            assert data in found
+            assert [path.name for path in found if path.stat().st_mode & 0o077] == []
+        finally:
+            child.kill()
+            child.reap()
 
 
 def test_an_orderly_stop_loses_nothing_and_port_and_password_stay(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_what_is_not_configured_is_not_healthy(tmp_path: Path) -> None:
     assert "HEADRACE_PORT" in said
 
 
+@pytest.mark.slow
 def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) -> None:
     variables = {"HEADRACE_REDIS_URL": redis_db.url}
     status, said = health(tmp_path, "runner", **variables)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.harness.processes.processes import gone
+from tests.harness.processes.processes import gone, suspend
 from tests.harness.processes.supervised import Supervised, actor, supervised
 from tests.harness.wait import wait_until
 
@@ -132,6 +132,27 @@ def test_a_stage_that_is_late_does_not_hold_up_the_next_for_ever(tmp_path: Path)
         assert "slow is not ready after" in run.text()
 
 
+def test_an_orphan_that_has_ended_is_collected_while_all_children_run(tmp_path: Path) -> None:
+    log = tmp_path / "events"
+    # The middle one of three processes ends first.
+    body = f"""
+middle = os.fork()
+if middle == 0:
+    orphan = os.fork()
+    if orphan:
+        with open({str(log)!r}, "a") as file:
+            file.write(f"orphan one {{orphan}}\\n")
+    os._exit(0)
+os.waitpid(middle, 0)
+wait()
+"""
+    with supervised(tmp_path, [child(log, "one", body)]) as run:
+        run.wait_for("orphan one")
+        (orphan,) = run.pids("orphan", "one")
+        wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "it is collected")
+        assert run.words().count("start one") == 1
+
+
 def test_a_child_that_ignores_sigterm_is_killed_after_its_time(tmp_path: Path) -> None:
     log = tmp_path / "events"
     body = "signal.signal(signal.SIGTERM, lambda *_: say('deaf')); wait()"
@@ -186,7 +207,7 @@ def test_two_signals_at_once_are_one_request(tmp_path: Path) -> None:
             lambda: _has_handler(run.pids("start", "worker")[0], signal.SIGALRM), "it listens"
         )
         # Stopped meanwhile, so that it finds both.
-        run.process.send_signal(signal.SIGSTOP)
+        suspend(run.process.pid)
         run.process.send_signal(signal.SIGINT)
         run.process.send_signal(signal.SIGTERM)
         run.process.send_signal(signal.SIGCONT)

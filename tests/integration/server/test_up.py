@@ -79,6 +79,7 @@ def test_up_serves_a_job_says_where_and_leaves_nothing(tmp_path: Path) -> None:
         for noise in ("superuser", "overcommit", "bye bye", "Started server process"):
             assert noise not in up.text()
         assert not (up.state_dir / "headrace.json").exists()
+        assert up.text().rstrip().endswith("headrace | stopped; queued jobs are kept")
 
 
 def test_of_several_api_processes_one_may_die_and_ctrl_c_stops_all_with_status_0(
@@ -237,6 +238,9 @@ def test_flower_asks_for_its_password_and_keeps_its_history(tmp_path: Path) -> N
 
         job_id = wait_until(listed, "Flower lists a job", 60)
         assert up.stop() == 0
+        kept = list(up.state_dir.glob("flower*"))
+        assert kept
+        assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in kept)
     with running_up(tmp_path, flower=True, **variables):
         assert job_id.encode() in tasks(allowed)[1]
 

@@ -164,6 +164,7 @@ def test_an_answer_is_read_to_a_bound(site: HookSite) -> None:
     assert site.receiver.huge_sent < HUGE_BYTES / 2
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_has_its_time(site: HookSite) -> None:
     for job_id in [site.submit(path) for path in ("/gate", "/half")]:
         (attempt, *_) = site.delivery(job_id, "pending")["attempts"]

@@ -18,6 +18,7 @@ from headrace.server.ports import free_port
 from tests.harness.clients.batch_models import BatchLog
 from tests.harness.clients.totals import ModelTotals
 from tests.harness.fakes.proxy import proxy
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
@@ -169,7 +170,7 @@ def test_a_batch_that_waits_for_company_leaves_when_redis_goes_away(
 
 def submitted_at_once(worker: Worker, client: Client, inputs: list[Any]) -> list[str]:
     """Submit them where an idle worker sees none of them before all are there."""
-    os.kill(worker.pid, signal.SIGSTOP)
+    suspend(worker.pid)
     try:
         return client.submit("m", *inputs)
     finally:

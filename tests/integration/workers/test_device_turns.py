@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from headrace.redis.clock import US_PER_S
 from tests.harness.clients.batch_models import BatchLog, uses
 from tests.harness.clients.celery_client import Events, stock_client
 from tests.harness.clients.totals import ModelTotals
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.verbs import bench
@@ -99,7 +98,7 @@ def test_a_model_that_hangs_gives_its_turn_up_at_its_timeout(
 ) -> None:
     """Its slot comes back with the kill; the job behind it runs."""
     pid = worker.states()["flooded"]["pids"][0]
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     (stuck,) = client.submit("flooded", 1, timeout=2)
     (lone,) = client.submit("lone", 2)
     client.wait(lone, stuck)
@@ -156,7 +155,7 @@ def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
         at.wait_for("preprocess staged ends")
         events.wait_for("started", staged)
         if cancelled:
-            at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, staged)
+            at.client._call("jobs/cancel", 0, staged)
         lone = at.client.submit("lone", {"name": "lone"})
         jobs = at.client.wait(*running, staged, *lone)
         ended = State.CANCELLED if cancelled else State.SUCCEEDED

@@ -15,6 +15,7 @@ from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.verbs import Bench, bench
@@ -36,6 +37,11 @@ def listed(at: Bench) -> list[str]:
 
 def leased(at: Bench) -> set[str]:
     return {job_id.decode() for job_id in at.client.redis.zrange(keys.lease(QUEUE), 0, -1)}
+
+
+def owners(at: Bench, *ids: str) -> set[Any]:
+    """The workers that have claimed these jobs last."""
+    return {at.client.redis.hget(keys.job(job_id), JobField.OWNER) for job_id in ids}
 
 
 def busy(at: Bench) -> list[str]:
@@ -93,15 +99,16 @@ def test_what_was_lost_alone_waits_as_its_model_says_also_when_a_supervisor_give
     ) as at:
         (job_id,) = at.submit({"name": "x", "inference": at.gate("open")})
         at.wait_for("inference x begins")
-        # As if it had been lost with others before.
-        at.client.redis.hset(keys.job(job_id), JobField.ALONE, "1")
+        # As if it had been lost with others before, and ran exclusively now.
+        token = at.client.redis.hget(keys.job(job_id), JobField.TOKEN)
+        at.client.redis.hset(keys.job(job_id), JobField.ISOLATED, token + b" w")
         at.worker.kill()
         assert release_incarnation(redis_db.url, "first") == 1
         seconds, _ = at.client.redis.time()
         due_us = at.client.redis.zscore(keys.delayed(QUEUE), job_id)
         # By the defaults it would be due within a second. Of a whole day none falls this low.
         assert due_us > (seconds + 2) * 1_000_000
-        at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, job_id)
+        at.client._call("jobs/cancel", 0, job_id)
 
 
 def test_an_orderly_stop_gives_back_at_once_and_in_order(
@@ -196,7 +203,7 @@ def test_a_stopped_worker_whose_pool_prepares_a_job_cannot_settle_it(
             return len(begins.read_text().splitlines()) if begins.exists() else 0
 
         wait_until(lambda: begun() == 1, "its pool prepares it")
-        os.kill(first.pid, signal.SIGSTOP)
+        suspend(first.pid)
         try:
             with celery_worker(
                 redis_db.url, path, tmp_path, node="cpu1@test", environ=SOON
@@ -272,24 +279,31 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
         (prepared,) = at.submit({"name": "prepared"})
         ids = [ready, inside, prepared]
         wait_until(lambda: leased(at) == set(ids), "all are held")
-        os.kill(at.worker.pid, signal.SIGSTOP)
+        suspend(at.worker.pid)
+        first = owners(at, *ids)
+        # The leases end one by one. Nobody claims the first of them before the last one has ended.
+        at.client.redis.sadd(keys.PAUSED, QUEUE)
         try:
             at.open("ready")
             at.wait_for("postprocess ready ends")
             with celery_worker(
                 redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON
             ) as second:
+                wait_until(lambda: leased(at) == set(), "all leases have ended", 60)
+                at.client.redis.srem(keys.PAUSED, QUEUE)
                 wait_until(
                     lambda: at.lines().count("preprocess inside begins") == 2, "it has them", 60
                 )
+                # Whoever is free first has the last one.
+                wait_until(lambda: owners(at, ready, inside).isdisjoint(first), "it has two", 60)
                 (theirs,) = second.model_pids()
                 os.kill(at.worker.pid, signal.SIGCONT)
-                for job_id in ids:
+                for job_id in (ready, inside):
                     wait_until(
                         lambda one=job_id: at.worker.says("lease lost", one),  # type: ignore[misc]
                         "it hears that it is another's",
                     )
-                assert at.client.job(inside).state is State.RUNNING
+                assert at.client.leased(inside)
                 assert {job_id.decode() for job_id in at.client.redis.hkeys(keys.held(QUEUE))} >= {
                     inside
                 }
@@ -297,7 +311,7 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
                 jobs = at.client.wait(*ids)
                 assert {job.state for job in jobs} == {State.SUCCEEDED}
                 assert {job.attempts for job in jobs} == {2}
-                assert {at.client.result(job_id)["pid"] for job_id in ids} == {theirs}
+                assert {at.client.result(one)["pid"] for one in (ready, inside)} == {theirs}
         finally:
             os.kill(at.worker.pid, signal.SIGCONT)
         # What it had not begun with it has not run; what it had begun it has left.
@@ -312,7 +326,7 @@ def test_a_stopped_worker_whose_batch_runs_on_can_neither_renew_nor_settle_it(
     with bench(redis_db, tmp_path, "InTurn", SOON) as at:
         (job_id,) = at.submit({"name": "slow", "inference": at.gate("open")})
         at.wait_for("inference slow begins")
-        os.kill(at.worker.pid, signal.SIGSTOP)
+        suspend(at.worker.pid)
         try:
             with celery_worker(
                 redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON

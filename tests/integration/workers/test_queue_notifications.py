@@ -10,6 +10,7 @@ import pytest
 from headrace.redis.connection import connect
 from headrace.redis.outages import DISCONNECTED
 from tests.harness.fakes.proxy import proxy
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from workers.leases.notifications import ANSWER_MAX_S, QueueNotifications
@@ -97,7 +98,7 @@ def test_a_server_that_takes_long_is_not_waited_for(redis_db: RedisServer) -> No
         stock.lpush("a", "x")
         stock.set("odd", "no list")
         assert redis_db.process is not None
-        redis_db.process.send_signal(signal.SIGSTOP)
+        suspend(redis_db.process.pid)
         try:
             assert notifications.watch([0, 2]) == set(), "nothing is known yet"
             assert notifications.watch([0, 1]) == set(), "what was asked before is not asked again"

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.jobs.job import State
 from headrace.redis import keys
-from tests.harness.processes.processes import gone
+from tests.harness.processes.processes import gone, suspend
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -192,7 +192,7 @@ def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
         wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
         waiting = client.submit("tricky", *range(20))
         ids = (waiting[19], blocker[0], "nobody")
-        outcomes = client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, *ids)
+        outcomes = client._call("jobs/cancel", 0, *ids)
         assert outcomes == [b"removed", b"asked", b"unknown"]
     finally:
         gate.touch()
@@ -200,7 +200,7 @@ def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
     assert client.job(blocker[0]).state is State.CANCELLED
     assert client.job(waiting[19]).state is State.CANCELLED
     assert not runs(worker.folder, [waiting[19]])
-    assert client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, waiting[0]) == [b"ended"]
+    assert client._call("jobs/cancel", 0, waiting[0]) == [b"ended"]
 
 
 def test_a_model_process_killed_under_its_batch_loses_nothing(
@@ -218,7 +218,7 @@ def test_a_stopped_model_process_stops_neither_its_worker_nor_another_model(
 ) -> None:
     (before,) = client.submit("tricky", 1)
     client.wait(before)
-    os.kill(process_of(worker.folder, before), signal.SIGSTOP)
+    suspend(process_of(worker.folder, before))
     large = ["x" * 400_000 for _ in range(2)]
     ids = client.submit("tricky", *large, timeout=4)
     (lone,) = client.submit("echo", "meanwhile")
@@ -280,9 +280,8 @@ def test_on_each_server_jobs_end_once_though_it_is_killed_under_load(
         assert max(job.batch_size for job in jobs) == 8
         assert runs(tmp_path, ids) == Counter(ids)
         assert all(job.attempts == 1 for job in jobs)
-        took = jobs[0].timings_ms
-        assert took is not None
-        assert took["total"] > 0
+        assert jobs[0].timings
+        assert jobs[0].ended_us > jobs[0].created_us
 
         ids = client.submit("tricky", *({"do": "sleep", "s": 0.02} for _ in range(150)))
         wait_until(lambda: len(runs(tmp_path, ids)) > 20, "work is under way")
@@ -322,7 +321,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
     client.wait(job_id)
     (stuck,) = client.submit("broken", 1)
     assert client.job(stuck).state is State.QUEUED
-    assert client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, stuck) == [b"removed"]
+    assert client._call("jobs/cancel", 0, stuck) == [b"removed"]
     # Nobody will ever claim its message.
     client.redis.delete(keys.queue_name("broken"), keys.tomb(keys.queue_name("broken")))
 
@@ -348,9 +347,7 @@ def test_an_idle_worker_is_woken_by_a_push(client: Client) -> None:
         for n in range(20):
             (job_id,) = client.submit("echo", n)
             (job,) = client.wait(job_id)
-            timings = job.timings_ms
-            assert timings is not None
-            took.append(timings["queued"])
+            took.append(float(job.timings.split(",")[0]))
             time.sleep(0.01)  # lets the worker go idle again
         return sorted(took)[10]
 

@@ -14,6 +14,7 @@ import pytest
 from headrace.jobs.job import State
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.clients.plain_http import PLAIN
+from tests.harness.deployments.webhooks import webhook_site
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -24,6 +25,7 @@ WRONG = """
 import time
 right = time.time
 time.time = lambda: right() + {ahead_s}
+time.time_ns = lambda: int((right() + {ahead_s}) * 1e9)
 """
 
 
@@ -35,7 +37,7 @@ def path_of(folder: Path, ahead_s: int) -> str:
     return f"{own}:{ROOT}"
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("ahead_s", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.slow)])
 def test_times_of_messages_are_held_against_the_clock_of_redis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
 ) -> None:
@@ -84,3 +86,16 @@ def test_times_of_messages_are_held_against_the_clock_of_redis(
             for path in kind_of:
                 body = {"model": "echo", "input": 3}
                 wait_until(partial(in_time, path, body), f"the API knows the time: {path}")
+
+
+def test_a_background_worker_that_is_ahead_gives_up_no_webhook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "forked", False)
+    environ = {"PYTHONPATH": path_of(tmp_path, HOUR_S), "HEADRACE_WEBHOOK_RETRY_S": "1200"}
+    with webhook_site(tmp_path) as site:
+        site.background_worker("ahead", **environ)
+        job_id = site.submit("/once/503")
+        site.hasten(site.delivery(job_id, "pending"), job_id)
+        site.delivery(job_id, "delivered", tries=2)
+        site.quiet()

@@ -31,8 +31,16 @@ WANTED = {
     "REDIS_PASSWORD": "s3cret", "REDIS_MAXMEMORY": "2gb", "REDIS_MEMORY": "3g",
     "WORKER_MEMORY": "8g", "FLOWER_BASIC_AUTH": "me:it", "GRAFANA_PASSWORD": "g",
 }  # fmt: skip
+#: The secrets that .env passes on, and the services that get them.
+SECRETS = {
+    "FLOWER_BASIC_AUTH": {"flower"},
+    "HEADRACE_WEBHOOK_SECRETS": {"api", "errands"},
+    "AWS_ACCESS_KEY_ID": {"api", "worker", "errands", "runner"},
+    "AWS_SECRET_ACCESS_KEY": {"api", "worker", "errands", "runner"},
+    "AWS_SESSION_TOKEN": {"api", "worker", "errands", "runner"},
+}
 PARTS = ("api", "worker", "errands", "runner", "flower")
-EXAMPLE = (ROOT / ".env.example").read_text()
+EXAMPLES = (ROOT / ".env.example", ROOT / "settings.env.example")
 
 
 def services(files: list[Path], **variables: str) -> dict[str, Any]:
@@ -42,9 +50,9 @@ def services(files: list[Path], **variables: str) -> dict[str, Any]:
     return found
 
 
-def examples() -> dict[str, str]:
-    """The variables of .env.example, each of which is commented out."""
-    lines = [line for line in EXAMPLE.splitlines() if re.match(r"#?\w+=", line)]
+def examples(file: Path = EXAMPLES[0]) -> dict[str, str]:
+    """The variables of an example, each of which is commented out."""
+    lines = [line for line in file.read_text().splitlines() if re.match(r"#?\w+=", line)]
     assert all(line.startswith("#") for line in lines), "an uncommented line changes the default"
     return dict(line[1:].split("=", 1) for line in lines)
 
@@ -138,7 +146,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
         assert spec["init"] is True
         assert spec["depends_on"]["redis"] == {"condition": "service_healthy"}
         assert seconds(spec["healthcheck"]["timeout"]) > health_probe.TIMEOUT_S
-        assert spec["build"]["context"] == "."
+        assert spec.get("build", {"context": "."})["context"] == "."
 
 
 def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
@@ -179,7 +187,6 @@ def test_in_production_passwords_and_memory_are_as_the_operator_says() -> None:
         "REDISCLI_AUTH": "s3cret", "VALKEYCLI_AUTH": "s3cret",
     }  # fmt: skip
     assert found["flower"]["environment"]["FLOWER_BASIC_AUTH"] == "me:it"
-    del found["flower"]["environment"]["FLOWER_BASIC_AUTH"]
     assert found == plain, "the rest is as without the file, where the same is said"
     memory = {name: spec["deploy"]["resources"]["limits"]["memory"] for name, spec in found.items()}
     assert (memory["redis"], memory["worker"]) == ("3g", "8g")
@@ -233,7 +240,8 @@ def test_settings_in_the_compose_file_are_settings() -> None:
         assert ours - {ENV_URL} <= known
     for name in PARTS:
         spec = services(CPU)[name]
-        assert spec["env_file"] == [{"path": ".env", "required": False}]
+        assert spec["env_file"] == [{"path": "settings.env", "required": False}]
+        assert spec["pull_policy"] == "never"
         url = load_settings(None, spec["environment"], {}).redis_url
         assert url == "redis://redis:6379/0"
 
@@ -268,21 +276,46 @@ def test_the_example_of_env_names_every_variable_with_its_default() -> None:
     asked = compose_file.names_in(yaml.safe_load(PRODUCTION[1].read_text()))
     assert asked.keys() == WANTED.keys() - {"GRAFANA_PASSWORD"}
     assert asked.keys() <= given.keys()
-    others = set(given) - set(wanted) - {"FLOWER_BASIC_AUTH"}
-    assert others
-    for name in others:
-        assert name in fields, f"{name} is neither in the Compose files nor a setting"
-        value = getattr(load_settings(None, {name: given[name]}, {}), fields[name].name)
+    assert set(given) - set(wanted) == SECRETS.keys()
+    settings = examples(EXAMPLES[1])
+    assert settings
+    for name, text in settings.items():
+        assert name in fields, f"{name} is not a setting"
+        value = getattr(load_settings(None, {name: text}, {}), fields[name].name)
         assert value == fields[name].default, name
     fixed = set().union(*(spec["environment"] for spec in services(GPU).values()))
-    assert not others & fixed, "what the Compose file sets wins over .env"
-    assert not others & OTHER_VARIABLES
+    assert not set(settings) & fixed, "what the Compose file sets wins over settings.env"
+    assert not set(settings) & OTHER_VARIABLES
+
+
+def test_a_secret_reaches_only_the_services_that_need_it() -> None:
+    secrets = {name: f"the {name}" for name in SECRETS}
+    given = {"REDIS_PASSWORD": "redis", "GRAFANA_PASSWORD": "grafana", **secrets}
+    found = services([*MONITORED, PRODUCTION[1]], **{**WANTED, **given})
+    for name, wanted in SECRETS.items():
+        having = {one for one, spec in found.items() if name in spec["environment"]}
+        assert having == wanted, name
+    assert not any(spec.get("env_file") for name, spec in found.items() if name not in PARTS)
+    grafana = {one for one, spec in found.items() if "grafana" in spec["environment"].values()}
+    assert grafana == {"grafana"}
+    keys = {one for one, spec in found.items() if any("/tls" in v for v in spec.get("volumes", []))}
+    assert keys == {"api"}
+
+
+def test_compose_builds_each_image_once() -> None:
+    for files in (CPU, GPU):
+        built = [spec["image"] for spec in services(files).values() if "build" in spec]
+        assert len(built) == len(set(built))
+        ours = {spec["image"] for spec in services(files).values() if "headrace" in spec["image"]}
+        assert set(built) == ours
 
 
 def test_the_example_of_env_changes_nothing() -> None:
     for files in (GPU, MONITORED):
         given = {"GRAFANA_PASSWORD": "g"}
-        assert services(files, **{**examples(), **given}) == services(files, **given)
+        # A secret has no default; as an empty variable it is not set either.
+        shown = {name: text for name, text in examples().items() if name not in SECRETS}
+        assert services(files, **{**shown, **given}) == services(files, **given)
 
 
 def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:

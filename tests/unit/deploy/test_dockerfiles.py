@@ -117,7 +117,6 @@ def test_the_final_stage_has_no_build_tools(file: Dockerfile) -> None:
     for text in file.final.all("RUN"):
         assert not re.search(BUILD_TOOLS, text), text
     assert file.final.all("COPY") == ["--from=build /opt/headrace /opt/headrace"]
-    assert "--without-pip /opt/headrace" in " ".join(file.stage("build").all("RUN"))
 
 
 def test_apt_and_pip_leave_nothing_behind(file: Dockerfile) -> None:

@@ -23,8 +23,12 @@ QUERIES = [
     *(target["expr"] for panel in PANELS for target in panel["targets"]),
     *(rule["expr"] for rule in ALERTS),
 ]
-#: What other panels are made of, or is no question of the dashboard's: what Flower is not told.
-NOT_SHOWN = ("headrace_host_cpus", "headrace_device_info", "headrace_events_left_out")
+#: What other panels are made of, or is no question of the dashboard's: what Flower is not told, and
+#: copies of jobs, which few models have.
+NOT_SHOWN = (
+    "headrace_host_cpus", "headrace_device_info", "headrace_events_left_out",
+    "headrace_shadow_jobs",
+)  # fmt: skip
 #: The samples of a metric, by how they end.
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 

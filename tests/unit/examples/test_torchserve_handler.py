@@ -42,7 +42,8 @@ class Mine(Other):
 
     def one(self, body, n):
         if isinstance(body, bytearray):
-            return {"bytes": len(body), "type": self.context.get_request_header(n, "Content-Type")}
+            of = self.context.get_request_header
+            return {"bytes": len(body), "type": of(n, "Content-Type"), "tenant": of(n, "X-Tenant")}
         if isinstance(body, dict):
             return {"name": self.names[str(body["n"])], "x": body["n"] * self.factor}
         return body
@@ -85,6 +86,7 @@ def served(tmp_path: Path, handler: str, source: str, **more: str) -> TorchServe
 def run(handler: TorchServe, inputs: list[Any], content_types: list[str]) -> list[Any]:
     handler.context.request_ids = [f"job-{n}" for n in range(len(inputs))]
     handler.context.content_types = content_types
+    handler.context.headers = [{"x-tenant": "blue"} for _ in inputs]
     return handler.postprocess(handler.inference(handler.preprocess(inputs)))
 
 
@@ -97,7 +99,11 @@ def test_a_class_with_its_files_and_its_configuration(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     results = run(handler, [{"n": 2}, b"\x89PNG", "text", "page", "bad"], ["a/b"] * 5)
-    assert results[:3] == [{"name": "two", "x": 20}, {"bytes": 4, "type": "a/b"}, "text"]
+    assert results[:3] == [
+        {"name": "two", "x": 20},
+        {"bytes": 4, "type": "a/b", "tenant": "blue"},
+        "text",
+    ]
     assert results[3] == Response(b"page", "text/html")
     assert isinstance(results[4], HandlerError)
     assert results[4].message == "422 Unprocessable: bad"

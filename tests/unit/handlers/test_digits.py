@@ -15,7 +15,7 @@ from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.warm_up import warm_up
+from workers.model_process.startup import warm_up
 
 DEMO = Path(__file__).parents[3] / "examples" / "digits"
 BLANK = Image.new("L", (64, 64), 200)

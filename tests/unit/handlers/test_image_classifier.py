@@ -17,7 +17,7 @@ from handlers.resnet import Bottleneck, resnet18, resnet50
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.warm_up import warm_up
+from workers.model_process.startup import warm_up
 
 #: Means of the three channels as logits: what a result says is known.
 CHANNELS = """

@@ -84,6 +84,12 @@ def test_size_is_checked_before_decoding() -> None:
     assert "1 x 11 pixels, at most 10" in refusal(bomb(1, 11), max_pixels=10)
 
 
+@pytest.mark.parametrize("size", [(1, 49_000_000), (65_536, 1)])
+def test_a_side_is_bounded_however_few_pixels_there_are(size: tuple[int, int]) -> None:
+    """Else 92 kB cost seconds and gigabytes."""
+    assert "at most 65,535 on a side" in refusal(bomb(*size))
+
+
 @pytest.mark.parametrize("side", [9_500, 30_000])
 def test_what_pillow_takes_for_a_bomb_is_an_input_error(side: int) -> None:
     with warnings.catch_warnings(record=True) as seen:

@@ -11,8 +11,14 @@ from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 
-ONE = "from headrace import Handler\nclass Mine(Handler):\n    pass\n"
-TWO = ONE + "class Other(Handler):\n    pass\n"
+ONE = """
+from headrace import Handler
+
+class Mine(Handler):
+    def inference(self, items):
+        return items
+"""
+TWO = ONE + "class Other(Mine):\n    pass\n"
 DUCK = """
 class Helper:
     pass
@@ -199,3 +205,39 @@ def test_echo_gives_back_what_it_gets(tmp_path: Path) -> None:
     handler.initialize(Context("echo", "1.0", "cpu", tmp_path))
     inputs: list[object] = [{"a": []}, b"bytes", None, 12345678901234567890]
     assert handler.postprocess(handler.inference(handler.preprocess(inputs))) == inputs
+
+
+NEARLY = (
+    "from headrace import Handler\nclass Mine(Handler):\n    def {}(self, items): return items\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("inferense", "inference"), ("pre_process", "preprocess"), ("Postprocess", "postprocess"),
+     ("initialise", "initialize")],
+)  # fmt: skip
+def test_a_misspelt_verb_is_named_with_the_right_one(tmp_path: Path, name: str, meant: str) -> None:
+    (tmp_path / "near.py").write_text(NEARLY.format(name))
+    with pytest.raises(ConfigError, match=f"has a method {name}, which is never called") as found:
+        load_handler("near.py", tmp_path)
+    assert found.value.hint == f"did you mean {meant}?"
+
+
+def test_other_methods_may_have_similar_names(tmp_path: Path) -> None:
+    more = "    def preprocess_image(self, image): return image\n    def infer(self): return 1\n"
+    more += "    def _postprocess(self, item): return item\n    initialized = False\n"
+    (tmp_path / "fine.py").write_text(NEARLY.format("inference") + more)
+    assert load_handler("fine.py", tmp_path)
+
+
+def test_an_instance_may_have_a_verb_of_its_own(tmp_path: Path) -> None:
+    made = "from headrace import Handler\nmine = Handler()\nmine.inference = lambda items: items\n"
+    (tmp_path / "made.py").write_text(made)
+    assert load_handler("made.py:mine", tmp_path)
+
+
+def test_a_class_that_does_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("from headrace import Handler\nclass Mine(Handler): pass\n")
+    with pytest.raises(ConfigError, match="defines none of preprocess, inference, postprocess"):
+        load_handler("empty.py", tmp_path)

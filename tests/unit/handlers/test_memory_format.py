@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from handlers import memory_format
-from handlers.memory_format import in_order, use_channels_last
+from handlers import tensors
+from handlers.tensors import in_order, use_channels_last
 
 EXAMPLE = torch.rand(2, 3, 16, 16)
 
@@ -27,7 +27,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_format, "time", CLOCK)
+    monkeypatch.setattr(tensors, "time", CLOCK)
 
 
 def last(module: nn.Module) -> bool:

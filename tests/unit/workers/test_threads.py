@@ -68,3 +68,26 @@ def test_a_blocked_thread_does_not_keep_its_owner_waiting() -> None:
     assert not threads.close(0.05)
     gate.set()
     assert threads.close(WAIT_S)
+
+
+def test_a_blocked_thread_holds_up_no_task_that_is_due_again() -> None:
+    gate, tried = threading.Event(), set[str]()
+
+    def work(task: str) -> float | None:
+        if task == "blocked":
+            gate.wait(WAIT_S)
+        elif task not in tried:
+            tried.add(task)
+            return 0.05
+        threads.deliver(task)
+        return None
+
+    threads: BackgroundThreads[str, str] = BackgroundThreads(work, "test", 2)
+    for task in ("a", "b", "blocked"):
+        threads.submit(task)
+    try:
+        assert sorted(results(threads, 2)) == ["a", "b"]
+    finally:
+        gate.set()
+    assert results(threads, 1) == ["blocked"]
+    assert threads.close(WAIT_S)

@@ -2,7 +2,7 @@
 
 Any worker can start it again at any time. The id of a stage's job follows from the pipeline's job
 and its place, so submitting it again finds the job. Stages whose results were freed are known from
-the saved states (`workers/background/pipelines/resume.py`). Redis is behind `StageBackend`.
+the saved states (`stage_state.py`). Redis and the payload stores are behind `StageJobs`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from headrace.config.model_catalog import ModelConfig
 from headrace.config.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
 from headrace.jobs.failure import read_error
+from headrace.jobs.input_details import InputDetails, read_object
 from headrace.jobs.job import Job, State
 from headrace.jobs.media_types import is_json
 from headrace.jobs.message import Message, PayloadRange
 from headrace.jobs.options import MAX_WAIT_FOR_START_S, JobOptions
-from workers.background.pipelines.resume import PreviousAttempt, read_previous, stage_job_id
-from workers.background.pipelines.stage_state import StageState
+from workers.background.pipelines.stage_state import (
+    PreviousAttempt,
+    StageState,
+    read_previous,
+    stage_job_id,
+)
 from workers.background.pipelines.values import (
     ExternalValue,
     ListValue,
@@ -35,6 +41,9 @@ from workers.background.pipelines.values import (
     value_of,
 )
 from workers.jobs.leased_job import LeasedJob
+
+if TYPE_CHECKING:
+    from workers.background.pipelines.stage_jobs import StageJobs
 
 #: Seconds for which a stage's ended job is kept, beyond twice the time that its pipeline's job may
 #: take (another worker may resume it).
@@ -61,56 +70,23 @@ class StageFailed(HeadraceError):
         self.traceback = traceback
 
 
-class StageBackend(Protocol):
-    """What an execution needs from Redis and the payload stores."""
-
-    inline_limit_bytes: int
-
-    async def run_job(
-        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
-    ) -> Job:
-        """Submit a stage's job, unless it exists, and wait for its end."""
-
-    async def read(self, stretch: PayloadRange) -> bytes:
-        """Return a range of a payload."""
-
-    async def save_stages(self, execution: PipelineExecution) -> None:
-        """Save the states of the stages, now or soon."""
-
-    async def saved_stages(self, execution: PipelineExecution) -> bytes:
-        """Return the states that were saved last; b"" if none were saved."""
-
-    async def view(self, ids: Sequence[str]) -> list[Job | None]:
-        """Return jobs with their results; None for a job that Redis does not have."""
-
-    async def forget(self, ids: Sequence[str]) -> None:
-        """Delete stages' jobs that have ended, so that they can run again."""
-
-    async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
-        """Save the states, and free these stages' results; return whether it was done."""
-
-
 class PipelineExecution:
     """The execution of one claimed pipeline job.
 
-    Args:
-        pipeline: the pipeline.
-        job: the job, with its message.
-        backend: runs the stages' jobs.
-        deadline: until when it must end, in seconds since 1970.
-
     Attributes:
+        deadline: until when it must end, in seconds since 1970.
         states: the state of each stage, by name.
         running: the stages' jobs that have not ended: id -> stage.
         submitted: ids of the jobs that this attempt has submitted, not an earlier one.
         ended: the stages' jobs that have ended: id -> stage and job.
         freed: ids of the ended jobs whose results are not needed any more.
         ending: the job is being settled, which checks its lease at each step.
+        saved_at: when states were saved last, in monotonic seconds.
         saving: held while states are saved, so that none overtakes a newer one.
     """
 
     def __init__(
-        self, pipeline: PipelineConfig, job: LeasedJob, backend: StageBackend, deadline: float
+        self, pipeline: PipelineConfig, job: LeasedJob, backend: StageJobs, deadline: float
     ) -> None:
         self.pipeline = pipeline
         self.job = job
@@ -121,6 +97,7 @@ class PipelineExecution:
         self.ended: dict[str, tuple[Stage, Job]] = {}
         self.freed: list[str] = []
         self.ending = False
+        self.saved_at = 0.0
         self.saving = asyncio.Lock()
         self._backend = backend
         self._began = time.time()
@@ -134,6 +111,11 @@ class PipelineExecution:
         if self.job.message is None:
             raise RuntimeError("the job was not read")
         return self.job.message
+
+    @property
+    def started(self) -> str:
+        """When the job began, as its record has it: at its claim, as nothing holds it back here."""
+        return str(self.job.redis_us(self.job.claimed_at))
 
     async def run(self) -> Value:
         """Run all stages, and return the pipeline's result.
@@ -185,6 +167,20 @@ class PipelineExecution:
             retry_backoff=message.retry_backoff_s,
             retry_backoff_max=message.retry_backoff_max_s,
             result_ttl=min(kept_s, MAX_WAIT_FOR_START_S),
+        )
+
+    def details(self, stage: Stage, model: ModelConfig) -> InputDetails | None:
+        """Return what comes with the input of a stage's job: as much as its model declares."""
+        given = self.message.details
+        if given is None:
+            return None
+        parameters = read_object(given.parameters, "parameters")
+        headers = read_object(given.headers, "headers")
+        return InputDetails(
+            parameters=_chosen(parameters, model.parameters),
+            headers=_chosen(headers, model.headers),
+            metadata=given.metadata,
+            nested=given.nested and INPUT in stage.sources,
         )
 
     async def _resume(self) -> PreviousAttempt:
@@ -305,6 +301,12 @@ class PipelineExecution:
             return ExternalValue(source)
         kind = "" if is_json(source.type.partition(";")[0]) or not source.type else source.type
         return StoredValue(PayloadRange(source.ref, 0, source.size, kind), whole=True)
+
+
+def _chosen(given: dict[str, Any], names: Container[str]) -> bytes:
+    """Return the members with these names as JSON text; b"" for none."""
+    found = {name: value for name, value in given.items() if name in names and value is not None}
+    return msgspec.json.encode(found) if found else b""
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

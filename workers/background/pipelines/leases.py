@@ -18,11 +18,10 @@ from headrace.redis.scripts import queues as queue_scripts
 from headrace.redis.scripts.jobs import FENCED, ClaimReply
 from headrace.redis.scripts.queues import SweepReply
 from workers.background.pipelines.execution import PipelineExecution
-from workers.jobs.claim_reply import read_jobs
-from workers.jobs.leased_job import NEVER, LeasedJob
+from workers.jobs.leased_job import NEVER, LeasedJob, read_jobs
 from workers.jobs.settlement import Settlement
 from workers.leases.reap_clock import ReapClock
-from workers.models.pending_callbacks import ORPHANED_MAX
+from workers.models.pending_work import ORPHANED_MAX
 
 #: A lost orchestrator is never a job's fault, as it runs no user code: no job is charged for it,
 #: and none waits.
@@ -34,10 +33,9 @@ class PipelineQueue:
     """The queue of one pipeline, and its jobs that run here.
 
     Attributes:
-        config: the pipeline.
         model: the pipeline as a model of the catalogue.
         executions: the jobs that run here, by id, each with its task.
-        orphans: sends the callbacks of jobs that scripts have ended, while some are left.
+        orphans: does what is left to do for jobs that scripts have ended.
         skipped_offline: the last claim had no room for offline jobs, which cause no push.
         paused: the queue was paused at its last claim; each sweep claims again.
     """
@@ -79,11 +77,6 @@ class PipelineLeases:
     """The leases of one background worker's pipeline jobs.
 
     Every method raises BrokerError if Redis does not answer.
-
-    Args:
-        jobs: calls the scripts.
-        settings: the deployment's settings.
-        owner: this incarnation of the worker, written into each lease.
     """
 
     def __init__(self, jobs: JobQueue, settings: Settings, owner: str) -> None:
@@ -154,7 +147,8 @@ class PipelineLeases:
 
     async def settle(self, queue: PipelineQueue, settlement: Settlement) -> bool:
         """Settle a job; return whether this worker still had the lease."""
-        (code,) = await self._jobs.call_once(job_scripts.settle(queue.name, [settlement]))
+        settle = job_scripts.settle(queue.name, queue.model.version, [settlement])
+        (code,) = await self._jobs.call_once(settle)
         return int(code) != FENCED
 
     async def release(self, queue: PipelineQueue, jobs: Sequence[LeasedJob]) -> None:

@@ -29,17 +29,14 @@ from headrace.redis import keys
 from headrace.redis.backoff import MAX_S
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
-from headrace.redis.scripts import Arg
-from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts import Arg, script
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
-from workers.background.pipelines.canvas import PipelineCanvas
-from workers.background.pipelines.claiming import read_execution
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.leases import PipelineLeases, PipelineQueue
-from workers.background.pipelines.settling import failure, success
+from workers.background.pipelines.settling import PipelineCanvas, failure, success
 from workers.background.pipelines.stage_jobs import PipelineLeaseLost, StageJobs
 from workers.jobs.leased_job import LeasedJob
-from workers.jobs.settlement import Settlement, cancelled
+from workers.jobs.settlement import Settlement, cancelled, read_details, read_message
 from workers.leases.notifications import POLL_S, QueueNotifications
 
 logger = logging.getLogger(__name__)
@@ -51,15 +48,7 @@ _AWAY: Final = (RedisError, OSError, HeadraceError)
 
 
 class PipelineOrchestrator:
-    """The pipelines of one background worker; `run` is the body of its thread.
-
-    Args:
-        settings: the deployment's settings.
-        catalog: its models and pipelines.
-        redis_url: its Redis.
-        owner: this incarnation of the worker, written into each lease.
-        node: its Celery node name.
-    """
+    """The pipelines of one background worker; `run` is the body of its thread."""
 
     def __init__(
         self, settings: Settings, catalog: Catalog, redis_url: str, owner: str, node: str
@@ -181,7 +170,15 @@ class PipelineOrchestrator:
         self._read_cancel_notices()
 
     def _begin(self, queue: PipelineQueue, raw: bytes, job: LeasedJob, now_us: int) -> None:
-        execution, settlement = read_execution(queue.config, raw, job, now_us, self._stage_jobs)
+        wall = time.time()
+        job.dispatched_at, job.dispatched_epoch_s = job.claimed_at, wall
+        settlement = read_message(job, raw, queue.config.name, queue.name, now_us)
+        message = job.message
+        if settlement is None:
+            settlement = read_details(job, queue.model)
+        own_s = message.timeout_s if message is not None else None
+        timeout_s = queue.config.timeout_s if own_s is None else own_s
+        execution = PipelineExecution(queue.config, job, self._stage_jobs, wall + timeout_s)
         if settlement is None:
             run = self._run(queue, execution)
         else:
@@ -254,7 +251,6 @@ class PipelineOrchestrator:
         # This process may have been stopped for a while. The worker with the new lease has found
         # the stages' jobs under the same ids, so they belong to it.
         execution.job.dropped = "lost"
-        self._stage_jobs.leave(execution)
         logger.warning("lease lost: another worker has resumed the job", extra=about(execution))
 
     def _ended(
@@ -296,8 +292,8 @@ class PipelineOrchestrator:
         now = time.monotonic()
         reply = await self._leases.sweep(queue)
         if reply.orphaned:
-            sending = self._canvas.send_orphaned(queue.name, reply.orphaned)
-            queue.orphans = asyncio.create_task(sending)
+            ending = self._canvas.end_orphaned(queue.config, queue.name, reply.orphaned)
+            queue.orphans = asyncio.create_task(ending)
         if reply.due_in_us is not None:
             self._sweep_at = min(self._sweep_at, now + reply.due_in_us / US_PER_S + 0.001)
 
@@ -310,7 +306,8 @@ class PipelineOrchestrator:
         ]  # fmt: skip
         for queue in self._queues:
             fields += (queue.model.name, msgspec.json.encode(state))
-        await self._job_queue.call_once(worker_scripts.report(self._owner, fields))
+        report = script("workers/report").call([], self._owner, len(fields), *fields)
+        await self._job_queue.call_once(report)
 
     def _read_cancel_notices(self) -> None:
         """Cancel the executions of jobs that were cancelled."""

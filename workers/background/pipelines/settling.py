@@ -1,19 +1,30 @@
-"""Settlements of pipeline jobs: the result of an execution, or the reason of its failure."""
+"""The end of a pipeline's job: its settlement, and the callbacks that are sent before it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
+from headrace.config.pipelines import PipelineConfig
+from headrace.errors import HeadraceError
 from headrace.jobs.encoding import kombu_bytes
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
+from headrace.redis.backoff import MAX_S
 from headrace.redis.scripts.jobs import DEAD
-from workers.background.pipelines.execution import PipelineExecution, StageFailed
+from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.values import BinaryValue, StoredValue, Value, parts_of
+from workers.canvas.notifier import send_end, send_orphaned
+from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
 from workers.jobs.settlement import (
     Settlement,
+    began,
     date_done,
     failed,
     stages,
@@ -21,7 +32,15 @@ from workers.jobs.settlement import (
     succeeded,
     timings,
 )
-from workers.models.pending_payloads import STOCK_RESULT_MAX_BYTES
+from workers.models.pending_work import STOCK_RESULT_MAX_BYTES, OrphanedEnd, UnsentCallbacks
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds between two attempts to send callbacks.
+AGAIN_S: Final = MAX_S / 4
+_LATER: Final = (*TRY_AGAIN, ChordBusy, Malformed)
 
 
 async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -> Settlement:
@@ -31,27 +50,27 @@ async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -
         HeadraceError: the result cannot be read or stored.
     """
     job, message = execution.job, execution.message
-    took, done = _took(execution), date_done()
+    took, done, start = _took(execution), date_done(), began(job, job.claimed_at, 0.0)
     if isinstance(value, BinaryValue):
         job.result = kombu_bytes(value.base64)
-        return succeeded(job, job.result, value.type, 1, took, done)
+        return succeeded(job, job.result, value.type, 1, took, done, start)
     limit = jobs.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
     if isinstance(value, StoredValue) and value.whole and value.at.length > limit:
         at = value.at
         if message.has_callbacks:
             job.result = await jobs.in_thread(read_parts, jobs.stores, [at])
         await _hand_over(jobs, execution, at.ref)
-        return stored_as(job, at.ref, at.length, at.type or JSON_TYPE, 1, took, done)
+        return stored_as(job, at.ref, at.length, at.type or JSON_TYPE, 1, took, done, start)
     if isinstance(value, StoredValue) and value.at.type:
         body = await jobs.in_thread(read_bytes, jobs.stores, value.at)
         job.result = kombu_bytes(body)
-        return succeeded(job, job.result, value.at.type, 1, took, done)
+        return succeeded(job, job.result, value.at.type, 1, took, done, start)
     job.result = await jobs.in_thread(read_parts, jobs.stores, parts_of(value))
     if len(job.result) <= limit or message.ignore_result:
-        return succeeded(job, job.result, "", 1, took, done)
+        return succeeded(job, job.result, "", 1, took, done, start)
     entry = jobs.stores.new_entry(job.id, execution.pipeline.name, "r")
     await jobs.in_thread(lambda: jobs.stores.put(entry, job.result, bounded=False))
-    return stored_as(job, entry.ref, len(job.result), JSON_TYPE, 1, took, done)
+    return stored_as(job, entry.ref, len(job.result), JSON_TYPE, 1, took, done, start)
 
 
 def failure(execution: PipelineExecution, error: StageFailed) -> Settlement:
@@ -63,6 +82,7 @@ def failure(execution: PipelineExecution, error: StageFailed) -> Settlement:
         traceback=error.traceback,
         batch=1,
         timings=_took(execution),
+        began=began(execution.job, execution.job.claimed_at, 0.0),
     )
     return settlement._replace(retry_us=DEAD) if error.dead else settlement
 
@@ -78,6 +98,62 @@ async def _hand_over(jobs: StageJobs, execution: PipelineExecution, ref: str) ->
 
 
 def _took(execution: PipelineExecution) -> str:
-    return timings(
-        execution.job, stages([0.0, (time.monotonic() - execution.job.claimed_at) * 1000, 0.0])
-    )
+    job = execution.job
+    ran = stages([0.0, (time.monotonic() - job.claimed_at) * 1000, 0.0])
+    return timings(job, 0.0, ran)
+
+
+class PipelineCanvas:
+    """Sends callbacks, with a connection for each job, as few pipeline jobs have callbacks."""
+
+    def __init__(self, redis_url: str, result_ttl_s: int, jobs: StageJobs) -> None:
+        self._url = redis_url
+        self._ttl_s = result_ttl_s
+        self._jobs = jobs
+
+    async def send_end(self, execution: PipelineExecution, settlement: Settlement) -> Settlement:
+        """Send a job's callbacks, and retry until they are sent; return its settlement."""
+        progress, end = SendProgress(), UnsentCallbacks(execution.job, settlement)
+        while True:
+            try:
+                return await self._send(partial(send_end, end), progress)
+            except _LATER as error:
+                logger.warning("callbacks not sent yet: %s", error, extra=about(execution))
+                progress.tries += 1
+            await asyncio.sleep(AGAIN_S)
+
+    async def end_orphaned(
+        self, pipeline: PipelineConfig, queue: str, pairs: Sequence[bytes]
+    ) -> None:
+        """Cancel the stages' jobs of jobs that scripts have ended, and send their callbacks.
+
+        A job that was cancelled between two attempts, or while its background worker died, is one.
+        What cannot be done now stays there, and a later sweep returns it again.
+
+        Args:
+            pipeline: the jobs' pipeline.
+            queue: its queue.
+            pairs: ids, each with its entry.
+        """
+        for name, entry in zip(pairs[::2], pairs[1::2], strict=True):
+            end = OrphanedEnd(queue, name, entry)
+            job = {"job": name.decode("utf-8", "replace")}
+            try:
+                await self._jobs.cancel_orphaned(pipeline, job["job"])
+                await self._send(partial(send_orphaned, end), SendProgress())
+            except (*_LATER, HeadraceError) as error:
+                logger.warning("an ended job waits for a next try: %s", error, extra=job)
+            except Exception:
+                logger.exception("stages or callbacks of an ended job are left", extra=job)
+
+    async def _send(
+        self, send: Callable[[CanvasSender, SendProgress], T], progress: SendProgress
+    ) -> T:
+        def connected() -> T:
+            sender = CanvasSender(self._url, self._ttl_s)
+            try:
+                return send(sender, progress)
+            finally:
+                sender.close()
+
+        return await self._jobs.in_thread(connected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from headrace.config.model_catalog import Catalog, ModelConfig
-from headrace.config.pipelines import Stage
+from headrace.config.pipelines import PipelineConfig, Stage
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
 from headrace.jobs.job import Job, State
@@ -32,9 +32,10 @@ from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import Backoff
 from headrace.redis.fields import JobField
-from headrace.redis.outages import translate
-from headrace.redis.scripts import pipelines as pipeline_scripts
+from headrace.redis.outages import OUTAGE_LINES, translate
+from headrace.redis.scripts import pages_of, script
 from workers.background.pipelines.execution import PipelineExecution, about
+from workers.background.pipelines.stage_state import stage_job_id
 from workers.background.pipelines.values import ExternalValue, StoredValue, Value, parts_of
 from workers.jobs.settlement import Settlement
 
@@ -64,25 +65,16 @@ class StageInput(NamedTuple):
     Attributes:
         text: the JSON text, if the message has it.
         source: where the input is otherwise.
-        entry: the payload that was written for it; None if there was no need.
+        entries: the payload that was written for it; empty if there was no need.
     """
 
     text: bytes
     source: InputSource | None = None
-    entry: PayloadEntry | None = None
+    entries: tuple[PayloadEntry, ...] = ()
 
 
 class StageJobs:
-    """Runs the jobs of stages, for the executions of one orchestrator.
-
-    Args:
-        client: the connections.
-        queue: submits and reads jobs.
-        waiters: wait for the ends of jobs.
-        stores: have long inputs and results.
-        catalog: the models.
-        settings: the deployment's settings.
-    """
+    """Runs the jobs of stages, for the executions of one orchestrator."""
 
     def __init__(
         self,
@@ -100,9 +92,8 @@ class StageJobs:
         self._waiters = waiters
         self._catalog = catalog
         self._settings = settings
-        self._dead_letters = DeadLetters(client, queue)
+        self._dead_letters = DeadLetters(queue)
         self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
-        self._saved_at: dict[str, float] = {}
         self._drops: set[asyncio.Task[None]] = set()
         self._save_slots = asyncio.Semaphore(SAVES_MAX)
 
@@ -121,7 +112,7 @@ class StageJobs:
 
     async def save_stages(self, execution: PipelineExecution, *, now: bool = False) -> None:
         """Save the states of the stages for readers; a failure is only logged."""
-        if now or time.monotonic() >= self._saved_at.get(execution.job.token, 0.0) + SAVE_S:
+        if now or time.monotonic() >= execution.saved_at + SAVE_S:
             await self._save(execution)
 
     async def saved_stages(self, execution: PipelineExecution) -> bytes:
@@ -140,13 +131,13 @@ class StageJobs:
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
         """Return jobs with their results; None for a job that Redis does not have."""
         found: list[Job | None] = []
-        for chunk in _chunks(ids, VIEW_MAX_JOBS):
+        for chunk in pages_of(ids, VIEW_MAX_JOBS):
             found += await self.patiently(partial(self._queue.view, chunk))
         return found
 
     async def forget(self, ids: Sequence[str]) -> None:
         """Delete stages' jobs that have ended, so that they can run again."""
-        for chunk in _chunks(ids, OUTCOMES_MAX_JOBS):
+        for chunk in pages_of(ids, OUTCOMES_MAX_JOBS):
             await self.patiently(partial(self._queue.forget, chunk))
 
     async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
@@ -157,7 +148,7 @@ class StageJobs:
         """
         ids = [name for stage in stages for name in execution.job_ids(stage)]
         # Also without jobs, as the states must have the stage that has ended.
-        for chunk in _chunks(ids, FREE_MAX_JOBS) if ids else ((),):
+        for chunk in pages_of(ids, FREE_MAX_JOBS) if ids else ((),):
             if not await self._save(execution, *chunk):
                 return False
         entries = _stored(execution, ids)
@@ -175,28 +166,20 @@ class StageJobs:
             )
             return
         if elsewhere:
-            task = asyncio.create_task(self._dropped(elsewhere))
+            task = asyncio.create_task(self._drop(*elsewhere))
             self._drops.add(task)
             task.add_done_callback(self._drops.discard)
 
-    async def _dropped(self, entries: Sequence[PayloadEntry]) -> None:
-        try:
-            await self.in_thread(self.stores.drop, *entries)
-        except HeadraceError as error:
-            logger.warning("payloads not deleted; the sweep will: %s", error.message)
-
     async def _save(self, execution: PipelineExecution, *freed: str) -> bool:
         """Save the states and which results are freed; return whether it was done."""
-        token = execution.job.token
-        self._saved_at[token] = time.monotonic()
+        token, execution.saved_at = execution.job.token, time.monotonic()
         async with execution.saving, self._save_slots:
             try:
                 stages = execution.stages_json()
-                return bool(
-                    await self._queue.call_once(
-                        pipeline_scripts.save_stages(execution.job.id, token, stages, freed)
-                    )
+                save = script("pipelines/save_stages").call(
+                    [], execution.job.id, token, stages, execution.started, *freed
                 )
+                return bool(await self._queue.call_once(save))
             except HeadraceError as error:
                 logger.warning("states of stages not saved: %s", error, extra=about(execution))
                 return False
@@ -209,11 +192,10 @@ class StageJobs:
         Raises:
             HeadraceError: it can never be submitted.
         """
-        model = self._catalog.models[stage.model]
 
         async def ended() -> Job:
             while True:
-                found = await self._ended(execution, stage, job_id, model, value)
+                found = await self._ended(execution, stage, job_id, value)
                 if found is not None:
                     return found
                 logger.warning(
@@ -232,7 +214,8 @@ class StageJobs:
                 if not error.retryable:
                     raise
                 delay_s = backoff.next_s()
-                logger.info("%s; next attempt in %.2f s", error.message, delay_s)
+                if (more := OUTAGE_LINES.allows(error.code)) is not None:
+                    logger.info("%s; next attempt in %.2f s%s", error.message, delay_s, more)
             await asyncio.sleep(delay_s)
 
     async def cancel(self, execution: PipelineExecution) -> dict[str, str]:
@@ -242,7 +225,7 @@ class StageJobs:
             PipelineLeaseLost: another worker has resumed the pipeline's job.
         """
         job, over = execution.job, dict[str, str]()
-        for chunk in _chunks(list(execution.running), VIEW_MAX_JOBS):
+        for chunk in pages_of(list(execution.running), VIEW_MAX_JOBS):
             replies = await self.patiently(
                 partial(self._queue.cancel_for, job.id, job.token, chunk)
             )
@@ -251,31 +234,40 @@ class StageJobs:
             over.update(pair for pair in zip(chunk, replies, strict=True) if pair[1] != "asked")
         return over
 
+    async def cancel_orphaned(self, pipeline: PipelineConfig, job_id: str) -> None:
+        """Cancel the stages' jobs of a pipeline's job that has ended without its worker."""
+        job = await self.patiently(lambda: self._queue.read(job_id))
+        if job is not None and not job.state.final:
+            return  # the id has another job by now, whose stages' jobs have the same ids
+        for stage in pipeline.stages:
+            most = pipeline.max_items if stage.spread else 1
+            for chunk in pages_of(range(most), VIEW_MAX_JOBS):
+                ids = [stage_job_id(job_id, stage.name, n) for n in chunk]
+                replies = await self.patiently(partial(self._queue.cancel, ids))
+                if all(reply == "unknown" for reply in replies):
+                    break
+
     async def clear(
         self, execution: PipelineExecution, over: Mapping[str, str], *, settled: bool = False
     ) -> None:
         """Delete what is not needed after the execution; what stays expires.
 
-        Args:
-            execution: the execution.
-            over: what `cancel` returned.
-            settled: the pipeline's job is settled; otherwise its lease is checked.
+        `over` is what `cancel` returned. Until the pipeline's job is settled, its lease is checked.
 
         Raises:
             PipelineLeaseLost: another worker resumed the pipeline's job; nothing was deleted.
         """
-        self.leave(execution)
         job = execution.job
         names = [*execution.ended, *execution.freed, *over]
         entries = _stored(execution, execution.ended)
         try:
-            for chunk in _chunks(names, VIEW_MAX_JOBS):
+            for chunk in pages_of(names, VIEW_MAX_JOBS):
                 if settled:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
-                elif not await self._queue.call_once(
-                    pipeline_scripts.clear(job.id, job.token, chunk)
-                ):
-                    raise PipelineLeaseLost
+                else:
+                    clear = script("pipelines/clear").call([], job.id, job.token, *chunk)
+                    if not await self._queue.call_once(clear):
+                        raise PipelineLeaseLost
             for model, ids in _dead_letters(execution, over).items():
                 await self._dead_letters.purge(keys.queue_name(model), ids)
             if entries:
@@ -284,10 +276,6 @@ class StageJobs:
             logger.warning(
                 "stages' jobs not deleted; they expire: %s", error, extra=about(execution)
             )
-
-    def leave(self, execution: PipelineExecution) -> None:
-        """Forget an execution that has ended here."""
-        self._saved_at.pop(execution.job.token, None)
 
     async def settled(self, execution: PipelineExecution, settlement: Settlement) -> None:
         """Delete the settled job's input; its result stays as long as its record."""
@@ -299,21 +287,13 @@ class StageJobs:
             entries.append(
                 PayloadEntry(str(settlement.value).split(" ")[0], execution.job.id, name, "r")
             )
-        try:
-            if entries:
-                await self.in_thread(self.stores.drop, *entries)
-        except HeadraceError as error:
-            logger.warning("payloads not deleted; the sweep will: %s", error.message)
+        await self._drop(*entries)
 
     async def _ended(
-        self,
-        execution: PipelineExecution,
-        stage: Stage,
-        job_id: str,
-        model: ModelConfig,
-        value: Value,
+        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
     ) -> Job | None:
         """Return the job once it has ended; None if it is lost, or outdated by an old attempt."""
+        model = self._catalog.models[stage.model]
         given = await self._input(job_id, model, value)
         with self._waiters.own(job_id) as wait:
             try:
@@ -323,16 +303,17 @@ class StageJobs:
             except BrokerError:
                 raise  # Redis may have taken it; if not, the sweep deletes its payload
             except HeadraceError:
-                await self._drop(given)
+                await self._drop(*given.entries)
                 raise
             if not receipt.repeated:
                 execution.submitted.add(job_id)
+                wait.submitted(receipt.created_us)
                 return await self._end(wait, model, receipt.created_us)
         # An earlier attempt has submitted it, perhaps with another input payload.
-        await self._drop(given)
+        await self._drop(*given.entries)
         cancelled = job_id not in execution.submitted and await self._cancelled(job_id)
         async with self._waiters.foreign(job_id) as wait:
-            wait.wake()
+            wait.watched(receipt.created_us)
             found = await self._end(wait, model, receipt.created_us)
         if found is not None and (found.freed or (cancelled and found.state is State.CANCELLED)):
             # An attempt without saved states has freed it and could not delete it, or has cancelled
@@ -373,6 +354,7 @@ class StageJobs:
             waiter=self._waiters.api_id,
             source=given.source,
             trace=execution.message.trace,
+            details=execution.details(stage, model),
         )
 
     async def _input(self, job_id: str, model: ModelConfig, value: Value) -> StageInput:
@@ -391,14 +373,14 @@ class StageJobs:
         body = await self.in_thread(read_parts, self.stores, parts)
         entry = self.stores.new_entry(job_id, model.name, "i")
         await self.in_thread(self.stores.put, entry, body)
-        return StageInput(_NOTHING, InputSource(ref=entry.ref, size=len(body)), entry)
+        return StageInput(_NOTHING, InputSource(ref=entry.ref, size=len(body)), (entry,))
 
-    async def _drop(self, given: StageInput) -> None:
-        if given.entry is not None:
-            try:
-                await self.in_thread(self.stores.drop, given.entry)
-            except HeadraceError as error:
-                logger.warning("payload not deleted; the sweep will: %s", error.message)
+    async def _drop(self, *entries: PayloadEntry) -> None:
+        try:
+            if entries:
+                await self.in_thread(self.stores.drop, *entries)
+        except HeadraceError as error:
+            logger.warning("payloads not deleted; the sweep will: %s", error.message)
 
 
 def _dead_letters(execution: PipelineExecution, over: Mapping[str, str]) -> dict[str, list[str]]:
@@ -411,11 +393,6 @@ def _dead_letters(execution: PipelineExecution, over: Mapping[str, str]) -> dict
         if word == "ended":  # together with the job that has ended the execution
             found.setdefault(execution.running[job_id].model, []).append(job_id)
     return found
-
-
-def _chunks(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    for at in range(0, len(names), most):
-        yield names[at : at + most]
 
 
 def _stored(execution: PipelineExecution, names: Iterable[str]) -> list[PayloadEntry]:

@@ -1,35 +1,31 @@
-"""The states of a pipeline job's stages, as its record stores them. Independent of Redis."""
+"""The states of a pipeline job's stages, as its record stores them, and where a resume begins.
+
+Results are freed once no stage needs them, so a stage that has ended may rightly have none left.
+The saved states have the stages that have ended; the records of their jobs have the results left.
+Independent of Redis.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import msgspec
 
-from headrace.jobs.job import Job
+from headrace.config.pipelines import PipelineConfig, Stage
+from headrace.jobs.ids import callback_id
+from headrace.jobs.job import TIMINGS, Job, State
+from headrace.jobs.progress import STAGES, SavedStage
 
-_NAMES: Final = ("queued", "hold", "preprocess", "inference", "postprocess")
 _SUCCEEDED: Final = "succeeded"
-
-
-class SavedStage(msgspec.Struct):
-    """The saved state of a stage; see `StageState.stage_json`."""
-
-    name: str
-    status: str
-    jobs: int = 0
-    timings: dict[str, float] | None = None
-
-
-_NOTE: Final = msgspec.json.Decoder(list[SavedStage])
 
 
 def ended_stages(note: bytes) -> dict[str, SavedStage]:
     """Return the saved stages that have ended, by name; empty if the note cannot be read."""
     try:
-        stages = _NOTE.decode(note) if note else []
+        stages = STAGES.decode(note) if note else []
     except msgspec.MsgspecError:
         return {}
     return {stage.name: stage for stage in stages if stage.status == _SUCCEEDED}
@@ -54,7 +50,7 @@ class StageState:
     done: int = 0
     began_s: float = 0.0
     ended_s: float = 0.0
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(_NAMES))
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(TIMINGS))
     failed: bool = False
 
     @classmethod
@@ -62,15 +58,16 @@ class StageState:
         """Return the state of a stage that had ended before, from its saved state."""
         now, timings = time.time(), saved_stages.timings or {}
         began_s = now - timings.get("total", 0.0) / 1000
-        sums = [timings.get(name, 0.0) * saved_stages.jobs for name in _NAMES]
+        sums = [timings.get(name, 0.0) * saved_stages.jobs for name in TIMINGS]
         return cls(model, saved_stages.jobs, saved_stages.jobs, began_s, now, sums)
 
     def add(self, job: Job) -> None:
         """Add a job that has succeeded."""
         self.done += 1
         if job.timings:
-            for n, part in enumerate(job.timings.split(",")):
-                self.sums[n] += float(part)
+            queued, hold, *ran = job.timings.split(",")
+            for n, took in enumerate((queued, hold, job.device_wait, *ran)):
+                self.sums[n] += float(took)
 
     def stage_json(self, name: str) -> dict[str, Any]:
         """Return the stage as the job object shows it, with the means of its jobs' timings."""
@@ -84,7 +81,7 @@ class StageState:
         timings = None
         if self.done:
             means = (round(total / self.done, 3) for total in self.sums)
-            timings = dict(zip(_NAMES, means, strict=True))
+            timings = dict(zip(TIMINGS, means, strict=True))
         if timings is not None and self.ended_s:
             timings["total"] = round((self.ended_s - self.began_s) * 1000, 3)
         return {
@@ -95,3 +92,64 @@ class StageState:
             "done": self.done,
             "timings": timings,
         }
+
+
+#: Reads jobs with their results; None for a job that Redis does not have.
+View = Callable[[Sequence[str]], Awaitable[list[Job | None]]]
+
+
+@dataclass(slots=True)
+class PreviousAttempt:
+    """What an earlier attempt at an execution has left.
+
+    Attributes:
+        ended: the stages that do not run again, by name.
+        jobs: the jobs of ended stages whose results are needed, in order.
+        incomplete: ids of the jobs of ended stages that run again, because a result is lost.
+    """
+
+    ended: dict[str, SavedStage] = field(default_factory=dict)
+    jobs: dict[str, list[Job]] = field(default_factory=dict)
+    incomplete: list[str] = field(default_factory=list)
+
+
+def stage_job_id(job_id: str, stage: str, n: int) -> str:
+    """Return the id of a stage's job number `n`, which is the same in every attempt."""
+    return callback_id(job_id, f"stage/{stage}/{n}")
+
+
+async def read_previous(
+    job_id: str, pipeline: PipelineConfig, note: bytes, view: View
+) -> PreviousAttempt:
+    """Read what an earlier attempt has left, from the result backwards.
+
+    `note` has the saved states of its stages; it is empty without an earlier attempt.
+    """
+    saved_stages, previous, wanted = ended_stages(note), PreviousAttempt(), set(pipeline.result)
+    for stage in reversed(pipeline.stages) if saved_stages else ():
+        found = saved_stages.get(stage.name)
+        if found is not None and stage.name not in wanted:
+            previous.ended[stage.name] = found
+            continue
+        if found is not None:
+            ids = [stage_job_id(job_id, stage.name, n) for n in range(found.jobs)]
+            jobs = _whole(stage, await view(ids))
+            if jobs is not None:
+                previous.ended[stage.name], previous.jobs[stage.name] = found, jobs
+                continue
+            previous.incomplete += ids
+        wanted.update(stage.sources)
+    return previous
+
+
+def _whole(stage: Stage, found: Sequence[Job | None]) -> list[Job] | None:
+    """Return the jobs if each of them still has its result, else None."""
+    jobs = [
+        job
+        for job in found
+        if job is not None
+        and job.state is State.SUCCEEDED
+        and (job.stored is not None or job.result_json is not None)
+    ]
+    complete = len(jobs) == len(found) and (stage.spread or len(jobs) == 1)
+    return jobs if complete else None

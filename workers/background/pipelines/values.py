@@ -126,11 +126,7 @@ async def follow(
 ) -> list[Value]:
     """Return the values at a path.
 
-    Args:
-        value: the value in which the path begins.
-        steps: the path.
-        read: reads a stored payload.
-        short_bytes: a part of a payload up to this length becomes text, a longer one a reference.
+    A part of a payload up to `short_bytes` becomes text, a longer one a reference.
 
     Raises:
         InvalidRequest: the path leads nowhere.

@@ -1,18 +1,22 @@
 """Delivers webhooks: runs the task `headrace.webhook`, in an event loop of its own.
 
-A task reads how its job has ended, makes one attempt, and stores the outcome in Redis. A delivery
-that has not arrived waits there for its next attempt: `hr:hooks` has the time, and a sweep sends
-the task again. So no delivery waits in memory, and no thread sleeps. An attempt that its worker
-does not survive is made again, under the same `webhook-id`.
+A task reads how its job has ended, notes in Redis that an attempt begins, and ends. The attempt
+goes on in the event loop, and stores its outcome. A delivery that has not arrived waits in Redis
+for its next attempt: `hr:hooks` has the time, and a sweep sends the task again. So no delivery
+waits in memory, and no thread waits for a receiver. An attempt that its worker does not survive is
+made again, under the same `webhook-id`. throttling.py limits the attempts per receiver and per API
+key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +25,9 @@ import msgspec
 
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError
+from headrace.jobs.job import Job, State, iso
+from headrace.jobs.options import ENDS
+from headrace.jobs.serialization import job_object
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.webhook_deliveries import (
     COUNTER,
@@ -36,10 +43,15 @@ from headrace.queue.webhook_deliveries import (
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect_async
 from headrace.webhooks.signing import secrets_of, signature
-from headrace.webhooks.task_message import WebhookTask
-from workers.background.webhooks.http import Resolve, WebhookResponse, WebhookSender, look_up
-from workers.background.webhooks.payload import WebhookEvent, body_of, event_of, event_of_delivery
-from workers.background.webhooks.throttling import EndpointKey, EndpointState, EndpointThrottle
+from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
+from workers.background.webhooks.http import (
+    BODY_MAX_S,
+    Resolve,
+    WebhookResponse,
+    WebhookSender,
+    look_up,
+)
+from workers.background.webhooks.throttling import ATTEMPTS_MAX, EndpointKey, EndpointThrottle
 from workers.threads import run_critical
 
 logger = logging.getLogger(__name__)
@@ -50,10 +62,16 @@ RETRY_FIRST_S: Final = 5.0
 RETRY_FACTOR: Final = 4.0
 RETRY_MAX_S: Final = 4 * 3600.0
 SWEEP_S: Final = 1.0
+#: The same while tasks wait for their turn.
+TURNS_S: Final = 0.05
 SWEEP_MAX: Final = 200
+#: Seconds beyond the longest attempt after which its worker counts as dead, and it is made again.
+LOST_S: Final = 5.0
 #: Seconds between two attempts to store an outcome while Redis is away, and how many are made.
 SAVE_AGAIN_S: Final = 1.0
 SAVE_TRIES: Final = 30
+#: A result whose Celery message is longer is left out; the receiver fetches it by its link.
+RESULT_MAX_BYTES: Final = 256 * 1024
 DELIVERED, RETRIED, FAILED = (f"{COUNTER}:{outcome}" for outcome in OUTCOMES)
 
 
@@ -61,20 +79,26 @@ class WebhookDeliverer:
     """Delivers the webhooks of one background worker.
 
     Args:
-        settings: the deployment's settings.
-        redis_url: its Redis.
+        settings: of webhooks.
+        redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
+        owner: the worker's incarnation.
 
     Raises:
         ConfigError: webhook_ca_file cannot be read.
     """
 
-    def __init__(self, settings: Settings, redis_url: str, resolve: Resolve = look_up) -> None:
+    def __init__(
+        self, settings: Settings, redis_url: str, resolve: Resolve = look_up, owner: str = ""
+    ) -> None:
         self._settings = settings
+        self._owner = owner
         self._url = redis_url
         self._sender = WebhookSender(settings, resolve)
         self._ready = threading.Event()
         self._throttle = EndpointThrottle()
+        self._running: set[asyncio.Task[None]] = set()
+        self._attempt_max_s = settings.webhook_timeout_s + BODY_MAX_S
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
@@ -84,8 +108,13 @@ class WebhookDeliverer:
             target=run_critical, args=(run, "the webhooks'"), name="headrace-webhooks", daemon=True
         ).start()
 
+    def stop(self) -> None:
+        """Wait for the attempts under way; call it from any other thread."""
+        if self._ready.is_set():
+            asyncio.run_coroutine_threadsafe(self._drained(), self._loop).result()
+
     def deliver(self, task: WebhookTask) -> None:
-        """Make one attempt; call it from any other thread.
+        """Begin one attempt, or delay it; call it from any other thread.
 
         Raises:
             BrokerError: Redis does not answer; run the task again.
@@ -93,26 +122,58 @@ class WebhookDeliverer:
         self._ready.wait()
         asyncio.run_coroutine_threadsafe(self._deliver(task), self._loop).result()
 
+    async def _drained(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._attempt_max_s + LOST_S)
+
     async def _serve(self) -> None:
         self._queue = JobQueue(connect_async(self._url))
-        self._store = DeliveryStore(self._queue)
+        self._store = DeliveryStore(self._queue, self._owner)
         self._loop = asyncio.get_running_loop()
+        # Look-ups of names; a look-up that hangs holds its thread.
+        self._loop.set_default_executor(ThreadPoolExecutor(ATTEMPTS_MAX, "headrace-names"))
+        with contextlib.suppress(BrokerError):
+            await self._queue.read_clock()
         self._ready.set()
         while True:
             try:
-                due = await self._store.send_due(SWEEP_MAX)
+                await self._queue.read_clock()
+                due, waiting = await self._store.send_due(SWEEP_MAX)
             except BrokerError as error:
                 logger.warning("due webhooks wait for Redis", extra={"reason": error.message})
-                due = 0
+                due = waiting = 0
             self._throttle.forget(time.monotonic())
             if due < SWEEP_MAX:
-                await asyncio.sleep(SWEEP_S)
+                await asyncio.sleep(TURNS_S if waiting else SWEEP_S)
 
     async def _deliver(self, task: WebhookTask) -> None:
         log = await self._store.read(task.job)
         pending = await self._pending(task, log)
-        if pending is not None and pending.delivery.state == "pending":
-            await self._attempt(pending, tuple(log.surplus) if not pending.text else ())
+        if pending is None or pending.delivery.state != "pending":
+            return
+        delivery, body = pending.delivery, pending.body
+        surplus = tuple([] if pending.text else log.surplus(delivery.owner))
+        endpoint, now = _endpoint(delivery), time.monotonic()
+        wait_s = self._throttle.wait_s(endpoint, now)
+        if wait_s > 0 and (not delivery.tries or self._in_time(delivery, wait_s)):
+            # The throttle's wait is no attempt.
+            waiting = delivery.becoming("pending", self._in_us(wait_s))
+            await self._save(pending, Change(waiting, wait_s, body), surplus)
+            return
+        self._throttle.begin(endpoint)
+        began = delivery.becoming("pending", self._now_us())
+        kept = None
+        try:
+            change = Change(began, self._attempt_max_s + LOST_S, begins=True)
+            kept = await self._save(pending, change, surplus)
+        finally:
+            if kept is None:
+                self._throttle.leave(endpoint)
+        if kept is not None:
+            kept = msgspec.structs.replace(kept, body=body)
+            attempt = self._loop.create_task(self._attempt(kept, endpoint))
+            self._running.add(attempt)
+            attempt.add_done_callback(self._running.discard)
 
     async def _pending(self, task: WebhookTask, log: DeliveryLog) -> PendingDelivery | None:
         """Return the task's delivery with its body; None if there is nothing to do."""
@@ -121,27 +182,37 @@ class WebhookDeliverer:
             if found is None:
                 logger.warning("webhook delivery has expired", extra={"webhook": task.delivery})
                 return None
-            event = event_of_delivery(found.delivery)
+            delivery = found.delivery
+            if task.turn not in (-1, delivery.turn):
+                # A repeat of a task that has begun an attempt.
+                return None
+            state = ENDS.get(delivery.type.removeprefix("job."))
+            event = WebhookEvent(delivery.type, delivery.at_us, state)
             job = None
         else:
-            job = await self._queue.read(task.job)
+            job = own_job(await self._queue.read(task.job), task.owner)
             known = event_of(task, log, job)
             if known is None:
                 logger.warning("webhook dropped: the job's end is unknown", extra={"job": task.job})
                 return None
             event = known
             found = self._begun(task, event, log)
+            if found.text:
+                # A repeat: the delivery has its time in `hr:hooks`, or has ended.
+                return None
         if found.delivery.state != "pending" or found.body:
             return found
         # A delivery that is sent again on request is made of the job's record once more.
-        job = job if not task.delivery else await self._queue.read(task.job)
+        if task.delivery:
+            delivery, record = found.delivery, await self._queue.read(task.job)
+            job = own_job(record, delivery.owner, before_us=delivery.at_us)
         return msgspec.structs.replace(found, body=body_of(found.delivery, event, job))
 
     def _begun(self, task: WebhookTask, event: WebhookEvent, log: DeliveryLog) -> PendingDelivery:
         name = delivery_id(task.message_id, 0 if event.state is None else event.at_us)
         if name in log.deliveries:
             return log.deliveries[name]
-        now_us = _now_us()
+        now_us = self._now_us()
         at_us = event.at_us or now_us
         return PendingDelivery(
             Delivery(
@@ -151,22 +222,18 @@ class WebhookDeliverer:
             )
         )  # fmt: skip
 
-    async def _attempt(self, pending: PendingDelivery, surplus: tuple[str, ...]) -> None:
+    async def _attempt(self, pending: PendingDelivery, endpoint: EndpointKey) -> None:
         delivery, body = pending.delivery, pending.body
-        endpoint = self._throttle.of(_endpoint(delivery))
-        wait_s = endpoint.wait_s(time.monotonic())
-        if wait_s > 0 and (not delivery.tries or _in_time(delivery, wait_s)):
-            # The throttle's wait is no attempt.
-            waiting = delivery.becoming("pending", _in_us(wait_s))
-            await self._save(pending, Change(waiting, wait_s, body), surplus)
-            return
-        response, attempt = await self._send(pending, endpoint)
+        try:
+            response, attempt = await self._send(pending, endpoint)
+        finally:
+            self._throttle.leave(endpoint)
         tried = delivery.tried(attempt)
         retry_s = max(backoff_s(tried.tries), response.retry_after_s)
         if not response.error:
             change = Change(tried.becoming("delivered"), None, None, DELIVERED)
-        elif not response.final and _in_time(delivery, retry_s):
-            change = Change(tried.becoming("pending", _in_us(retry_s)), retry_s, body, RETRIED)
+        elif not response.final and self._in_time(delivery, retry_s):
+            change = Change(tried.becoming("pending", self._in_us(retry_s)), retry_s, body, RETRIED)
         else:
             change = Change(tried.becoming("failed"), None, body, FAILED)
         if response.error:
@@ -177,13 +244,17 @@ class WebhookDeliverer:
                 "reason": f"{_endpoint(delivery)[1]}: {response.error}; {then}",
             }  # fmt: skip
             logger.warning("webhook attempt failed", extra=fields)
-        await self._save(pending, change, surplus)
+        try:
+            await self._save(pending, change)
+        except BrokerError as error:
+            fields = {"webhook": delivery.id, "reason": error.message}
+            logger.warning("outcome of a webhook not stored; it is sent again", extra=fields)
 
     async def _send(
-        self, pending: PendingDelivery, endpoint: EndpointState
+        self, pending: PendingDelivery, endpoint: EndpointKey
     ) -> tuple[WebhookResponse, Attempt]:
         delivery = pending.delivery
-        began, at_us = time.monotonic(), _now_us()
+        began, at_us = time.monotonic(), self._now_us()
         secrets = secrets_of(self._settings.webhook_secrets, delivery.owner)
         if not secrets:
             error = "not signed: set webhook_secrets on this server"
@@ -196,34 +267,51 @@ class WebhookDeliverer:
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": signature(secrets, delivery.id, timestamp_s, pending.body),
         }
-        endpoint.running += 1
-        try:
-            response = await self._sender.send(delivery.url, headers, pending.body)
-        finally:
-            endpoint.running -= 1
+        response = await self._sender.send(
+            delivery.url, headers, pending.body, owner=delivery.owner
+        )
         now = time.monotonic()
-        endpoint.ended(now, now - began, answers=response.answers, hold_s=response.retry_after_s)
+        self._throttle.ended(
+            endpoint, now, now - began, answers=response.answers, hold_s=response.retry_after_s
+        )
         attempt = Attempt(at_us, round((now - began) * 1000), response.status, response.error)
         return response, attempt
 
     async def _save(
-        self, pending: PendingDelivery, change: Change, surplus: tuple[str, ...]
-    ) -> None:
-        """Store an outcome, and retry while Redis is away."""
+        self, pending: PendingDelivery, change: Change, surplus: tuple[str, ...] = ()
+    ) -> PendingDelivery | None:
+        """Store a change, and retry while Redis is away.
+
+        Returns:
+            As it is stored; None if another worker has the delivery.
+        """
         ttl_s = self._settings.webhook_log_ttl_s
         if change.delay_s is not None:
             ttl_s += int(change.delay_s) + self._settings.webhook_retry_s
         for left in reversed(range(SAVE_TRIES)):
             try:
-                stored = await self._store.save(pending, change, ttl_s=ttl_s, surplus=surplus)
+                saved = await self._store.save(pending, change, ttl_s=ttl_s, surplus=surplus)
             except BrokerError:
                 if not left:
                     raise
                 await asyncio.sleep(SAVE_AGAIN_S)
                 continue
-            if stored is None or not _replaces(change.delivery, stored):
-                return
-            pending = PendingDelivery(pending.delivery, stored)
+            if isinstance(saved, PendingDelivery):
+                return saved
+            if not _replaces(change.delivery, saved):
+                return None
+            pending = PendingDelivery(pending.delivery, saved)
+        return None
+
+    def _now_us(self) -> int:
+        # By Redis' clock, as the end of the job is.
+        return int(self._queue.clock.now_s() * US_PER_S)
+
+    def _in_us(self, delay_s: float) -> int:
+        return self._now_us() + int(delay_s * US_PER_S)
+
+    def _in_time(self, delivery: Delivery, delay_s: float) -> bool:
+        return self._in_us(delay_s) <= delivery.until_us
 
 
 def _replaces(ours: Delivery, stored: bytes) -> bool:
@@ -252,13 +340,69 @@ def _endpoint(delivery: Delivery) -> EndpointKey:
     return (delivery.owner, parts.hostname or "", parts.port or 0)
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1000
+class WebhookEvent(msgspec.Struct, frozen=True):
+    """The event that a webhook reports.
+
+    Attributes:
+        state: the job's final state; None if it has only started.
+    """
+
+    type: str
+    at_us: int
+    state: State | None = None
 
 
-def _in_us(delay_s: float) -> int:
-    return _now_us() + int(delay_s * US_PER_S)
+def own_job(job: Job | None, owner: str, *, before_us: int = 0) -> Job | None:
+    """Return the job that an id has now; None if it is not the one that the webhook is about.
+
+    Args:
+        job: what the id's record holds: once a record is gone, any API key may use its id.
+        owner: the API key whose webhook it is; "" for none.
+        before_us: the job was created before this time; 0 if that is unknown.
+    """
+    if job is None or job.key != owner or 0 < before_us < job.created_us:
+        return None
+    return job
 
 
-def _in_time(delivery: Delivery, delay_s: float) -> bool:
-    return _in_us(delay_s) <= delivery.until_us
+def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> WebhookEvent | None:
+    """Return the event that a task reports; None if its job's end is not known any more.
+
+    The last end is stored apart from the job's record. The record may have expired, or the job may
+    have been requeued since.
+    """
+    if task.started:
+        began = job.started_us or job.created_us if job is not None else 0
+        return WebhookEvent(f"job.{STARTED}", began)
+    end = log.end_of(task.owner)
+    if end is not None:
+        state = State(end[0])
+        return WebhookEvent(event_type(state), end[1], state)
+    if job is not None and job.state.final:
+        return WebhookEvent(event_type(job.state), job.ended_us, job.state)
+    return None
+
+
+def body_of(delivery: Delivery, event: WebhookEvent, job: Job | None) -> bytes:
+    """Return the webhook's body, with a short form of a job whose record has changed since.
+
+    Its form is that of Standard Webhooks: a type, a time and data (here the job).
+    """
+    if job is not None and (event.state is None or job.ended_us == event.at_us):
+        small = len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES
+        # A traceback shows the handler's code, which is not the receiver's.
+        data = job_object(job, with_result=small, with_traceback=False)
+    else:
+        short = {
+            "id": delivery.job,
+            "model": delivery.model,
+            "status": (event.state or State.RUNNING).status,
+            "finished_at": iso(event.at_us) if event.state is not None else None,
+            "record_expired": True,
+        }
+        data = msgspec.json.encode(short)
+    return b'{"type":"%s","timestamp":"%s","data":%s}' % (
+        event.type.encode(),
+        iso(delivery.at_us).encode(),
+        data,
+    )

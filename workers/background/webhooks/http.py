@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 #: How much of a response's body is read, so that the receiver is not cut off. It is not used.
 BODY_MAX_BYTES: Final = 16 * 1024
 BODY_MAX_S: Final = 1.0
+#: How many names are looked up at once for one API key: one that hangs holds a thread.
+LOOK_UPS_MAX: Final = 16
 #: The longest Retry-After that is followed, in seconds.
 RETRY_AFTER_MAX_S: Final = 86_400.0
 ERROR_MAX_CHARS: Final = 200
@@ -63,11 +65,7 @@ async def look_up(host: str, port: int) -> Sequence[str]:
 
 
 class WebhookSender:
-    """Sends webhooks; used by one event loop.
-
-    Args:
-        settings: the deployment's settings.
-        resolve: replaces the system's resolver.
+    """Sends webhooks, for one event loop; `resolve` replaces the system's resolver.
 
     Raises:
         ConfigError: webhook_ca_file cannot be read.
@@ -78,6 +76,7 @@ class WebhookSender:
         self._allowed = read_networks(settings.webhook_allow_networks)
         self._timeout_s = settings.webhook_timeout_s
         self._resolve = resolve
+        self._look_ups: dict[str, asyncio.Semaphore] = {}
         # The environment's proxies and credentials are ignored.
         context = httpx2.create_ssl_context(trust_env=False)
         if settings.webhook_ca_file is not None:
@@ -103,12 +102,14 @@ class WebhookSender:
         """Close the connections."""
         await self._http.aclose()
 
-    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> WebhookResponse:
+    async def send(
+        self, url: str, headers: Mapping[str, str], body: bytes, *, owner: str = ""
+    ) -> WebhookResponse:
         """Make one attempt. Every failure is in the returned response."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 target = read_target(url, allow_http=self._allow_http)
-                addresses = await self._addresses(target)
+                addresses = await self._addresses(target, owner)
                 answer = await self._post_to_first(addresses, target, headers, body)
         except TimeoutError:
             return WebhookResponse(error=f"no answer within {self._timeout_s:g} s")
@@ -129,12 +130,12 @@ class WebhookSender:
         await _drain(answer)
         return outcome
 
-    async def _addresses(self, target: Endpoint) -> Sequence[Address]:
+    async def _addresses(self, target: Endpoint, owner: str) -> Sequence[Address]:
         """Return the host's allowed addresses."""
         if target.literal is not None:
             found = [target.literal]
         else:
-            found = [read_address(text) for text in await self._resolve(target.host, target.port)]
+            found = [read_address(text) for text in await self._look_up(target, owner)]
         good = [address for address in found if may_reach(address, self._allowed)]
         if not good:
             raise _Refused(
@@ -142,6 +143,24 @@ class WebhookSender:
                 "webhook_allow_networks does not allow it"
             )
         return good
+
+    async def _look_up(self, target: Endpoint, owner: str) -> Sequence[str]:
+        """Return the addresses of a name; a key has LOOK_UPS_MAX look-ups at once.
+
+        A look-up whose attempt has given up still holds its thread, and its place.
+        """
+        places = self._look_ups.setdefault(owner, asyncio.Semaphore(LOOK_UPS_MAX))
+        await places.acquire()
+        look_up = asyncio.ensure_future(self._resolve(target.host, target.port))
+
+        def over(ended: asyncio.Future[Sequence[str]]) -> None:
+            places.release()
+            if not ended.cancelled():
+                # Else asyncio logs an error of an attempt that has given up.
+                ended.exception()
+
+        look_up.add_done_callback(over)
+        return await asyncio.shield(look_up)
 
     async def _post_to_first(
         self,

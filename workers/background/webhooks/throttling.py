@@ -1,6 +1,8 @@
-"""Limits the attempts per receiver, so that a slow or failing receiver does not delay others.
+"""Limits the attempts of one background worker, per receiver and per API key.
 
-A receiver is a host and port, per API key. Independent of HTTP and clocks: times are arguments.
+A receiver is a host and port, per API key, so that a slow or failing receiver delays no other. All
+receivers of a key share its places, so that a key with many receivers delays no other key.
+Independent of HTTP and clocks: times are arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -8,39 +10,70 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-#: How many of the worker's threads may send to one receiver at once, ...
+#: How many attempts may run for one receiver at once, ...
 PER_ENDPOINT: Final = 4
-#: ... and to one that answers within QUICK_S seconds.
+#: ... and for one that answers within QUICK_S seconds.
 PER_QUICK_ENDPOINT: Final = 8
 QUICK_S: Final = 0.2
+#: How many attempts run at once: keys with attempts share them, ...
+ATTEMPTS_MAX: Final = 256
+#: ... a key has no more than this many, ...
+PER_OWNER: Final = 32
+#: ... and no less than this many, however many keys there are.
+PER_OWNER_MIN: Final = 2
 #: After TRIP failures in a row a receiver gets no attempts for a while, and then one at a time.
 TRIP: Final = 5
 CLOSED_S: Final = 5.0
 CLOSED_MAX_S: Final = 300.0
-#: The longest wait for a free place at a receiver, in seconds.
+#: The longest wait for a free place, in seconds.
 QUEUE_MAX_S: Final = 300.0
+#: The failures of a receiver are forgotten when it has had no attempt for so long, in seconds, ...
+FORGET_S: Final = 2 * CLOSED_MAX_S
+#: ... or when it is the oldest of more receivers than this.
+ENDPOINTS_MAX: Final = 10_000
 
 #: The API key, the host and the port (0 for the scheme's own) of a receiver.
 EndpointKey = tuple[str, str, int]
 
 
 @dataclass(slots=True)
-class EndpointState:
-    """One receiver, as this process' attempts have found it.
+class Places:
+    """Places for attempts that run at once.
 
     Attributes:
-        running: attempts in flight.
-        failures: failed attempts since the last success.
-        closed_until: no attempt begins before this time.
         next_at: the time of the last attempt that was delayed.
         took_s: the moving average of an attempt's duration.
     """
 
     running: int = 0
-    failures: int = 0
-    closed_until: float = 0.0
     next_at: float = 0.0
     took_s: float = 0.5
+
+    def delay_s(self, now: float, most: int, begin: float) -> float:
+        """Return the seconds by which to delay an attempt that has no place before `begin`."""
+        # Delayed attempts follow each other at this pace, so that each finds a place.
+        free_at = max(now, begin, self.next_at) + self.took_s / most
+        self.next_at = min(free_at, max(now, begin) + QUEUE_MAX_S)
+        return self.next_at - now
+
+    def took(self, seconds: float) -> None:
+        """Note how long an attempt took."""
+        self.took_s += (seconds - self.took_s) / 4
+
+
+@dataclass(slots=True)
+class EndpointState(Places):
+    """One receiver, as this process' attempts have found it.
+
+    Attributes:
+        failures: failed attempts since the last success.
+        closed_until: no attempt begins before this time.
+        ended_at: when the last attempt ended.
+    """
+
+    failures: int = 0
+    closed_until: float = 0.0
+    ended_at: float = 0.0
 
     def wait_s(self, now: float) -> float:
         """Return the seconds by which to delay an attempt; 0 if it may begin."""
@@ -49,42 +82,86 @@ class EndpointState:
             most = 1
         if now >= self.closed_until and self.running < most:
             return 0.0
-        # Delayed attempts follow each other at the receiver's pace, so that each finds a place.
-        free_at = max(now, self.closed_until, self.next_at) + self.took_s / most
-        self.next_at = min(free_at, max(now, self.closed_until) + QUEUE_MAX_S)
-        return self.next_at - now
+        return self.delay_s(now, most, self.closed_until)
 
     def ended(self, now: float, took_s: float, *, answers: bool, hold_s: float = 0.0) -> None:
-        """Note that an attempt has ended.
+        """Note that an attempt has ended; `answers` if the receiver works, whatever it replied.
 
-        Args:
-            now: the time.
-            took_s: the attempt's duration.
-            answers: the receiver works, whatever it replied.
-            hold_s: the receiver's Retry-After.
+        `hold_s` is the receiver's Retry-After.
         """
-        self.took_s += (took_s - self.took_s) / 4
+        self.took(took_s)
+        self.ended_at = now
         self.failures = 0 if answers else self.failures + 1
         if self.failures >= TRIP:
             hold_s = max(hold_s, min(CLOSED_MAX_S, CLOSED_S * 2.0 ** (self.failures - TRIP)))
         self.closed_until = max(self.closed_until, now + hold_s)
 
     def idle(self, now: float) -> bool:
-        """Return whether its state is the initial one again."""
-        return not self.running and not self.failures and max(self.closed_until, self.next_at) < now
+        """Return whether nothing of it needs to be known any more."""
+        if self.running or max(self.closed_until, self.next_at) >= now:
+            return False
+        return not self.failures or self.ended_at + FORGET_S < now
 
 
 @dataclass(slots=True)
 class EndpointThrottle:
-    """The receivers of this process."""
+    """The receivers and the API keys of this process.
+
+    Attributes:
+        known: the receivers; the one that had an attempt last comes last.
+        owners: the API keys that have attempts, or had some a moment ago.
+    """
 
     known: dict[EndpointKey, EndpointState] = field(default_factory=dict)
+    owners: dict[str, Places] = field(default_factory=dict)
 
     def of(self, endpoint: EndpointKey) -> EndpointState:
         """Return the state of a receiver."""
         return self.known.setdefault(endpoint, EndpointState())
 
+    def wait_s(self, endpoint: EndpointKey, now: float) -> float:
+        """Return the seconds by which to delay an attempt; 0 if it may begin."""
+        wait_s = self.of(endpoint).wait_s(now)
+        if wait_s > 0:
+            return wait_s
+        owner = self._owner(endpoint)
+        counts = [one.running for one in self.owners.values() if one.running]
+        most = PER_OWNER_MIN
+        if sum(counts) < ATTEMPTS_MAX:
+            busy = len(counts) + (not owner.running)
+            most = max(PER_OWNER_MIN, min(PER_OWNER, ATTEMPTS_MAX // busy))
+        return 0.0 if owner.running < most else owner.delay_s(now, most, now)
+
+    def begin(self, endpoint: EndpointKey) -> None:
+        """Count an attempt that begins, until `leave`."""
+        state = self.known[endpoint] = self.known.pop(endpoint, EndpointState())
+        state.running += 1
+        self._owner(endpoint).running += 1
+
+    def leave(self, endpoint: EndpointKey) -> None:
+        """Count an attempt no longer."""
+        self.of(endpoint).running -= 1
+        self._owner(endpoint).running -= 1
+
+    def ended(
+        self, endpoint: EndpointKey, now: float, took_s: float, *, answers: bool, hold_s: float
+    ) -> None:
+        """Note how an attempt has ended; the arguments are those of `EndpointState.ended`."""
+        self.of(endpoint).ended(now, took_s, answers=answers, hold_s=hold_s)
+        self._owner(endpoint).took(took_s)
+
     def forget(self, now: float) -> None:
-        """Drop the states of idle receivers."""
+        """Drop what need not be known any more."""
         for endpoint in [endpoint for endpoint, state in self.known.items() if state.idle(now)]:
             del self.known[endpoint]
+        surplus = max(0, len(self.known) - ENDPOINTS_MAX)
+        still = [endpoint for endpoint, state in self.known.items() if not state.running]
+        for endpoint in still[:surplus]:
+            del self.known[endpoint]
+        for name in [
+            name for name, one in self.owners.items() if not one.running and one.next_at < now
+        ]:
+            del self.owners[name]
+
+    def _owner(self, endpoint: EndpointKey) -> Places:
+        return self.owners.setdefault(endpoint[0], Places())

@@ -17,12 +17,11 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from headrace.observability import logs
-from workers.model_process.batch_state import Input
-from workers.model_process.context import TRACES, Traces
+from workers.model_process.context import TRACES, Input, ItemDetails, Traces
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
-from workers.model_process.progress import BatchProgress
+from workers.model_process.progress_reporter import BatchProgress
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import write_stacks_to
@@ -34,6 +33,7 @@ def main() -> None:
     write_stacks_to(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    frames.close_in_children()
     files = socket.socket(fileno=int(sys.argv[2]))
     received: list[list[Any]] = []
     while not received:
@@ -87,7 +87,10 @@ def _serve(
     rows: list[list[Any]],
 ) -> list[Any]:
     """Run `preprocess`, copy its arrays into buffer `number`, and return the answer's frame."""
-    inputs: list[Input] = [(job_id, value, kind) for job_id, value, kind in rows]
+    inputs: list[Input] = [
+        (job_id, value, kind, None if beside is None else ItemDetails(*beside))
+        for job_id, value, kind, beside in rows
+    ]
     packer = Packer()
     try:
         packed = packer.pack(_prepared(executor, inputs))

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.observability import logs
-from workers.model_process.batch_state import Input, RaisedError
-from workers.model_process.context import TRACES
+from workers.model_process.context import TRACES, Input
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.progress import Row
+from workers.model_process.outcomes import RaisedError
+from workers.model_process.progress_reporter import Row
 from workers.protocol.frames import FrameSocket
 from workers.threads import SOFTWARE_ERROR_STATUS
 
@@ -66,11 +66,9 @@ class PreprocessProcess:
     def spawn(cls, config: dict[str, Any], stacks: int) -> PreprocessProcess:
         """Start a process, which loads in the background.
 
-        Call it in the main thread: the kernel kills the process when its starter's thread ends.
+        It writes its threads' stacks to `stacks`.
 
-        Args:
-            config: the init frame.
-            stacks: the descriptor that it writes its threads' stacks to.
+        Call it in the main thread: the kernel kills the process when its starter's thread ends.
         """
         ours, theirs = socket.socketpair()
         files, their_files = socket.socketpair()
@@ -167,9 +165,7 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class PreprocessPool:
     """Runs `preprocess` of one batch in several workers, each on a share of the items.
 
-    Args:
-        workers: runs `preprocess` on a share; one for each thread or process.
-        per_item: the handler allows that a batch is split; otherwise workers take whole batches.
+    Each worker runs `preprocess` on a share. Unless `per_item`, a batch is not split.
     """
 
     def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:

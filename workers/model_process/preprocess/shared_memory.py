@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HandlerError
-from workers.model_process.batch_state import RaisedError
-from workers.model_process.outcomes import failure
+from workers.model_process.outcomes import RaisedError, failure
 
 #: The extension types of our msgpack.
 ARRAY_EXT: Final = 1
@@ -103,11 +102,7 @@ class Packer:
 def unpack(packed: bytes, fd: int, size: int, free: Callable[[], None]) -> Any:
     """Return the values that `Packer.pack` packed, with arrays that read shared memory.
 
-    Args:
-        packed: what `Packer.pack` returned.
-        fd: the buffer's file.
-        size: the buffer's filled bytes.
-        free: called when the last of the arrays is freed, or at once if `size` is 0.
+    `free` is called when the last of the arrays is freed, or at once if `size` is 0.
     """
     memory = None
     if size:

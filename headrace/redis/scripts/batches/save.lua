@@ -1,3 +1,4 @@
+-- @include list_id
 -- Save the progress of a batch, its record and the files that its runner writes, all at once; or nothing, if the lease is
 -- lost. Without fields and files it renews the lease. KEYS: none.
 -- ARGV: 1 batch, 2 token, 3 us of the lease from now on (0 or less releases the batch), 4 its new status or '' for the same,
@@ -6,18 +7,19 @@
 --       how many new parts, then reference and offset of each.
 -- Returns {1, now in s, its status}; {0} if the lease is lost or the batch is gone.
 local id, token, status = ARGV[1], ARGV[2], ARGV[4]
-local batch = 'hr:batch:' .. id
+local batch = keys.batch .. id
 local current = redis.call('HMGET', batch, 'status', 'token', 'cancelling_at')
 if not current[1] or current[2] ~= token then return {0} end
-redis.call('ZCARD', 'hr:files')
+local function lists_of_file(owner) return lists_of(keys.FILES, keys.INDEXED_FILES, keys.files_of, owner) end
 local fields = tonumber(ARGV[6])
 local at = 7 + fields
 while ARGV[at] do
-  local file = 'hr:file:' .. ARGV[at]
+  local file = keys.file .. ARGV[at]
   redis.call('HLEN', file); redis.call('ZCARD', file .. ':parts')
+  check_lists(lists_of_file(ARGV[at + 2]))
   at = at + 7 + 2 * ARGV[at + 6]
 end
-begin_with_removal('hr:batches:open')
+begin_with_removal(keys.OPEN_BATCHES)
 local ended = status == 'completed' or status == 'failed' or status == 'expired' or status == 'cancelled'
 if current[3] and (status == 'in_progress' or status == 'finalizing') then status = '' end
 -- The cancellation was requested before all jobs had ended, so the status shows it.
@@ -29,7 +31,7 @@ local batch_ttl_s = redis.call('TTL', batch)
 at = 7 + fields
 while ARGV[at] do
   local name, owner, bytes, keep_s, replaced, count = unpack(ARGV, at + 1, at + 6)
-  local file = 'hr:file:' .. ARGV[at]
+  local file = keys.file .. ARGV[at]
   local parts = file .. ':parts'
   redis.call('HSET', file, 's', 'w', 'n', name, 'k', owner, 'b', bytes)
   if replaced ~= '' then redis.call('ZREM', parts, replaced) end
@@ -40,8 +42,7 @@ while ARGV[at] do
   end
   if ended then
     redis.call('HSET', file, 's', 'p', 'u', 'batch_output', 'c', time[1], 'x', expires)
-    redis.call('ZADD', 'hr:files', 0, ARGV[at])
-    redis.call('EXPIRE', 'hr:files', 62 * 86400)
+    list_id(lists_of_file(owner), ARGV[at], keys.file)
   end
   redis.call('EXPIREAT', file, expires)
   redis.call('EXPIREAT', parts, expires)
@@ -51,8 +52,8 @@ end
 if ended then
   redis.call('HDEL', batch, 'token', 'runner', 'checkpoint')
   redis.call('EXPIRE', batch, ARGV[5])
-  redis.call('ZREM', 'hr:batches:open', id)
+  redis.call('ZREM', keys.OPEN_BATCHES, id)
 else
-  redis.call('ZADD', 'hr:batches:open', whole(NOW_US + tonumber(ARGV[3])), id)
+  redis.call('ZADD', keys.OPEN_BATCHES, whole(NOW_US + tonumber(ARGV[3])), id)
 end
 return {1, time[1], redis.call('HGET', batch, 'status')}

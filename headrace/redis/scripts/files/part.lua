@@ -2,7 +2,7 @@
 -- ARGV: 1 file, 2 reference of the part, 3 offset of its first byte, 4 bytes of the file with this part,
 --       5 ms after which the file expires if no other part comes, 6 for how many ms a part in Redis is kept at most.
 -- Returns {1}, or {0} if the file is not being written.
-local file, ref = 'hr:file:' .. ARGV[1], ARGV[2]
+local file, ref = keys.file .. ARGV[1], ARGV[2]
 local parts = file .. ':parts'
 redis.call('ZCARD', parts)
 if redis.call('HGET', file, 's') ~= 'w' then return {0} end

@@ -1,16 +1,19 @@
--- @include-lazily dead_letter
+-- @include-lazily dead_letter, versions
 -- Claim up to N messages of one queue, best priority first, and lease them in the same call.
--- KEYS: the queue's (see lib/keys.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
---       8 task name, 9 TTL in s of the result of a refused message, or of one without a record, 10 as jobs/submit.lua's
---       first, 11 to 13 how many jobs there may be when those of step 3, 6 and 9 are taken (default: as 4), 14 after how
---       many us of waiting a job is taken although better ones leave no room (0: never); it is then one more than the
---       limit.
--- Returns {now, left in the list of each step (the first is -1 if the queue is paused), refused, then per job: raw, id, token,
+-- KEYS: the queue's (see lib/keys.lua). ARGV: 1 queue, 2 model, 3 version of the caller, which the records then name,
+--       4 max jobs, 5 max bytes, 6 lease in us, 7 owner, 8 task name, 9 TTL in s of the result of a refused message, or of
+--       one without a record, 10 as jobs/submit.lua's first, 11 to 13 how many jobs there may be when those of step 3, 6
+--       and 9 are taken (default: as 4), 14 after how many us of waiting a job is taken although better ones leave no room
+--       (0: never); it is then one more than the limit.
+-- Returns {now, left in the list of each step (the first is -1 if the queue is paused), refused, then per job: raw ('' if it
+-- is withheld, see lib/release.lua), id, token,
 -- created or '', attempts, alone, retries, step (and after a space, except for step 0, since when it waits in its list, if
 -- that is not `created`)}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the first write. No
 -- message is popped without being leased, added to the dead letters, or known to have ended.
 local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
+-- The version that all jobs of this queue ask for; nil in a model's own queue.
+local asked = string.match(queue, '@(.*)$')
 local max_jobs, max_bytes, owner, task = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7], ARGV[8]
 local most, yield_us = {max_jobs}, tonumber(ARGV[14] or '0')
 for s = 2, 4 do most[s] = tonumber(ARGV[9 + s] or '') or max_jobs end
@@ -52,8 +55,8 @@ local function parsed(raw)
 end
 
 -- One command for all keys that most queues do not have.
-local rare = call('EXISTS', 'hr:paused', KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9], KEYS[10], KEYS[11]) > 0
-if rare and call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
+local rare = call('EXISTS', keys.PAUSED, KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9], KEYS[10], KEYS[11]) > 0
+if rare and lib().is_paused(queue) then return {NOW, -1, 0, 0, 0, 0} end
 if rare then lib().check_types(false) end
 local lengths = {call('LLEN', KEYS[1]), 0, 0, 0}
 if rare then for s = 2, 4 do lengths[s] = call('LLEN', KEYS[s]) end end
@@ -81,7 +84,7 @@ local function examine(raw, s)
   end
   local id = own_id(raw)
   local record = id and JOB .. id
-  local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
+  local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j')
   local why
   if not r or ((r.err or not r[1]) and not lib().valid_id(id)) then
     -- If there is a record, the id was checked when it was written.
@@ -100,11 +103,11 @@ local function examine(raw, s)
     end
     if not r then
       record = JOB .. id
-      r = try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
+      r = try('HMGET', record, 's', 'm', 'c', 'a', 'j')
     end
     if r.err then
       why, id = 'record-of-another-type', nil
-    elseif r[1] and r[2] ~= model then
+    elseif r[1] and (r[2] ~= model or asked and call('HGET', record, 'pv') ~= asked) then
       why, id = 'id-in-another-queue', nil
     elseif known(id, r[1]) then
       return
@@ -115,7 +118,7 @@ local function examine(raw, s)
     else
       seen[id] = true
       -- A job that was not claimed before neither runs alone nor has retries.
-      if r[4] then r[7], r[8] = unpack(call('HMGET', record, 'x', 'rn')) end
+      if r[4] then r[6], r[7] = unpack(call('HMGET', record, 'x', 'rn')) end
       jobs[#jobs + 1] = {raw, id, s, r, record}
       bytes = bytes + #raw
       return
@@ -227,7 +230,7 @@ end
 
 call('ZREM', KEYS[5], '')  -- see begin_with_removal
 -- The only key whose type is not checked by now: it fails before any other write.
-local token = call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
+local token = call('INCRBY', keys.TOKEN, #jobs + #refused) - #jobs - #refused
 if #notes > 0 then call('HSET', KEYS[7], unpack(notes)) end
 local answer = {NOW, left[1], left[2], left[3], left[4], #refused}
 for s = 1, 4 do
@@ -253,21 +256,19 @@ local function lease(j, leases, helds)
   leases[n + 1], leases[n + 2] = lease_end, id
   helds[n + 1], helds[n + 2] = id, raw
   if r[1] then
-    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW)
+    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'v', version)
+    -- It starts when its batch does; this is the start of an attempt before.
+    if r[4] then call('HDEL', record, 'st') end
   else
-    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
+    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts,
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
+    if asked then call('HSET', record, 'pv', asked) end
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   end
-  if r[6] then
-    -- The webhook is notified once of the start, by the background task that the submit wrote.
-    call('HDEL', record, 'ws')
-    try('LPUSH', TASKS, r[6])
-  end
   local a = #answer
-  answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
-  answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[7] or '', r[8] or ''
+  answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = r[6] == '3' and '' or raw, id, fence, r[3] or ''
+  answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[6] or '', r[7] or ''
   answer[a + 8] = STEPS[j[3]]
   if r[5] and j[3] > 1 then answer[a + 8] = STEPS[j[3]] .. ' ' .. r[5] end
 end
@@ -293,7 +294,7 @@ local function refuse(r)
       ['no-body'] = 'the message has no body',
       ['content-type'] = 'the content type is not application/json: send with the serializer json',
       ['not-our-task'] = 'only the task ' .. task .. ' is served here',
-      ['id-in-another-queue'] = 'the id is that of a job of another model',
+      ['id-in-another-queue'] = 'the id is that of a job of another model or version',
       ['record-of-another-type'] = 'the key of the record is not a hash',
     })[why]
   end
@@ -319,7 +320,10 @@ for _, r in ipairs(revoked) do
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]
 end
-if #fresh > 0 then lib().index_jobs(model, fresh, tonumber(ARGV[10] or '0')) end
+if #fresh > 0 then
+  if asked then lib().note_version(model, asked) end
+  lib().index_jobs(model, fresh, tonumber(ARGV[10] or '0'))
+end
 for s = 1, 4 do
   if consumed[s] > 0 then call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
 end

@@ -1,19 +1,19 @@
--- @include finish, remove_queued
+-- @include finish, remove_queued, queue_name
 -- End waiting jobs of any queue that must have started by now, also in a queue that no worker serves. A job that a worker
 -- holds is that worker's to judge; it is looked at again later, as is a job in a queue whose keys have another type.
--- KEYS: none. ARGV: 1 queue prefix, 2 how many to look at, 3 the code of the error, 4 its class in headrace.errors, 5 its
--- message. Returns {how many were looked at, now}.
+-- KEYS: none. ARGV: 1 how many to look at, 2 the code of the error, 3 its class in headrace.errors, 4 its message.
+-- Returns {how many were looked at, now}.
 local AGAIN_US = 60000000
-local LIMIT = tonumber(ARGV[2])
+local LIMIT = tonumber(ARGV[1])
 local due = redis.pcall('ZRANGEBYSCORE', EXPIRING, '-inf', NOW, 'LIMIT', 0, LIMIT)
 if due.err or #due == 0 then return {0, NOW} end
-local ERROR = cjson.encode({type = ARGV[3], message = ARGV[5], retryable = false})
+local ERROR = cjson.encode({type = ARGV[2], message = ARGV[4], retryable = false})
 
 local over, again = {}, {}
 for _, id in ipairs(due) do
-  local state, model, step, ttl, waiter, ticket = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n'))
+  local state, model, step, ttl, waiter, ticket, version = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'pv'))
   if model and waits(state) then
-    local queue = ARGV[1] .. model
+    local queue = queue_of(model, version)
     if pcall(check_waiting, queue) then
       over[#over + 1] = {id, queue, state, step, ticket, ttl, waiter}
     else
@@ -31,7 +31,7 @@ if #again > 0 then redis.call('EXPIRE', EXPIRING, EXPIRING_TTL_S) end
 for _, o in ipairs(over) do
   local id, queue, state, step, ticket, ttl, waiter = unpack(o, 1, 7)
   local raw = remove_queued(queue, id, state, step, ticket)
-  finish(id, ttl or DEFAULT_TTL_S, waiter, failed_json(id, ARGV[4], ARGV[5]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
+  finish(id, ttl or DEFAULT_TTL_S, waiter, failed_json(id, ARGV[3], ARGV[4]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
 end
 compact()
 return {#due, NOW}

@@ -1,10 +1,11 @@
 -- @include-lazily dead_letter
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
--- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or ''
---       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
---       'dead': its message goes to the dead letters, and the value is the error's JSON).
+-- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, then per job 12: id, token, outcome (s f x c), Celery result
+--       JSON or '' (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
+--       'dead': its message goes to the dead letters, and the value is the error's JSON), when it began in us ('': it has
+--       not begun), for how many ms it waited for the device.
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 waits for a retry, 0 the lease is lost.
-local PER_JOB = 10
+local PER_JOB = 12
 -- Results up to this length are published to listeners. A longer one is read from the record, so that Redis copies nothing.
 local PUBLISHED_MAX_BYTES = 65536
 local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
@@ -12,17 +13,11 @@ local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
 local delays = false
 
 -- A settled or scheduled record keeps its token, so that a repeat is recognized; a released one does not.
-for i = 2, #ARGV, PER_JOB do
-  local n = (i - 2) / PER_JOB + 1
+for i = 3, #ARGV, PER_JOB do
+  local n = (i - 3) / PER_JOB + 1
   local id = ARGV[i]
   local job = JOB .. id
-  local r
-  if ARGV[i + 6] == 'r' then
-    -- The end of a quiet job is published only if a client listens.
-    r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we')
-  else
-    r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'st')
-  end
+  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws')
   if r.err then r = {} end
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
@@ -53,6 +48,7 @@ local function schedule(i, id, attempts)
   -- A job that waits for its eta did not run: it has no error, and the attempt is undone.
   if ARGV[i + 7] ~= '' then
     call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
+    if ARGV[i + 10] ~= '' then call('HSET', JOB .. id, 'st', ARGV[i + 10]) end
     call('HINCRBY', JOB .. id, 'rn', 1)
     counted.retried = (counted.retried or 0) + 1
   else
@@ -86,29 +82,31 @@ local until_ms = {}
 local function settle(i, id, r, job)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
+  local started, waited = ARGV[i + 10], ARGV[i + 11]
   counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
-  local started
   -- Only a job that was claimed more than once can have an error.
   if state == 's' and r[6] ~= '1' then call('HDEL', job, 'e') end
-  if field ~= '' then
-    call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
-  else
+  if started == '' then
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
+    if field ~= '' then call('HSET', job, field, value) end
+    if NOT_RUN[state] then r[6] = lib().undo_start(id, r[6]) end
+  elseif field ~= '' then
+    call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], 'st', started, 'dw', waited, field, value)
+  else
+    call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], 'st', started, 'dw', waited)
   end
-  if NOT_RUN[state] then started, r[6] = '', lib().undo_start(id, r[6]) end
   if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
   call('PEXPIREAT', job, until_ms[ttl])
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
-  if r[8] then lib().send_webhook_task(id, r[8], state) end
+  if r[8] then lib().send_webhook_task(id, r[8], state, r[7]) end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NO_WAITER then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) waiters read the record; Celery ignores this state.
   local listeners = call('PUBLISH', META .. id,
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   if not r[3] and listeners == 0 then return 1 end
-  started = started or r[9] or call('HGET', job, 'st')
   local ended = {id, state, started, NOW, r[6], ARGV[i + 4], ARGV[i + 5], field, value, meta,
-    ARGV[i + 9] == 'dead' and '1' or ''}
+    ARGV[i + 9] == 'dead' and '1' or '', waited, ARGV[2]}
   -- An API process may listen: this saves it reading the record.
   if listeners > 0 and #meta + #value <= PUBLISHED_MAX_BYTES then call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
   if r[3] then
@@ -127,7 +125,10 @@ local few = #ids <= CHUNK
 if few then call('ZREM', KEYS[5], unpack(ids)) else lib().in_chunks('ZREM', KEYS[5], ids) end
 for _, o in ipairs(ours) do
   local i, n, r, id, job = o[1], o[2], o[3], o[4], o[5]
+  -- A start that jobs/start.lua has not announced, as the batch was short.
+  if r[9] and ARGV[i + 10] ~= '' then lib().send_start_task(id, r[7], r[9]) end
   if r[4] then
+    if ARGV[i + 10] ~= '' then call('HSET', job, 'st', ARGV[i + 10]) end
     if NOT_RUN[ARGV[i + 2]] then lib().undo_start(id, r[6]) end
     lib().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
     answer[n] = 3
@@ -140,7 +141,8 @@ for _, o in ipairs(ours) do
 end
 if few then call('HDEL', KEYS[6], unpack(ids)) else lib().in_chunks('HDEL', KEYS[6], ids) end
 -- As count_ended does.
-for word, n in pairs(counted) do try('HINCRBY', 'hr:stats:' .. string.sub(ARGV[1], 10), 'ended:' .. word, n) end
+local counters = keys.stats .. string.match(ARGV[1], '^[^@]*', #keys.queue_name + 1)
+for word, n in pairs(counted) do try('HINCRBY', counters, 'ended:' .. word, n) end
 for owner, n in pairs(ended_of) do lib().end_in_flight(owner, n) end
 -- One publication for each waiting API process, with all that its replies to clients need.
 for api, ended in pairs(waiting) do call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end

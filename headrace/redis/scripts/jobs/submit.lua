@@ -14,20 +14,20 @@ local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
 
 -- Whether a queue has none of the keys that most queues do not have: one command in place of six.
 local function plain(queue)
-  return call('EXISTS', 'hr:delayed:' .. queue, 'hr:parked:' .. queue, 'hr:tomb:' .. queue,
+  return call('EXISTS', keys.delayed .. queue, keys.parked .. queue, keys.tomb .. queue,
     list_of(queue, 2), list_of(queue, 3), list_of(queue, 4)) == 0
 end
 
 -- Lengths and counters of a queue, kept up to date by this call, and what is gathered to be written together; false if a
 -- key of it has a wrong type.
 local function look(queue)
-  local counts = try('HMGET', 'hr:count:' .. queue,
+  local counts = try('HMGET', keys.count .. queue,
     'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9')
   local entombed, delayed, parked, lists = 0, 0, 0, 1
   if not plain(queue) then
-    entombed = try('HLEN', 'hr:tomb:' .. queue)
-    delayed = try('ZCARD', 'hr:delayed:' .. queue)
-    parked = try('HLEN', 'hr:parked:' .. queue)
+    entombed = try('HLEN', keys.tomb .. queue)
+    delayed = try('ZCARD', keys.delayed .. queue)
+    parked = try('HLEN', keys.parked .. queue)
     lists = 4
   end
   local unusable = counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table'
@@ -79,7 +79,7 @@ local function refusal(name, max_depth, id, record, hash, owner)
   local q = queues[name]
   if not q then return 4, NOW, 0 end
   -- A cancelled job whose record is gone, but whose message is still in a list: its tomb entry would drop this one.
-  if q.entombed and call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
+  if q.entombed and call('HEXISTS', keys.tomb .. name, id) == 1 then return 3, NOW, 0 end
   if q.depth >= max_depth then return 0, NOW, q.depth end
   if owner and owner.most > 0 and owner.count >= owner.most then return 6, NOW, owner.count end
 end
@@ -168,10 +168,15 @@ for name, q in pairs(queues) do
   if q then
     for s, raws in pairs(q.pushed) do in_chunks('LPUSH', list_of(name, s), raws) end
     if q.due then
-      in_chunks('HSET', 'hr:parked:' .. name, q.parked)
-      in_chunks('ZADD', 'hr:delayed:' .. name, q.due)
+      in_chunks('HSET', keys.parked .. name, q.parked)
+      in_chunks('ZADD', keys.delayed .. name, q.due)
     end
-    index_jobs(string.sub(name, #'headrace.' + 1), q.fresh, index_most)
+    local model, version = string.match(name, '^([^@]*)@?(.*)$', #keys.queue_name + 1)
+    if version ~= '' then
+      try('ZADD', keys.versions .. model, NOW, version)
+      call('EXPIRE', keys.versions .. model, INDEX_TTL_S)
+    end
+    index_jobs(model, q.fresh, index_most)
   end
 end
 return answer

@@ -1,5 +1,5 @@
--- @include queue_position
--- Read jobs. KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids.
+-- @include queue_position, queue_name
+-- Read jobs. KEYS: none. ARGV: 1 with results (1 or 0), then ids.
 -- Returns per id {record as a flat list, Celery result or '', place in the queue or 0 (for a scheduled job when it is due,
 -- in us)}, or 0 if it is unknown. The place is approximate; see lib/queue_position.lua.
 local function without(record, field)
@@ -11,7 +11,7 @@ local function without(record, field)
 end
 
 local answer = {}
-for i = 3, #ARGV do
+for i = 2, #ARGV do
   local id = ARGV[i]
   local record = redis.pcall('HGETALL', JOB .. id)
   local f = {}
@@ -21,13 +21,13 @@ for i = 3, #ARGV do
   else
     local place, meta = 0, ''
     if f['s'] == 'q' and f['n'] and f['m'] then
-      place = place_of(ARGV[1] .. f['m'], f['p'], f['n'])
+      place = place_of(queue_of(f['m'], f['pv']), f['p'], f['n'])
     elseif f['s'] == 'd' and f['m'] then
-      place = due_of(ARGV[1] .. f['m'], id)
-    elseif ARGV[2] == '1' and (f['s'] == 's' or f['s'] == 'f') then
+      place = due_of(queue_of(f['m'], f['pv']), id)
+    elseif ARGV[1] == '1' and (f['s'] == 's' or f['s'] == 'f') then
       meta = not f['r'] and redis.call('GET', META .. id) or ''
     end
-    if f['r'] and ARGV[2] ~= '1' then record = without(record, 'r') end
+    if f['r'] and ARGV[1] ~= '1' then record = without(record, 'r') end
     answer[#answer + 1] = {record, meta, place}
   end
 end

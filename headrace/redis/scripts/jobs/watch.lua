@@ -1,23 +1,24 @@
--- @include queue_position
--- Read the state of watched jobs. KEYS: none. ARGV: 1 queue prefix, then ids.
+-- @include queue_position, queue_name
+-- Read the state of watched jobs. KEYS: none. ARGV: ids.
 -- Returns per id {state, attempts, token, started, ended, place in the queue or 0 (for a scheduled job when it is due, in
--- us), progress, stages, the error of the last try if it is scheduled}, or 0 if it is unknown.
+-- us), progress, stages, the error of the last try if it is scheduled, created}, or 0 if it is unknown.
 local answer = {}
-for i = 2, #ARGV do
+for i = 1, #ARGV do
   local id = ARGV[i]
-  local state, attempts, token, started, ended, model, step, ticket, progress, stages, error =
-    unpack(read(id, 's', 'a', 't', 'st', 'en', 'm', 'p', 'n', 'pg', 'sg', 'e'))
+  local state, attempts, token, started, ended, model, step, ticket, progress, stages, error, created,
+    version = unpack(read(id, 's', 'a', 't', 'st', 'en', 'm', 'p', 'n', 'pg', 'sg', 'e', 'c', 'pv'))
   if not state then
-    answer[i - 1] = 0
+    answer[i] = 0
   else
     local place = 0
     if state == 'q' and ticket and model then
-      place = place_of(ARGV[1] .. model, step, ticket)
+      place = place_of(queue_of(model, version), step, ticket)
     elseif state == 'd' and model then
-      place = due_of(ARGV[1] .. model, id)
+      place = due_of(queue_of(model, version), id)
     end
-    answer[i - 1] = {state, attempts or '', token or '', started or '', ended or '', place, state == 'r' and progress or '',
-      state == 'r' and stages or '', state == 'd' and error or ''}
+    local runs = state == 'r' and started
+    answer[i] = {state, attempts or '', token or '', started or '', ended or '', place, runs and progress or '',
+      runs and stages or '', state == 'd' and error or '', created or ''}
   end
 end
 return answer

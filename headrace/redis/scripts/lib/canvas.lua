@@ -1,4 +1,4 @@
--- Orphaned ends: jobs that a script ends by itself, and whose callbacks a worker must send.
+-- Orphaned ends: jobs that a script ends by itself. A worker must send their callbacks, or cancel their stages' jobs.
 local ORPHANED_TTL_S = 31 * 86400
 
 -- How the body of a stock client's message ends if it has no callbacks: `{"callbacks": null, "errbacks": null, "chain":
@@ -26,11 +26,11 @@ local function has_no_callbacks(raw)
   return false
 end
 
--- Saves the end of a job for a worker, which can read the callbacks (chain, chord, links) in the message and send them;
--- sweeps hand it out. Keys of another type do no harm.
-local function save_orphaned_end(queue, id, raw, meta)
-  if has_no_callbacks(raw) then return end
-  local names, ends = 'hr:untold:' .. queue, 'hr:ends:' .. queue
+-- Saves the end of a job for a worker, which can read the callbacks (chain, chord, links) in the message and send them, and
+-- knows the stages of a pipeline; sweeps hand it out. Keys of another type do no harm.
+local function save_orphaned_end(queue, id, raw, meta, stages)
+  if not stages and has_no_callbacks(raw) then return end
+  local names, ends = keys.orphaned .. queue, keys.orphaned_ends .. queue
   if type(redis.pcall('HSET', ends, id, #meta .. ':' .. meta .. raw)) == 'table' then return end
   if type(redis.pcall('ZADD', names, NOW, id)) == 'table' then return end
   redis.call('EXPIRE', ends, ORPHANED_TTL_S)

@@ -5,7 +5,7 @@ local LETTER_TTL_S, LETTERS_MAX = 1209600, 100000
 -- Adds a message to the dead letters, under a name that no other has. `r` is what is known of its job, {id, step,
 -- attempts, created, traceback}; without an id the message is no job that could run.
 local function add_dead_letter(queue, name, token, reason, raw, message, r)
-  local prefix = 'hr:letter:' .. queue .. ':'
+  local prefix = keys.letters .. queue .. ':'
   if redis.call('EXISTS', prefix .. name) == 1 then name = name .. '.' .. token end
   redis.call('ZADD', KEYS[10], NOW, name)
   redis.call('HSET', prefix .. name, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message, 'id', r.id or '',

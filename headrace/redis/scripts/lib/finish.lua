@@ -23,16 +23,16 @@ local function iso_now()
 end
 
 -- The Celery result of a job that a script ends by itself. `result` is JSON text of constants that need no escaping, and
--- `id` needs none either: the claim or the submit has checked it.
-local function meta_json(id, status, result)
+-- `id` needs none either: the claim or the submit has checked it. `traceback` is text, or nil.
+local function meta_json(id, status, result, traceback)
   return '{"status": "' .. status .. '", "result": ' .. result
-    .. ', "traceback": null, "children": [], "date_done": "' .. iso_now() .. '", "task_id": "' .. id .. '"}'
+    .. ', "traceback": ' .. (traceback and cjson.encode(traceback) or 'null') .. ', "children": [], "date_done": "' .. iso_now() .. '", "task_id": "' .. id .. '"}'
 end
 
 -- `class` is a class of headrace.errors; `message` needs no escaping in JSON.
-local function failed_json(id, class, message)
+local function failed_json(id, class, message, traceback)
   return meta_json(id, 'FAILURE',
-    '{"exc_type": "' .. class .. '", "exc_message": ["' .. message .. '"], "exc_module": "headrace.errors"}')
+    '{"exc_type": "' .. class .. '", "exc_message": ["' .. message .. '"], "exc_module": "headrace.errors"}', traceback)
 end
 
 -- Counts ended jobs of an API key. If its count was lost with records, it starts again at 0.
@@ -43,7 +43,7 @@ end
 
 -- Adds to a counter of a queue's model, in the same call as the event that it counts. A key of another type does no harm.
 local function add_to_counter(queue, field, n)
-  redis.pcall('HINCRBY', 'hr:stats:' .. string.sub(queue, #'headrace.' + 1), field, n)
+  redis.pcall('HINCRBY', keys.stats .. string.match(queue, '^[^@]*', #keys.queue_name + 1), field, n)
 end
 
 -- Counts `n` jobs of a queue that ended in this way, or that wait for a retry, in the call that does it. So each is
@@ -60,19 +60,19 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
-  local input, model, owner, events = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we'))
+  local input, model, owner, events, stages = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg'))
   if owner then end_in_flight(owner, 1) end
-  if events then send_webhook_task(id, events, fields[2]) end
+  if events then send_webhook_task(id, events, fields[2], owner) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
-  if raw then save_orphaned_end(queue, id, raw, meta) end
+  if raw or stages then save_orphaned_end(queue, id, raw or '', meta, stages) end
   count_ended(queue, FINAL[fields[2]], 1)
 end
 
 -- As finish, for an error: `code` is the code of the class.
-local function finish_failed(id, ttl, waiter, class, code, message, fields, queue, raw)
+local function finish_failed(id, ttl, waiter, class, code, message, fields, queue, raw, traceback)
   local all = {'s', 'f', 'en', NOW, 'e', '{"type":"' .. code .. '","message":"' .. message .. '","retryable":false}'}
   for i = 1, #fields do all[6 + i] = fields[i] end
-  finish(id, ttl, waiter, failed_json(id, class, message), all, queue, raw)
+  finish(id, ttl, waiter, failed_json(id, class, message, traceback), all, queue, raw)
 end
 
 local function finish_cancelled(id, ttl, waiter, queue, raw)

@@ -16,7 +16,7 @@ local function place_of(queue, step, ticket)
   local field = 'out' .. STEPS[s]
   local key = queue .. ' ' .. field
   if not outs[key] then
-    local out = redis.pcall('HGET', 'hr:count:' .. queue, field)
+    local out = redis.pcall('HGET', keys.count .. queue, field)
     outs[key] = type(out) == 'string' and tonumber(out) or 0
   end
   local place = tonumber(ticket) - outs[key]
@@ -26,6 +26,6 @@ end
 
 -- When a scheduled job is due, in us; 0 if that is unknown.
 local function due_of(queue, id)
-  local due = redis.pcall('ZSCORE', 'hr:delayed:' .. queue, id)
+  local due = redis.pcall('ZSCORE', keys.delayed .. queue, id)
   return type(due) == 'string' and tonumber(due) or 0
 end

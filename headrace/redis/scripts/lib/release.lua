@@ -1,18 +1,35 @@
 -- @include dead_letter
 -- Releasing a leased job: back to its queue, or to its end after too many crashes.
+-- How the process of a job ended that was lost with its worker.
+local WITH_WORKER = 'with its worker'
+
+-- How a job's last attempt ended, as part of a sentence.
+local function ended(r) return 'attempt ' .. (r.attempts or '1') .. ' ended ' .. r.how end
+
+-- Notes how the last attempt of a job ran that ends now, as far as its worker knows it. Without this, a job that ran too
+-- briefly for jobs/start.lua would have no start.
+local function note_run(id, run)
+  if not run then return end
+  redis.call('HSET', JOB .. id, 'st', run[1], 'dw', run[2], 'tm', run[3])
+  local owner, task = unpack(read(id, 'ky', 'ws'))
+  if task then send_start_task(id, owner, task) end
+end
+
 -- Charges a crash to a job that ran alone. After max_crashes it becomes a dead letter and ends; returns whether it did.
 local function end_after_crashes(id, raw, max_crashes, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
   redis.call('HSET', JOB .. id, 'k', crashes)
   if crashes < max_crashes then return false end
-  local message = 'the model process died each of the ' .. crashes .. ' times that it ran this input alone'
+  local times = crashes == 1 and 'when' or 'each of the ' .. crashes .. ' times that'
+  local message = 'the model process died ' .. times .. ' it ran this input alone; ' .. ended(r)
   add_dead_letter(queue, id, r.token, 'replica-lost', raw, message, r)
+  note_run(id, r.run)
   finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue,
-    raw)
+    raw, r.traceback)
   return true
 end
 
--- The delay after a crash, with full jitter as in workers/jobs/retries.py. Lua's own random numbers are the same in each
+-- The delay after a crash, with full jitter as in workers/jobs/settlement.py. Lua's own random numbers are the same in each
 -- call of a script.
 local function crash_delay_us(id, token, crashes, base_us, most_us)
   local chance = tonumber(string.sub(redis.sha1hex(id .. ' ' .. (token or '') .. ' ' .. NOW), 1, 12), 16) / 2^48
@@ -30,36 +47,57 @@ local function schedule_after_crash(id, raw, losses, queue, r)
   if delay < 1 then return false end
   local begin_by = redis.pcall('ZSCORE', EXPIRING, id)
   if type(begin_by) == 'string' and NOW_US + delay > tonumber(begin_by) then
+    note_run(id, r.run)
     finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost',
-      'the model process died while it ran this input alone, and the next try would come after its `expires`', {}, queue, raw)
+      'the model process died while it ran this input alone, and the next try would come after its `expires`; ' .. ended(r),
+      {}, queue, raw, r.traceback)
     return 'dead'
   end
   redis.call('HSET', KEYS[9], id, raw)
   redis.call('ZADD', KEYS[8], whole(NOW_US + delay), id)
-  redis.call('HSET', JOB .. id, 's', 'd', 'x', '1', 'e', '{"type":"replica-lost","message":"the model process died while it'
-    .. ' ran this input alone, ' .. crashes .. ' time(s) so far","retryable":true}')
-  redis.call('HDEL', JOB .. id, 't', 'st')
+  redis.call('HSET', JOB .. id, 's', 'd', 'x', r.next, 'e', '{"type":"replica-lost","message":"the model process died while'
+    .. ' it ran this input alone, ' .. crashes .. ' time(s) so far; ' .. ended(r) .. '","retryable":true}')
+  redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
   count_ended(queue, 'retried', 1)
   return 'delayed'
 end
 
+-- After so many losses of its worker that were not charged, a job's message is withheld: whatever reads it may be what dies.
+local WITHHELD_AFTER = 10
+
+-- How a lost job runs next (the record's `x`: 1 isolated, 2 exclusive, 3 exclusive and withheld), and whether its loss is
+-- charged. Only a job that was surely the cause is charged. r.mark is what jobs/isolate.lua wrote when the job began to run.
+local function after_loss(id, mode, r)
+  if mode ~= 'lost' then return r.alone or '1', mode == 'crash' and r.alone end
+  -- Without a mark of this claim it was only held, or ran with others.
+  local marked, scope = string.match(r.mark or '', '^(%d+) ?(%w*)$')
+  local began = r.token and marked == r.token
+  local next = began and r.alone ~= '3' and '2' or r.alone or '1'
+  if began and scope == EXCLUSIVE then return next, true end
+  if redis.call('HINCRBY', JOB .. id, 'xl', 1) >= WITHHELD_AFTER then next = '3' end
+  return next, false
+end
+
 -- Returns a leased job to the head of its list, and returns what became of it. The caller has checked the token and the
 -- types.
--- mode: 'free' undoes the attempt (an orderly release); 'alone' makes the job run alone, and charges nothing; 'crash'
---       also charges a job that already ran alone, which then waits.
--- losses: how many crashes it survives alone and, with spaces between, base and limit in us of the wait after one
+-- mode: 'free' undoes the attempt (an orderly release); 'alone' makes the job run isolated, and charges nothing; 'crash'
+--       also charges a job that was isolated, as its own model process died by itself; 'lost' is for a death from outside
+--       or of the whole worker, and charges only a job that ran exclusively. A job that is charged then waits.
+-- losses: how many charged crashes it survives and, with spaces between, base and limit in us of the wait after one
 --       (without them it does not wait).
-local function release(id, mode, losses, queue)
+-- how: how the process ended; needs no escaping in JSON. traceback: its stacks, if they are known.
+-- run: when the attempt began in us, its wait for the device in ms, and its timings, if they are known.
+local function release(id, mode, losses, queue, how, traceback, run)
   local raw = redis.call('HGET', KEYS[6], id)
-  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created, backoff =
-    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c', 'rb'))
-  local r = {id = id, step = step, crashes = crashes, ttl = ttl, waiter = waiter, token = token,
-    attempts = attempts, created = created, backoff = backoff}
+  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created, backoff, mark =
+    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c', 'rb', 'xa'))
+  local r = {id = id, step = step, alone = alone, crashes = crashes, ttl = ttl, waiter = waiter, token = token,
+    attempts = attempts, created = created, backoff = backoff, mark = mark, how = how, traceback = traceback, run = run}
   redis.call('ZREM', KEYS[5], id)
   redis.call('HDEL', KEYS[6], id)
   if state and state ~= 'r' then return 'gone' end
   if cancel then
-    if mode == 'free' then undo_start(id, attempts) end
+    if mode == 'free' then undo_start(id, attempts) else note_run(id, run) end
     finish_cancelled(id, ttl, waiter, queue, raw)
     return 'cancelled'
   end
@@ -71,7 +109,9 @@ local function release(id, mode, losses, queue)
     end
     return 'gone'
   end
-  if state and mode == 'crash' and alone then
+  local charged
+  if state then r.next, charged = after_loss(id, mode, r) end
+  if charged then
     if end_after_crashes(id, raw, tonumber(string.match(losses, '^%d+')), queue, r) then return 'dead' end
     local outcome = schedule_after_crash(id, raw, losses, queue, r)
     if outcome then return outcome end
@@ -84,9 +124,9 @@ local function release(id, mode, losses, queue)
     if mode == 'free' then
       redis.call('HSET', JOB .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
     else
-      redis.call('HSET', JOB .. id, 's', 'q', 'x', '1')
+      redis.call('HSET', JOB .. id, 's', 'q', 'x', r.next)
     end
-    redis.call('HDEL', JOB .. id, 't', 'st')
+    redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
   end
   return 'queued'
 end

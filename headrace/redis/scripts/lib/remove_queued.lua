@@ -8,8 +8,8 @@ local function waits(state) return state == 'q' or state == 'd' end
 
 -- Reads a queue's own keys as the types that they should have, so that a wrong type fails before any write.
 local function check_waiting(queue)
-  redis.call('ZCARD', 'hr:delayed:' .. queue); redis.call('HLEN', 'hr:parked:' .. queue)
-  redis.call('HLEN', 'hr:count:' .. queue); redis.call('HLEN', 'hr:tomb:' .. queue)
+  redis.call('ZCARD', keys.delayed .. queue); redis.call('HLEN', keys.parked .. queue)
+  redis.call('HLEN', keys.count .. queue); redis.call('HLEN', keys.tomb .. queue)
   for s = 1, 4 do redis.call('LLEN', list_of(queue, s)) end
 end
 
@@ -26,18 +26,18 @@ end
 
 -- Removes a waiting job from its queue; returns its message, if that was found.
 local function remove_queued(queue, id, state, step, ticket)
-  redis.call('ZREM', 'hr:delayed:' .. queue, id)
-  local raw = redis.call('HGET', 'hr:parked:' .. queue, id)
-  redis.call('HDEL', 'hr:parked:' .. queue, id)
+  redis.call('ZREM', keys.delayed .. queue, id)
+  local raw = redis.call('HGET', keys.parked .. queue, id)
+  redis.call('HDEL', keys.parked .. queue, id)
   if state == 'q' then
     local list = list_of(queue, STEP_INDEX[step] or 1)
-    local out = redis.call('HGET', 'hr:count:' .. queue, 'out' .. step)
+    local out = redis.call('HGET', keys.count .. queue, 'out' .. step)
     raw = clear_message(list, step, id, ticket, out)
     if not raw then
       -- The message stays in the list. Its tomb entry outlives the record, so that a claim drops it however late.
-      redis.call('HSET', 'hr:tomb:' .. queue, id, step)
+      redis.call('HSET', keys.tomb .. queue, id, step)
     end
-    redis.call('HINCRBY', 'hr:count:' .. queue, 'tomb' .. step, 1)
+    redis.call('HINCRBY', keys.count .. queue, 'tomb' .. step, 1)
     touched[list] = {queue, step}
   end
   return raw
@@ -45,9 +45,9 @@ end
 
 local function compact()
   for list, t in pairs(touched) do
-    local tombs = tonumber(redis.call('HGET', 'hr:count:' .. t[1], 'tomb' .. t[2]))
+    local tombs = tonumber(redis.call('HGET', keys.count .. t[1], 'tomb' .. t[2]))
     if tombs >= COMPACT_MIN and tombs > redis.call('LLEN', list) / 2 then
-      redis.call('HINCRBY', 'hr:count:' .. t[1], 'tomb' .. t[2], -redis.call('LREM', list, 0, TOMBSTONE))
+      redis.call('HINCRBY', keys.count .. t[1], 'tomb' .. t[2], -redis.call('LREM', list, 0, TOMBSTONE))
     end
   end
 end

@@ -1,10 +1,20 @@
+-- @include queue_name
 -- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here; one that is stored
 -- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
 -- ARGV: 1 how many due entries to look at (0: only those named), then entries to look at, due or not.
 -- Returns {how many were looked at, the entries to delete...}.
-local QUEUE = 'headrace.'
 -- How long a payload that is needed is left alone, and how long a caller has to delete one that is not.
 local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
+
+-- Whether a job is a dead letter of its model, in the queue of any version.
+local function is_dead_letter(model, id)
+  if redis.call('EXISTS', keys.letters .. queue_of(model) .. ':' .. id) == 1 then return true end
+  local versions = redis.pcall('ZRANGE', keys.versions .. model, 0, -1)
+  for _, version in ipairs(versions) do
+    if redis.call('EXISTS', keys.letters .. queue_of(model, version) .. ':' .. id) == 1 then return true end
+  end
+  return false
+end
 
 -- Microseconds until an input is looked at again; nil if it is not needed. Like the message, it is needed as long as its
 -- dead letter exists. A record without a state belongs to a requeued job that waits.
@@ -12,7 +22,7 @@ local function input_needed_us(ref, id, model)
   local state, input = unpack(read(id, 's', 'ir'))
   if input and input ~= ref then return nil end
   if input and not (state and FINAL[state]) then return NEEDED_US end
-  return redis.call('EXISTS', 'hr:letter:' .. QUEUE .. model .. ':' .. id) == 1 and NEEDED_US or nil
+  return is_dead_letter(model, id) and NEEDED_US or nil
 end
 
 -- The same for a result, which is written before its job is settled and is kept as long as the record.
@@ -29,7 +39,7 @@ end
 
 -- The same for a part of a file, which is written before the list of parts names it.
 local function part_needed_us(ref, id)
-  local file = 'hr:file:' .. id
+  local file = keys.file .. id
   if redis.call('TYPE', file .. ':parts').ok ~= 'zset' or not redis.call('ZSCORE', file .. ':parts', ref) then return nil end
   local ttl_ms = redis.call('PTTL', file)
   if ttl_ms < -1 then return nil end

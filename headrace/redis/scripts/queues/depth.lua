@@ -1,4 +1,6 @@
--- Read the depth of queues. KEYS: none. ARGV: queues.
+-- @include versions
+-- Read the depth of queues. KEYS: none. ARGV: queues. The own queue of a model counts with those of its versions; the queue
+-- of a version alone.
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then when the oldest of each step was
 -- created, or ''}}.
 -- The oldest is searched for at the heads of the lists. A stock client's message has no time, and a job that was delayed
@@ -27,10 +29,9 @@ local function size(command, key)
   return type(n) == 'number' and n or 0
 end
 
-local answer = {NOW}
-for q = 1, #ARGV do
-  local queue = ARGV[q]
-  local tombs = redis.pcall('HMGET', 'hr:count:' .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9')
+-- The state of one queue, as in the reply.
+local function look(queue)
+  local tombs = redis.pcall('HMGET', keys.count .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9')
   local row = {}
   for s = 1, 4 do
     local list = list_of(queue, s)
@@ -38,9 +39,40 @@ for q = 1, #ARGV do
     row[s] = math.max(0, length - (tonumber(tombs[s] or '0') or 0))
     row[7 + s] = row[s] > 0 and waiting_since(list) or ''
   end
-  row[5] = size('ZCARD', 'hr:delayed:' .. queue)
-  row[6] = size('ZCARD', 'hr:lease:' .. queue)
-  row[7] = size('ZCARD', 'hr:dead:' .. queue)
+  row[5] = size('ZCARD', keys.delayed .. queue)
+  row[6] = size('ZCARD', keys.lease .. queue)
+  row[7] = size('ZCARD', keys.dead .. queue)
+  return row
+end
+
+-- Adds the state of a version's queue to that of its model.
+local function add(row, more)
+  for k = 1, 7 do row[k] = row[k] + more[k] end
+  for k = 8, 11 do
+    if more[k] ~= '' and (row[k] == '' or tonumber(more[k]) < tonumber(row[k])) then row[k] = more[k] end
+  end
+end
+
+-- A version whose queue has been empty for so long is forgotten.
+local FORGET_US = 3600 * 1000000
+
+local function add_versions(row, queue)
+  local model, version = model_of(queue)
+  local found = version == '' and redis.pcall('ZRANGE', keys.versions .. model, 0, -1, 'WITHSCORES') or {}
+  for k = 1, #found, 2 do
+    local own = queue_of(model, found[k])
+    if is_used(own) then
+      add(row, look(own))
+    elseif tonumber(found[k + 1]) < NOW_US - FORGET_US then
+      redis.call('ZREM', keys.versions .. model, found[k])
+    end
+  end
+end
+
+local answer = {NOW}
+for q = 1, #ARGV do
+  local row = look(ARGV[q])
+  add_versions(row, ARGV[q])
   answer[q + 1] = row
 end
 return answer

@@ -1,6 +1,6 @@
 -- Walk a model's jobs from the newest, in the order of (created, id), and return those in some states. KEYS: none.
 -- ARGV: 1 model, 2 creation time and 3 id of the job to begin after ('' and '' for the newest), 4 the oldest creation time
---       that counts, 5 letters of states ('' for all), 6 how many ids to return at most, 7 how many to look at at most,
+--       that counts, 5 letters of states ('' for all; a leased job that has not begun is queued), 6 how many ids to return at most, 7 how many to look at at most,
 --       8 the API key whose jobs count (absent for all; -: jobs of no key).
 -- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
 -- An id whose record has expired, or belongs to another model, is removed from the index.
@@ -25,7 +25,8 @@ end
 local function seen(created, id) return before ~= '' and created == before and not below(id, before_id) end
 
 local function look(created, id)
-  local state, of, key = unpack(read(id, 's', 'm', 'ky'))
+  local state, of, key, started = unpack(read(id, 's', 'm', 'ky', 'st'))
+  if state == 'r' and not started then state = 'q' end
   looked = looked + 1
   last, last_id = created, id
   if not state or of ~= model then

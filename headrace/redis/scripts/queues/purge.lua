@@ -1,4 +1,4 @@
--- @include finish
+-- @include finish, queue_name
 -- Cancel waiting jobs of a queue, up to a limit. KEYS: the queue's. ARGV: 1 queue, 2 limit.
 -- Returns {cancelled, removed, left}: jobs that were cancelled, messages removed from the lists and the delayed set (also
 -- tombstones, repeats and unreadable ones), and how many messages are left.
@@ -13,11 +13,11 @@ local function id_in(raw)
 end
 
 -- Cancels a waiting job. A message without a record is a stock client's, which waits for a result too. A message under the
--- id of another model's job is ignored, and that job goes on.
+-- id of another queue's job is ignored, and that job goes on.
 local function cancel(id, raw)
-  local state, ttl, waiter, model = unpack(read(id, 's', 'l', 'w', 'm'))
+  local state, ttl, waiter, model, version = unpack(read(id, 's', 'l', 'w', 'm', 'pv'))
   if state and state ~= 'q' and state ~= 'd' then return end
-  if model and 'headrace.' .. model ~= ARGV[1] then return end
+  if model and queue_of(model, version) ~= ARGV[1] then return end
   finish_cancelled(id, ttl, waiter, ARGV[1], raw)
   cancelled = cancelled + 1
 end

@@ -3,6 +3,6 @@ check_types(false)
 local removed = 0
 for i = 2, #ARGV do
   redis.call('ZREM', KEYS[10], ARGV[i])
-  removed = removed + redis.call('UNLINK', 'hr:letter:' .. ARGV[1] .. ':' .. ARGV[i])
+  removed = removed + redis.call('UNLINK', keys.letters .. ARGV[1] .. ':' .. ARGV[i])
 end
 return removed

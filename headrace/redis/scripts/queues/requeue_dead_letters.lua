@@ -2,9 +2,9 @@
 -- of dead letters. Returns per name: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
 -- waits or runs, or a later job of its id has ended).
 check_types(true)
-local prefix = 'hr:letter:' .. ARGV[1] .. ':'
+local prefix = keys.letters .. ARGV[1] .. ':'
 -- The fields that its last run left in the record; the client's own fields stay.
-local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
+local LEFT = {'a', 'k', 'x', 'xa', 'xl', 't', 'o', 'st', 'en', 'b', 'tm', 'dw', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
 
 -- How long the stored input of a requeued job without a record is kept for its claim.
 local UNCLAIMED_S = 30 * 86400

@@ -1,13 +1,14 @@
--- @include release
+-- @include release, versions
 -- Promote delayed jobs that are due to their lists, and reap expired leases.
 -- KEYS: the queue's. ARGV: 1 queue, 2 until when (in us) to reap: a call that arrives later was sent before an outage, and
---       reaps nothing; 3 losses (see lib/release.lua), 4 limit, 5 how many orphaned ends to hand out.
+--       reaps nothing; 3 losses (see lib/release.lua), 4 limit, 5 how many orphaned ends to hand out, 6 queue of the
+--       caller's own version, or ''.
 -- Returns {promoted, reaped, us until the next delayed job or -1, then jobs in the list of each step (the first is -1 if the
--- queue is paused), now, then per orphaned end: its name, and the length of the Celery result, ':', that result and the
--- message}.
+-- queue is paused), now, how many queues of versions of this model are in use, their names, then per
+-- orphaned end: its name, and the length of the Celery result, ':', that result and the message}.
 check_types(true)
 local limit = tonumber(ARGV[4])
-local paused = redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1
+local paused = is_paused(ARGV[1])
 local promoted, reaped = 0, 0
 
 -- A due message whose job ended meanwhile is dropped. One whose record was deleted is like a stock client's.
@@ -30,7 +31,7 @@ if NOW_US <= tonumber(ARGV[2]) then
   for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
     expired[i] = {id = id, token = tonumber(read(id, 't')[1] or '0') or 0}
   end
-  for _, c in ipairs(latest_first(expired)) do release(c.id, 'crash', ARGV[3], ARGV[1]) end
+  for _, c in ipairs(latest_first(expired)) do release(c.id, 'lost', ARGV[3], ARGV[1], WITH_WORKER) end
   reaped = #expired
   if reaped > 0 then add_to_counter(ARGV[1], 'leases_lost', reaped) end
 end
@@ -47,13 +48,33 @@ if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
 if paused then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
-  left[1], left[2], left[3], left[4], NOW}
+  left[1], left[2], left[3], left[4], NOW, 0}
+
+-- Any worker of a model sweeps the queues of all versions, as a version may have lost its last worker. Messages that stock
+-- clients pushed are found here first.
+local VERSIONS_MAX = 64
+local model, version = model_of(ARGV[1])
+local function add_used(queue)
+  if not is_used(queue) then return end
+  answer[9] = answer[9] + 1
+  answer[#answer + 1] = queue
+end
+if version == '' then
+  if (ARGV[6] or '') ~= '' then add_used(ARGV[6]) end
+  local versions = redis.pcall('ZRANGE', keys.versions .. model, 0, VERSIONS_MAX - 1)
+  for _, one in ipairs(versions) do
+    local queue = queue_of(model, one)
+    if queue ~= ARGV[6] then add_used(queue) end
+  end
+elseif total > 0 then
+  note_version(model, version)
+end
 
 -- Orphaned ends (see lib/canvas.lua). A worker that has sent the callbacks removes the end; until then it is handed out
 -- again after a while.
 local ORPHANED_MAX_BYTES, SENDING_US = 1048576, 60000000
 local function hand_out(most)
-  local orphaned, ends, bytes = 'hr:untold:' .. ARGV[1], 'hr:ends:' .. ARGV[1], 0
+  local orphaned, ends, bytes = keys.orphaned .. ARGV[1], keys.orphaned_ends .. ARGV[1], 0
   local names = most > 0 and redis.pcall('ZRANGEBYSCORE', orphaned, '-inf', NOW, 'LIMIT', 0, most) or {}
   if names.err or #names == 0 then return end
   begin_with_removal(orphaned)

@@ -1,13 +1,23 @@
--- Send the background tasks of webhook deliveries whose next try is due. KEYS: none. ARGV: 1 how many at most.
--- Returns {how many were due}.
-local DUE = 'hr:hooks'
-redis.call('LLEN', TASKS)
+-- @include webhook
+-- Send the background tasks of webhook deliveries whose next try is due, then those whose turn it is. KEYS: none.
+-- ARGV: 1 how many deliveries at most. Returns {how many were due, how many tasks wait for their turn}.
+local DUE, WAITING = keys.DUE_DELIVERIES, keys.WAITING_TASKS
+local room = TASKS_MAX - redis.call('LLEN', TASKS)
 local due = redis.call('ZRANGEBYSCORE', DUE, '-inf', NOW, 'LIMIT', 0, ARGV[1])
-if #due == 0 then return {0} end
-in_chunks('ZREM', DUE, due)
-for _, member in ipairs(due) do
-  local id, name = string.match(member, '^(%S+) (%S+)$')
-  local task = id and redis.pcall('HGET', HOOK .. id, 'm:' .. name)
-  if type(task) == 'string' then redis.call('LPUSH', TASKS, task) end
+if #due > 0 then
+  in_chunks('ZREM', DUE, due)
+  for _, member in ipairs(due) do
+    local id, name = string.match(member, '^(%S+) (%S+)$')
+    local found = id and redis.pcall('HMGET', HOOK .. id, 'm:' .. name, name)
+    if found and found[1] then push_task(string.match(found[2] or '', '"owner":"(%x*)"'), found[1]) end
+  end
 end
-return {#due}
+if redis.call('EXISTS', WAITING) == 0 then return {#due, 0} end
+if room > 0 then
+  local next = redis.call('ZPOPMIN', WAITING, room)
+  for i = 1, #next, 2 do redis.call('LPUSH', TASKS, next[i]) end
+  if #next > 0 then redis.call('HSET', keys.TASK_TURNS, ':now', next[#next]) end
+end
+local waiting = redis.call('ZCARD', WAITING)
+if waiting == 0 then redis.call('DEL', keys.TASK_TURNS) end
+return {#due, waiting}

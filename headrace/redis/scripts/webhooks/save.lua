@@ -1,9 +1,10 @@
 -- Save a webhook delivery, unless another process has changed it since it was read. KEYS: none.
 -- ARGV: 1 job, 2 delivery, 3 its old text ('': it is new), 4 its new text, 5 for how many seconds the job's deliveries are
 --       kept, 6 in how many us it is tried ('': never again), 7 the background task that tries it, 8 its body ('': as
---       before, '-': not needed any more), 9 the counter that grows by one ('': none), then deliveries of the job to delete.
+--       before, '-': not needed any more), 9 the counter that grows by one ('': none), 10 the background worker that begins
+--       (+ before it) or ends (-) to send it ('': neither), then deliveries of the job to delete.
 -- Returns {1}, or {0, its text by now}.
-local DUE, key, name = 'hr:hooks', HOOK .. ARGV[1], ARGV[2]
+local DUE, key, name = keys.DUE_DELIVERIES, HOOK .. ARGV[1], ARGV[2]
 local member = ARGV[1] .. ' ' .. name
 redis.call('ZCARD', DUE)
 local known = redis.call('HGET', key, name) or ''
@@ -21,10 +22,17 @@ else
   redis.call('HSET', key, 'm:' .. name, ARGV[7])
   redis.call('ZADD', DUE, whole(NOW_US + tonumber(ARGV[6])), member)
 end
-for i = 10, #ARGV do
+local sign, worker = string.match(ARGV[10], '^([+-])(.+)$')
+if sign == '+' then
+  redis.pcall('SADD', keys.background_sending .. worker, member)
+  redis.call('EXPIRE', keys.background_sending .. worker, 3600)
+elseif sign then
+  redis.pcall('SREM', keys.background_sending .. worker, member)
+end
+for i = 11, #ARGV do
   redis.call('HDEL', key, ARGV[i], 'b:' .. ARGV[i], 'm:' .. ARGV[i])
   redis.call('ZREM', DUE, ARGV[1] .. ' ' .. ARGV[i])
 end
 redis.call('EXPIRE', key, ARGV[5])
-if ARGV[9] ~= '' then redis.pcall('HINCRBY', 'hr:stats:', ARGV[9], 1) end
+if ARGV[9] ~= '' then redis.pcall('HINCRBY', keys.SHARED_STATS, ARGV[9], 1) end
 return {1}

@@ -1,12 +1,12 @@
 -- Save the report that a worker sends each second. It passes at maxmemory too, or the worker would look dead. KEYS: none.
--- ARGV: 1 owner, 2 for how many seconds the report is valid, 3 how many values of fields follow, these, then per counter: key,
---       field, and by how much it grows: a number, or the numbers of a histogram with spaces between.
-local key, states = 'hr:worker:' .. ARGV[1], tonumber(ARGV[3])
-redis.call('HLEN', key); redis.call('ZCARD', 'hr:workers')
-redis.call('ZREMRANGEBYSCORE', 'hr:workers', 0, time[1] - tonumber(ARGV[2]))
-redis.call('HSET', key, unpack(ARGV, 4, 3 + states))
-redis.call('EXPIRE', key, ARGV[2])
-redis.call('ZADD', 'hr:workers', time[1], ARGV[1])
+-- ARGV: 1 owner, 2 how many values of fields follow, these, then per counter: key, field, and by how much it grows: a
+--       number, or the numbers of a histogram with spaces between.
+local key, states = keys.worker .. ARGV[1], tonumber(ARGV[2])
+redis.call('HLEN', key); redis.call('ZCARD', keys.WORKERS)
+redis.call('ZREMRANGEBYSCORE', keys.WORKERS, 0, time[1] - keys.WORKER_TTL_S)
+redis.call('HSET', key, unpack(ARGV, 3, 2 + states))
+redis.call('EXPIRE', key, keys.WORKER_TTL_S)
+redis.call('ZADD', keys.WORKERS, time[1], ARGV[1])
 local function add_all(key, field, by)
   local old = redis.pcall('HGET', key, field)
   if type(old) == 'table' then return end
@@ -21,7 +21,7 @@ local function add_all(key, field, by)
 end
 
 -- A counter whose key has another type does not stop the others.
-for i = 4 + states, #ARGV, 3 do
+for i = 3 + states, #ARGV, 3 do
   local key, field, by = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if string.find(by, ' ', 1, true) then
     add_all(key, field, by)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from api.http.send_buffer import TAKE_BYTES, SendBuffer
+from api.http.send_buffer import TAKE_BYTES, Room, SendBuffer
 
 
 def run(test: Callable[[SendBuffer], Coroutine[Any, Any, None]], **bounds: int) -> None:
     async def inside() -> None:
-        with SendBuffer(**bounds) as buffer:
+        memory, files = (bounds.get(f"{name}_max_bytes", 10**9) for name in ("memory", "file"))
+        with SendBuffer(memory, files) as buffer:
             await test(buffer)
 
     asyncio.run(inside())
@@ -106,3 +108,32 @@ def test_the_end_wakes_a_waiting_reader() -> None:
         assert await taking == b""
 
     run(test)
+
+
+def test_buffers_share_the_room_of_their_process() -> None:
+    async def held(buffer: SendBuffer) -> int:
+        """How many bytes it keeps until it waits."""
+        count = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                await buffer.put(b"0123456789", stalled_s=0)
+                count += 10
+        return count
+
+    async def test() -> None:
+        memory, files = Room(400), Room(4000)
+        with (
+            SendBuffer(100, 10**9, memory=memory, files=files) as first,
+            SendBuffer(100, 10**9, memory=memory, files=files) as second,
+        ):
+            assert await held(first) == 100 + 2000, "half of what is free"
+            assert await held(second) == 100 + 1000
+            assert (memory.used_bytes, files.used_bytes) == (200, 3000)
+            await first.take()
+            while first.spooled_bytes:
+                await first.take()
+            assert files.used_bytes == 1000
+            assert await held(second) == 1000, "half of what is free by now"
+        assert (memory.used_bytes, files.used_bytes) == (0, 0)
+
+    asyncio.run(test())

@@ -1,11 +1,13 @@
-"""What is done past uvicorn's own methods: held against them."""
+"""What replaces uvicorn's own methods, compared with them; and the checks once a second."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import inspect
+import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -16,8 +18,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.http.fast_response import write_whole
-from api.http.uvicorn_protocol import protocol_with
+from api.http import uvicorn_protocol
+from api.http.uvicorn_protocol import (
+    PROGRESS_BYTES,
+    READ_MAX_BYTES,
+    protocol_with,
+    watch,
+    write_whole,
+)
 from headrace.config.settings import Settings
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -34,7 +42,8 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[bytes] = []
-        self.closed = False
+        self.closed = self.aborted = False
+        self.unsent_bytes = 0
 
     @override
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
@@ -49,12 +58,24 @@ class Transport(asyncio.Transport):
         self.closed = True
 
     @override
+    def can_write_eof(self) -> bool:
+        return False
+
+    @override
     def pause_reading(self) -> None:
         pass
 
     @override
     def resume_reading(self) -> None:
         pass
+
+    @override
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    @override
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -105,15 +126,6 @@ def test_a_whole_answer_is_what_uvicorn_makes_of_two_messages(
     assert len(our_transport.written) == 1
     assert state_of(ours) == state_of(theirs)
     assert our_end == their_end == ["answered"]
-
-
-def test_parts_are_written_as_one_answer() -> None:
-    ours, our_transport, our_end = cycle_of()
-    theirs, their_transport, _ = cycle_of()
-    assert write_whole(ours.send, 200, HEADERS, BODY[:1], [BODY[1:2], BODY[2:]])
-    asyncio.run(by_uvicorn(theirs, 200, HEADERS, BODY))
-    assert b"".join(our_transport.written) == b"".join(their_transport.written)
-    assert (state_of(ours), our_end) == (state_of(theirs), ["answered"])
 
 
 def wrapped(send: Callable[[Any], Awaitable[None]]) -> Any:
@@ -168,21 +180,27 @@ def test_no_header_makes_another(bad: bytes) -> None:
     assert transport.written == []
 
 
+def connection(app: Any) -> tuple[Any, Transport, ServerState]:
+    """A connection to an application, whose requests have 100 s; its transport and its server."""
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
+    )
+    config.load()
+    state, transport = ServerState(), Transport()
+    protocol = protocol_with(Settings(request_timeout_s=100))(
+        config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
+    )
+    protocol.connection_made(transport)
+    return protocol, transport, state
+
+
 def test_a_connection_without_a_request_is_closed_once_its_time_is_up() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         assert write_whole(send, 200, HEADERS, BODY)
 
     async def work() -> None:
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
-        )
-        config.load()
-        state, transport = ServerState(), Transport()
-        protocol = protocol_with(Settings(request_timeout_s=100))(
-            config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
-        )
-        protocol.connection_made(transport)
+        protocol, transport, state = connection(app)
 
         async def answered(count: int) -> None:
             while state.tasks:
@@ -210,9 +228,128 @@ def test_a_connection_without_a_request_is_closed_once_its_time_is_up() -> None:
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
-#: The modules that read each field; they were read when our replacement was written.
+def test_a_head_may_begin_and_end_in_full_reads() -> None:
+    sizes = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+        while (message := await receive())["type"] == "http.request":
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+        sizes.append(size)
+        assert write_whole(send, 200, HEADERS, BODY)
+
+    async def work() -> None:
+        protocol, transport, state = connection(app)
+        length = READ_MAX_BYTES
+        head = GET[:-2].replace(b"GET", b"POST") + b"Content-Length: %d\r\n\r\n" % length
+        data = (head + bytes(length)) * 2
+        for at in range(0, len(data), READ_MAX_BYTES):
+            protocol.data_received(data[at : at + READ_MAX_BYTES])
+        while state.tasks:
+            await asyncio.gather(*state.tasks)
+        assert sizes == [length, length]
+        assert len(transport.written) == 2
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 1500])
+def test_a_head_that_is_too_long_is_refused_wherever_its_reads_end(last: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("it was refused")
+
+    async def work() -> None:
+        limit = Settings().header_limit_bytes
+        protocol, transport, _ = connection(app)
+        head = GET[:-2] + b"X-Padding: " + b"a" * limit + b"\r\n\r\n"
+        for part in (head[:-last], head[-last:]):
+            protocol.data_received(part)
+        assert transport.written[0].startswith(b"HTTP/1.1 431 ")
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_an_answer_has_to_be_read_once_the_request_was_sent() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        begun.set()
+        await ended.wait()
+
+    async def work() -> None:
+        protocol, transport, state = connection(app)
+        protocol.data_received(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await begun.wait()
+        transport.unsent_bytes = 100_000
+        for now in (1000, 1200, 1400):
+            protocol.check(now)
+        assert not transport.closed, "it may read after it has sent the body"
+        protocol.data_received(b"0\r\n\r\n")
+        protocol.check(1400)
+        protocol.check(1499)
+        transport.unsent_bytes -= PROGRESS_BYTES
+        protocol.check(1501)
+        protocol.check(1600)
+        assert not transport.closed, "it reads slowly"
+        protocol.check(1601)
+        assert transport.aborted
+        ended.set()
+        await asyncio.gather(*state.tasks)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+class Connection:
+    """Keeps the times of its checks; the process stands still during the second one."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def check(self, now: float) -> None:
+        self.times.append(now)
+        if len(self.times) == 2:
+            time.sleep(0.5)
+
+
+def watched(connections: list[Connection], done: Callable[[], bool]) -> None:
+    """Watch connections with a timeout of 0.1 s until `done`."""
+
+    async def work() -> None:
+        watching = asyncio.create_task(watch(connections, 0.1))
+        while not done():
+            await asyncio.wait([watching], timeout=0.01)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_process_that_stood_still_takes_no_time_from_its_clients() -> None:
+    connection = Connection()
+    watched([connection], lambda: len(connection.times) > 3)
+    steps = [after - before for before, after in itertools.pairwise(connection.times)]
+    assert max(steps) <= 0.051, "no step is longer than two intervals"
+
+
+def test_running_out_of_file_descriptors_is_logged_once_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [True, False, False, True, False]
+    monkeypatch.setattr(uvicorn_protocol, "_descriptor_left", lambda: left.pop(0))
+    watched([], lambda: not left)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "ulimit -n" in caplog.text
+
+
+#: What ours replaces, as it was when ours was written.
 _READ = {
     RequestResponseCycle.send: "abdd8601b326a8da",
+    HttpToolsProtocol.data_received: "010a7ae59a5d3b1a",
+    HttpToolsProtocol.on_headers_complete: "1ea8589acfad92d8",
+    HttpToolsProtocol.on_body: "dba9c32aeba35b6a",
+    HttpToolsProtocol.on_message_complete: "1fbad42dc31fc01f",
     HttpToolsProtocol.on_response_complete: "64e254f28e389e76",
 }
 
@@ -221,6 +358,6 @@ _READ = {
 def test_uvicorns_own_is_as_it_was_when_ours_was_written(method: Any) -> None:
     found = hashlib.sha256(inspect.getsource(method).encode()).hexdigest()[:16]
     assert found == _READ[method], (
-        f"uvicorn has changed {method.__qualname__}: compare api/http/fast_response.py and "
-        "api/http/uvicorn_protocol.py with it, then write its new digest here"
+        f"uvicorn has changed {method.__qualname__}: compare api/http/uvicorn_protocol.py with "
+        "it, then write its new digest here"
     )

@@ -18,7 +18,7 @@ UP = Family("headrace_up", "gauge", "Whether it is.")
 
 
 def written(exposition: Exposition, *found: MetricSamples) -> bytes:
-    return b"".join(exposition.text(found))
+    return exposition.text(found)
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -88,15 +88,3 @@ def test_it_is_prometheus_clients_own_text(kind: str) -> None:
         else MetricSamples(TOOK, [("m",)], [b"1.0", b"3.0", b"3.0", b"0.125"], ("0.5", "+Inf"))
     )
     assert written(Exposition(), found) == generate_latest(Collector())
-
-
-def test_a_long_text_comes_in_parts() -> None:
-    series = [(f"model-{n}", "x" * 50) for n in range(2000)]
-    found = [
-        MetricSamples(JOBS, series, range(2000)),
-        MetricSamples(UP, [()], [1]),
-        MetricSamples(LOADS, [], []),
-    ]
-    parts = Exposition().text(found)
-    assert len(parts) == 2
-    assert len(samples(b"".join(parts))) == 2001

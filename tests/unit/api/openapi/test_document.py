@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -17,11 +17,11 @@ from referencing.jsonschema import DRAFT202012
 
 from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
-from api.openapi.job_schemas import IDEMPOTENCY_KEY, OPTIONS
-from api.openapi.operations import JOB_ID
 from api.openapi.problems import problem_schemas
+from api.openapi.schemas import CONDITIONS, answer_schemas, parameter_schemas, request_schemas
+from api.routes.examples import EXAMPLES
+from api.routes.media import IDEMPOTENCY_KEY
 from api.routes.table import TABLE
-from api.submission.job_request import JobRequest
 from headrace.errors import InvalidId
 from headrace.jobs.ids import check_key, is_id
 from headrace.jobs.options import JobOptions
@@ -159,26 +159,49 @@ def test_a_problem_of_another_type_does_not_fit() -> None:
         fits({"$ref": "#/components/schemas/ConflictProblem"}, queue_full)
 
 
-def bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    kept = ("minimum", "maximum", "exclusiveMinimum", "default", "type")
-    return {name: schema[name] for name in kept if name in schema}
+class Kept(msgspec.Struct):
+    always: int | None = None
+    never_absent: int = 0
+    sometimes: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def test_options_have_the_bounds_that_they_are_read_with() -> None:
-    _, components = msgspec.json.schema_components([JobOptions])
-    properties = components["JobOptions"]["properties"]
-    assert list(OPTIONS) == list(properties)
-    for name, schema in properties.items():
-        # `priority` has a default; the others may be null instead.
-        read = next(part for part in schema.get("anyOf", [schema]) if part["type"] != "null")
-        assert bounds(OPTIONS[name]) == bounds(read), name
+class Omitted(msgspec.Struct, omit_defaults=True):
+    never_null: Annotated[int | None, msgspec.Meta(description="A number.")] = None
 
 
-def test_the_request_has_the_members_that_it_is_read_with() -> None:
-    assert set(SCHEMAS["JobRequest"]["properties"]) == set(JobRequest.__struct_fields__)
-    assert set(SCHEMAS["NamedJobRequest"]["properties"]) == set(JobRequest.__struct_fields__) - {
-        "id"
-    }
+class Both(msgspec.Struct):
+    kept: Kept
+    omitted: list[Omitted] | None
+
+
+def test_an_answer_has_what_msgspec_writes() -> None:
+    schemas = answer_schemas([Both])
+    assert schemas["Both"]["required"] == ["kept", "omitted"]
+    assert schemas["Kept"]["required"] == ["always", "never_absent"]
+    assert schemas["Kept"]["properties"]["always"] == {"type": ["integer", "null"]}
+    assert schemas["Omitted"]["required"] == []
+    number = {"type": "integer", "description": "A number."}
+    assert schemas["Omitted"]["properties"]["never_null"] == number
+
+
+def test_a_request_has_what_msgspec_reads() -> None:
+    schemas = request_schemas([Both])
+    assert schemas["Kept"]["required"] == []
+    assert schemas["Kept"]["properties"]["never_absent"] == {"type": "integer", "default": 0}
+    assert schemas["Omitted"]["properties"]["never_null"]["type"] == ["integer", "null"]
+    priority = SCHEMAS["JobOptions"]["properties"]["priority"]
+    assert (priority["minimum"], priority["maximum"]) == (0, 9)
+
+
+def test_every_example_and_condition_is_of_a_type() -> None:
+    assert EXAMPLES.keys() <= SCHEMAS.keys()
+    assert CONDITIONS.keys() <= SCHEMAS.keys()
+
+
+def test_a_query_parameter_is_never_null() -> None:
+    for name, schema in parameter_schemas(JobOptions).items():
+        assert isinstance(schema["type"], str), name
+        assert schema.get("default", "") is not None, name
 
 
 @pytest.mark.parametrize(
@@ -186,10 +209,10 @@ def test_the_request_has_the_members_that_it_is_read_with() -> None:
 )
 def test_ids_and_keys_have_the_grammar_that_they_are_checked_by(text: str) -> None:
     schema = SCHEMAS["JobRequest"]["properties"]["id"]
-    assert Draft202012Validator(schema).is_valid(text) == is_id(text), JOB_ID
+    assert Draft202012Validator(schema).is_valid(text) == is_id(text)
     try:
         check_key(text)
         taken = True
     except InvalidId:
         taken = False
-    assert Draft202012Validator({"pattern": IDEMPOTENCY_KEY}).is_valid(text) == taken
+    assert Draft202012Validator(IDEMPOTENCY_KEY.schema).is_valid(text) == taken

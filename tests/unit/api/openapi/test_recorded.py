@@ -75,7 +75,7 @@ def test_the_changelog_names_what_is_recorded() -> None:
 def test_a_change_is_shown_with_what_to_do() -> None:
     served = copy.deepcopy(document(__version__))
     recorded = written(served)
-    served["components"]["schemas"]["Job"]["required"].remove("attempts")
+    served["components"]["schemas"]["JobObject"]["required"].remove("attempts")
     wrong = difference(recorded, written(served))
     assert '-     "attempts",' in wrong
     assert "make openapi" in wrong

@@ -10,15 +10,26 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import NoPermissionError
 
 from headrace.cli.doctor import command, configuration, gpus, host
-from headrace.cli.doctor.check import Check, CheckResult, CheckSkipped, fail, ok, skip, warn, worst
+from headrace.cli.doctor.check import (
+    Check,
+    CheckResult,
+    CheckRun,
+    CheckSkipped,
+    fail,
+    ok,
+    run_checks,
+    skip,
+    warn,
+    worst,
+)
 from headrace.cli.doctor.command import exit_code_of
 from headrace.cli.doctor.deployment import Deployment
-from headrace.cli.doctor.runner import CheckRun, run_checks
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (
@@ -92,9 +103,9 @@ def test_what_runs_beside_is_begun_first_and_told_last() -> None:
 
 
 def test_several_findings_become_the_worst_of_them() -> None:
-    both = worst([warn("a", "x"), fail("b", "y", ExitCode.USAGE), fail("c", "y")], ok("d"))
+    both = worst([warn("a", "x"), fail("b", "y", ExitCode.USAGE), fail("c", "y"), ok("d")])
     assert (both.sentence, both.hint, both.code) == ("b; c", "y", ExitCode.USAGE)
-    assert worst([], ok("d")) == ok("d")
+    assert worst([ok("d")]) == ok("d")
 
 
 def test_the_exit_code_is_the_highest_of_what_failed() -> None:
@@ -146,7 +157,7 @@ def test_several_findings_of_one_check_are_a_line_each(
         fail("c", "y"),
         *(fail(str(n), "z") for n in range(9)),
     ]
-    monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: worst(found_, ok("d"))),))
+    monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: iter([*found_, ok("d")])),))
     command.examine(None, None, None, strict=False, as_json=False)
     shown = capsysbinary.readouterr().out.decode().splitlines()
     indent = 10 + max(len(name) for name in BY_NAME)
@@ -221,6 +232,26 @@ def test_an_api_that_is_open_to_all() -> None:
     bare = found("exposure", HEADRACE_HOST="0.0.0.0", HEADRACE_AUTH="off")
     verdict(bare, "fail", "anybody who can reach 0.0.0.0", "keys create")
     verdict(found("exposure", HEADRACE_HOST="10.0.0.1"), "warn", "not encrypted", "tls_cert_file")
+
+
+@breaks("env-file")
+def test_settings_in_the_env_file_of_compose_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verdict(found("env-file"), "ok", "no .env")
+    (tmp_path / "docker-compose.yml").write_text("x: ${HEADRACE_WEBHOOK_SECRETS:-}\n")
+    text = "# HEADRACE_AUTH=off\nAPI_PORT=1\nHEADRACE_WEBHOOK_SECRETS=a\n"
+    (tmp_path / ".env").write_text(text)
+    verdict(found("env-file"), "ok")
+    (tmp_path / ".env").write_text(f"{text}export HEADRACE_MAX_RETRIES=2\n HEADRACE_AUTH = on\n")
+    names = ("HEADRACE_MAX_RETRIES", "HEADRACE_AUTH", "settings.env")
+    verdict(found("env-file"), "warn", *names)
+    exported: dict[str, Any] = {"HEADRACE_MAX_RETRIES": "2", "HEADRACE_AUTH": "on"}
+    verdict(found("env-file", **exported), "ok")
+    (tmp_path / ".env").unlink()
+    (tmp_path / ".env").mkdir()
+    verdict(found("env-file"), "skip", "directory")
 
 
 @breaks("certificate")

@@ -12,7 +12,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.jobs.jobs import since
-from headrace.cli.jobs.resume_file import PreviousRows
+from headrace.cli.jobs.outcomes import PreviousRows
 from headrace.cli.jobs.submit import Tracker
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Input
@@ -103,11 +103,11 @@ def test_the_tracker_knows_what_has_not_come_back() -> None:
     tracker = Tracker(inputs, PreviousRows())
     values, ids = tracker.values(), tracker.ids()
     sent = [(next(values), next(ids)) for _ in range(2)]
-    assert [one.key for one in tracker.in_flight()] == ["a", "b"]
-    assert [one.job_id for one in tracker.in_flight()] == [job_id for _, job_id in sent]
-    tracker.mark_written(0)
-    assert [one.key for one in tracker.in_flight()] == ["b"]
-    assert tracker.sent(1).place == 1
+    assert [one.key for one in tracker.in_flight.values()] == ["a", "b"]
+    assert [one.job_id for one in tracker.in_flight.values()] == [job_id for _, job_id in sent]
+    del tracker.in_flight[0]
+    assert [one.key for one in tracker.in_flight.values()] == ["b"]
+    assert tracker.in_flight[1].place == 1
 
 
 def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
@@ -115,7 +115,7 @@ def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
     inputs = [Input("a", 1), Input("b", bad), Input("c", 3), Input("d", bad)]
     tracker = Tracker(inputs, PreviousRows())
     assert list(tracker.values()) == [1, 3]
-    assert [one.place for one in tracker.in_flight()] == [0, 2]
+    assert [one.place for one in tracker.in_flight.values()] == [0, 2]
     assert [sent.key for sent, _ in tracker.invalid(before=2)] == ["b"]
     assert [sent.key for sent, _ in tracker.invalid()] == ["d"]
     assert list(tracker.invalid()) == []
@@ -127,5 +127,5 @@ def test_a_command_loads_only_what_it_needs() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         env=clean_environment(),
     ).stdout.split()  # fmt: skip
-    assert "headrace.cli.client_commands" in loaded
+    assert "headrace.cli.jobs.submit" in loaded
     assert not {"httpx2", "redis", "rich", "headrace.client"} & set(loaded)

@@ -26,7 +26,7 @@ import sys, importlib.abc
 
 class Interrupting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "headrace.cli.client_commands":
+        if name == "headrace.cli.jobs.submit":
             import typer
             def interrupted(*_, **__):
                 exec({INTERRUPTED!r})

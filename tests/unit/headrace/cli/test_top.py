@@ -19,12 +19,20 @@ from rich.console import Console
 
 from api.observability.metric_families import FAMILIES
 from headrace import Client
-from headrace.cli.top.cells import bar, duration, rate
-from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, ViewOptions, lines
-from headrace.cli.top.poller import GAP_S, History, Poller, PollResult
-from headrace.cli.top.sample import SERIES, Sample, parse
-from headrace.cli.top.screen import Screen, pressed
-from headrace.cli.top.view import View, quantile, view_of
+from headrace.cli.top.layout import (
+    DEVICES,
+    HOSTS,
+    MODELS,
+    SORTS,
+    ViewOptions,
+    bar,
+    duration,
+    lines,
+    rate,
+)
+from headrace.cli.top.sample import SERIES, Sample, parse, quantile
+from headrace.cli.top.screen import GAP_S, History, Poller, PollResult, Screen, pressed
+from headrace.cli.top.view import View, view_of
 from headrace.errors import ServerUnreachable
 
 GIB = 1 << 30
@@ -122,7 +130,7 @@ def test_rates_are_those_between_two_samples() -> None:
     assert row.p50_s == pytest.approx(0.1)
     assert row.p99_s == pytest.approx(1.0)
     assert row.eta_s == pytest.approx(row.waiting / 0.8)
-    assert (row.running, row.ready, row.replicas, row.memory) == (3, 1, 2, GIB)
+    assert (row.held, row.ready, row.replicas, row.memory) == (3, 1, 2, GIB)
     view = shown("m")
     assert view.requests_s == pytest.approx(4.4)
     assert view.errors_s == pytest.approx(0.4)
@@ -157,7 +165,7 @@ def test_at_80_columns_the_first_ranks_fit_and_at_200_all_do() -> None:
     small = texts(view, ViewOptions(80, 24))
     assert len(small) <= 24
     (head,) = [line for line in small if line.startswith("MODEL ")]
-    for name in ("MODEL", "STATE", "WAIT", "OLDEST", "RUN", "IN/S", "OUT/S", "P99", "FAIL/S"):
+    for name in ("MODEL", "STATE", "WAIT", "OLDEST", "HELD", "IN/S", "OUT/S", "P99", "FAIL/S"):
         assert name in head.split()
     assert any(line.startswith("a     0") for line in small), small
     wide = texts(view, ViewOptions(200, 50))
@@ -295,13 +303,11 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
             now += 10.0
             raise ServerUnreachable("Headrace does not answer")
 
-    monkeypatch.setattr("headrace.cli.top.poller.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("headrace.cli.top.poller.read", lambda _: None)
+    monkeypatch.setattr("headrace.cli.top.screen.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("headrace.cli.top.screen.read", lambda _: None)
     watch = Poller(cast(Client, Hanging()), 2.0)
     for _ in range(2):
         watch.result = watch._poll()
-    os.close(watch.wake_fd)
-    os.close(watch._notify_fd)
     assert watch.result.since_s == 100.0
 
 

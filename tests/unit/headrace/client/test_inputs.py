@@ -19,7 +19,7 @@ from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
 from headrace.client.requests import job_line
 from headrace.client.retries import Session
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import decode_input
+from headrace.jobs.encoding import decode_input, decode_nested
 
 
 def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:
@@ -43,6 +43,38 @@ def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:
 )
 def test_each_kind_has_its_form(value: Any, expected: Any, kind: str) -> None:
     assert received(value) == (expected, kind)
+
+
+def test_parts_that_are_not_json_have_their_form_inside_json(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n123"
+    (tmp_path / "x.txt").write_text("hi")
+    value = {
+        "image": png,
+        "list": [bytearray(b"\0"), {"file": tmp_path / "x.txt"}, np.eye(1), torch.zeros(1), None],
+        "pillow": Image.new("L", (1, 1)),
+        "numbers": [1, 2.5],
+    }
+    sent, _ = received(value)
+    assert sent["image"] == {"content_type": "image/png", "base64": "iVBORw0KGgoxMjM="}
+    found, types = decode_nested(sent)
+    assert found["image"] == png
+    assert found["list"] == [b"\0", {"file": "hi"}, [[1.0]], [0.0], None]
+    assert Image.open(io.BytesIO(found["pillow"])).size == (1, 1)
+    assert found["numbers"] == [1, 2.5]
+    assert types == {
+        "image": "image/png", "list[0]": "application/octet-stream", "list[1].file": "text/plain",
+        "pillow": "image/png",
+    }  # fmt: skip
+    # What the caller gave stays as it was.
+    assert value["image"] is png
+
+
+def test_parameters_of_a_job_are_json() -> None:
+    line = job_line("m", 1, None, None, {}, parameters={"top_k": np.int64(3), "t": 0.5})
+    assert msgspec.json.decode(line)["parameters"] == {"top_k": 3, "t": 0.5}
+    assert b"parameters" not in job_line("m", 1, None, None, {}, parameters={})
+    with pytest.raises(InvalidRequest, match="a parameter or an option cannot be sent"):
+        job_line("m", 1, None, None, {}, parameters={"top_k": object()})
 
 
 def test_the_callers_type_wins() -> None:

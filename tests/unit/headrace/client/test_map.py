@@ -83,12 +83,12 @@ class PlayedClient(Client):
         self._at_a_time = at_a_time
 
     @override
-    def _send(self, request: HttpRequest) -> HttpResponse:
+    async def _send(self, request: HttpRequest) -> HttpResponse:
         return self._server.answer(request)
 
     @override
-    def _take_inputs(self, step: NextInput) -> TakenInput:
-        return super()._take_inputs(replace(step, count=min(step.count, self._at_a_time)))
+    async def _take_inputs(self, step: NextInput) -> TakenInput:
+        return await super()._take_inputs(replace(step, count=min(step.count, self._at_a_time)))
 
 
 def mapped(

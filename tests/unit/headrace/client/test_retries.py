@@ -17,7 +17,7 @@ from headrace.client.retries import (
     FIRST_CONTACT_S,
     LIVE_S,
     MAX_PAUSE_S,
-    RetryPauses,
+    RetryDeadline,
     Session,
     exchange,
 )
@@ -234,14 +234,18 @@ def test_a_store_that_has_no_room_or_is_away_passes(code: str) -> None:
 
 
 def test_pauses_grow_and_are_spread() -> None:
-    drawn = [
-        [pauses.next().seconds for _ in range(10)] for pauses in (RetryPauses(), RetryPauses())
-    ]
+    def pause_s(deadline: RetryDeadline, least_s: float = 0) -> float:
+        pause = deadline.pause(least_s)
+        assert pause is not None
+        return pause.seconds
+
+    patient = Session("http://server", retry_s=1000, reached=True)
+    drawn = [[pause_s(one) for _ in range(10)] for one in map(RetryDeadline, [patient, patient])]
     assert drawn[0] != drawn[1]
     for row in drawn:
         assert row[0] <= 0.1
         assert 2.5 <= row[9] <= 5
-    assert RetryPauses().next(3).seconds == 3
+    assert pause_s(RetryDeadline(patient), 3) == 3
 
 
 def test_the_repeat_of_a_submit_names_the_same_job() -> None:

@@ -105,7 +105,7 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
     ("key", "value", "expected"),
     [
         ("version", "1.0", 'expected str, got float; write it in quotes: "1.0"'),
-        ("replicas", "0", "expected int >= 1, got 0"),
+        ("replicas", "-1", "expected int >= 0, got -1"),
         ("replicas", "two", "expected int, got 'two'"),
         ("replicas", "true", "expected int, got bool"),
         ("max_batch_delay_ms", "-1", "expected float >= 0.0, got -1"),
@@ -140,13 +140,13 @@ def test_wrong_values_are_named_with_their_line(
 
 
 def test_every_mistake_is_named_at_once_in_order(models_file: Path) -> None:
-    text = "models:\n  a:\n    replicas: 0\n    handlr: x\n  b: [1]\n  c: {handler: nope}\n"
+    text = "models:\n  a:\n    replicas: -1\n    handlr: x\n  b: [1]\n  c: {handler: nope}\n"
     found = problems(models_file, text)
     assert [line.split(": ")[:2] for line in found] == [
         ["2", "models.a"], ["3", "models.a.replicas"], ["4", "models.a.handlr"],
         ["5", "models.b"], ["6", "models.c.handler"],
     ]  # fmt: skip
-    assert found[0] == "2: models.a: the key `handler` is missing"
+    assert found[0] == "2: models.a: the key `handler` is missing, or `source`"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_check_config_reads_the_handlers_file(
 
 @pytest.mark.parametrize(
     ("handler", "hint"),
-    [("x.mar", "docs/torchserve.md"), ("a/b.MAR", "docs/torchserve.md"), ("w.pt", "`weights`")],
+    [("x.mar", "`source`"), ("a/b.MAR", "`source`"), ("w.pt", "`weights`")],
 )
 def test_archives_and_weights_are_no_handlers(handler: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -353,7 +353,6 @@ def test_the_schema_is_valid_and_judges_as_the_loader_does() -> None:
 
 
 def test_every_key_is_described_for_editors() -> None:
-    section = json.loads(schema_text())["$defs"]["ModelOptions"]["properties"]
-    for name, schema in section.items():
-        described = schema.get("anyOf", [schema])[0]
-        assert described.get("description"), name
+    for kind, section in json.loads(schema_text())["$defs"].items():
+        for name, schema in section["properties"].items():
+            assert schema["description"].endswith("."), (kind, name)

@@ -16,6 +16,7 @@ from kombu.transport.virtual import Message as KombuMessage
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, decode_input, describe_input, loads
 from headrace.jobs.ids import new_id
+from headrace.jobs.input_details import GivenDetails, InputDetails, read_details
 from headrace.jobs.message import InputSource, arguments_repr, decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
@@ -226,3 +227,58 @@ def test_a_stock_workers_task_gets_our_arguments() -> None:
         args, kwargs, _ = message.decode()
         predict(*args, **kwargs)
     assert seen == [("m", {"a": []})]
+
+
+DETAILS = InputDetails(
+    parameters='{"q":"é \\"x\\" %s","k":3}'.encode(),
+    headers=b'{"x-tenant":"blue"}',
+    metadata='{"big":123456789012345678901,"é":[]}'.encode(),
+    nested=True,
+)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(
+    "source", [None, InputSource(ref=f"redis:{'0' * 32}", type="image/png", size=3)]
+)
+def test_what_comes_with_an_input_is_read_as_it_was_written(
+    quiet: bool, source: InputSource | None
+) -> None:
+    for details in (
+        DETAILS,
+        InputDetails(parameters=DETAILS.parameters),
+        InputDetails(headers=DETAILS.headers),
+        InputDetails(metadata=DETAILS.metadata),
+        InputDetails(nested=True),
+    ):
+        for options in (JobOptions(), JobOptions(max_retries=3)):
+            raw = write_message(
+                "id", "m", "headrace.m", b'{"a": 1}', options, source=source, quiet=quiet,
+                details=details,
+            )  # fmt: skip
+            message = decode_message(raw)
+            assert message.details == details
+            assert message.input == b'{"a": 1}'
+            assert (message.source is None) == (source is None)
+            assert (message.quiet, message.max_retries) == (quiet, options.max_retries)
+            args, kwargs, _ = _kombu(raw).decode()
+            assert args == []
+            assert kwargs.keys() - {"parameters"} == {"model", "input"}
+            assert ("parameters" in kwargs) == bool(details.parameters)
+
+
+def test_a_message_without_any_of_it_is_as_before() -> None:
+    raw = write_message("id", "m", "headrace.m", b"1")
+    assert decode_message(raw).details is None
+    assert b'"headrace":{}' in raw
+    assert b"parameters" not in raw
+
+
+def test_the_text_for_a_model_process() -> None:
+    given = read_details(DETAILS.text())
+    assert given.parameters == {"q": 'é "x" %s', "k": 3}
+    assert (given.headers, given.nested) == ({"x-tenant": "blue"}, True)
+    assert given.metadata == {"big": 123456789012345678901, "é": []}
+    assert read_details(InputDetails().text()) == GivenDetails()
+    with pytest.raises(InvalidRequest, match="what came with the input cannot be read"):
+        read_details(InputDetails(metadata=b"[1]").text())

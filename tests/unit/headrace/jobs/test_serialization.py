@@ -43,7 +43,7 @@ def test_a_job_that_waits_for_another_try_says_until_when_and_why() -> None:
 
 def test_a_job_that_is_queued_or_runs_again_keeps_the_error_of_its_last_try() -> None:
     for state, place in (("q", 7), ("r", 0)):
-        job = shown(state, place)
+        job = shown(state, place, **{JobField.STARTED: str(DUE_US)})
         assert "due_at" not in job
         assert job["error"] == ERROR
         assert job["queue_position"] == (place or None)

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from api.observability.access_log import AccessLog, RequestTrace, incoming_request_id
 from headrace.observability import logs
 from headrace.observability.log_format import formatter, shown_logger
-from headrace.observability.redaction import Redaction
+from headrace.observability.redaction import SHOWN, Redaction
 from headrace.server.supervisor.console import Console
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -130,6 +131,12 @@ def test_what_is_known_to_be_secret_is_never_shown(secret: str, before: str, aft
         ("at redis://:pass/w@rd@host:1/0 now", "at redis://:***@host:1/0 now"),
         ("rediss://user:p%40ss@[::1]:1", "rediss://user:***@[::1]:1"),
         (f"key hr_{'0a' * 6}_{'x' * 43} is none", f"key hr_{'0a' * 6}_*** is none"),
+        ("at s3://b/w.pt?X-Amz-Signature=0a1b&v=2", "at s3://b/w.pt?X-Amz-Signature=***&v=2"),
+        ("url: /w.pt?v=2&sig=a%2Fb%3D (403)", "url: /w.pt?v=2&sig=*** (403)"),
+        ("why?token=abc#x", "why?token=***#x"),
+        ("a tokenizer?tokens=5&design=6", "a tokenizer?tokens=5&design=6"),
+        ("/docs?a=1&amp;client_secret=abc&amp;b=2", "/docs?a=1&amp;client_secret=***&amp;b=2"),
+        ("/docs?a=1\\u0026id_token=abc\\u0026b", "/docs?a=1\\u0026id_token=***\\u0026b"),
         ("webhook whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "webhook whsec_***"),
         ("{'Authorization': 'Bearer abc.def'}", "{'Authorization': 'Bearer ***'}"),
         ("see http://127.0.0.1:8080/docs", "see http://127.0.0.1:8080/docs"),
@@ -137,6 +144,25 @@ def test_what_is_known_to_be_secret_is_never_shown(secret: str, before: str, aft
 )
 def test_what_looks_like_a_secret_is_not_shown(line: str, shown: str) -> None:
     assert NOTHING.clean(line) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ['GET "https://h/x?token=abc" failed', 'Authorization: Bearer a"b', '/hr_&token=a"b']
+)
+def test_a_line_of_json_stays_json(text: str) -> None:
+    line = NOTHING.clean(json.dumps({"message": text}))
+    assert SHOWN in json.loads(line)["message"]
+
+
+@pytest.mark.parametrize(("mark", "text"), [("://", "a" * 500), ("", "a://:" * 100)])
+def test_a_clients_text_costs_no_more_than_its_length(mark: str, text: str) -> None:
+    def seconds(line: str) -> float:
+        began = time.thread_time()
+        NOTHING.clean(line)
+        return time.thread_time() - began
+
+    short, long = (min(seconds(mark + text * n) for _ in range(5)) for n in (8, 64))
+    assert long < short * 8 * 4, "a square of it would be 64 times as much"
 
 
 def test_a_password_is_known_as_it_is_and_as_a_url_has_it() -> None:

@@ -32,7 +32,7 @@ def drained(stats: ModelStats) -> dict[bytes, bytes]:
 
 def test_totals_are_what_was_drained() -> None:
     stats = ModelStats()
-    waits, held, whole = [0.001, 1000.0], [0.0, 0.3], [0.0009, 600.0]
+    waits, held, whole = [0.001, 1000.0], [(1, 0.0, 0.4), (1, 0.3, 0.0)], [0.0009, 600.0]
     stats.observe_batch(300, waits, held, whole, STAGES, padding=212, starved_s=0.25)
     stats.observe("job_seconds", [601.0])
     for reason in ("full", "full", "idle"):
@@ -50,6 +50,8 @@ def test_totals_are_what_was_drained() -> None:
     batch = totals.histograms["batch_size"]
     assert (batch.buckets["1"], batch.buckets["256"], batch.buckets["+Inf"]) == (0, 0, 1)
     assert (batch.sum, batch.count) == (300, 1)
+    for name, took_s in {"hold_seconds": 0.3, "device_wait_seconds": 0.4}.items():
+        assert (totals.histograms[name].sum, totals.histograms[name].count) == (took_s, 2)
     waited = totals.histograms["queue_seconds"].buckets
     assert (waited["0.001"], waited["600"], waited["+Inf"]) == (1, 1, 2)
     took = totals.histograms["job_seconds"].buckets
@@ -61,11 +63,11 @@ def test_totals_are_what_was_drained() -> None:
 def test_however_many_batches_there_are_each_counts_once() -> None:
     stats = ModelStats()
     for _ in range(BATCHES_MAX * 2 + 1):
-        stats.observe_batch(2, [0.1, 0.2], [0.1, 0.2], [1.0, 2.0], STAGES)
+        stats.observe_batch(2, [0.1, 0.2], [(2, 0.1, 0.2)], [1.0, 2.0], STAGES)
     totals = ModelTotals.from_fields(drained(stats))
     batches = BATCHES_MAX * 2 + 1
     assert totals.histograms["batch_size"].count == batches
-    for name in ("queue_seconds", "hold_seconds", "job_seconds"):
+    for name in ("queue_seconds", "hold_seconds", "device_wait_seconds", "job_seconds"):
         assert totals.histograms[name].count == 2 * batches
     assert totals.histograms["inference_seconds"].sum == pytest.approx(0.5 * batches)
     assert drained(stats) == {}

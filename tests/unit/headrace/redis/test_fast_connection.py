@@ -21,12 +21,8 @@ def test_the_private_parts_are_there() -> None:
         parser.on_connect(connection)
         assert isinstance(connection, AbstractConnection)
         return [
-            (pool, "_available_connections"),
-            (pool, "_in_use_connections"),
             (pool, "connection_class"),
             (connection, "_reader"),
-            (connection, "_writer"),
-            (connection, "health_check_interval"),
             (connection, "socket_timeout"),
             (parser, "_connected"),
             (parser, "_reader"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 from pathlib import Path
 
@@ -24,3 +25,11 @@ def test_an_upgrade_under_a_running_process_does_not_change_its_scripts(
         file.write_text("return 'of the next version'")
     for name in scripts.NAMES:
         assert running.script(name).source == scripts.script(name).source
+
+
+def test_no_script_writes_a_key_itself() -> None:
+    written = re.compile(r"'(hr:|headrace[.:](?!errors)|celery-task-meta-)")
+    for file in Path(scripts.__file__).parent.rglob("*.lua"):
+        assert not written.findall(file.read_text()), f"{file}: take it from headrace/redis/keys.py"
+    for name in scripts.NAMES:
+        assert "keys." not in re.sub(r"--.*", "", scripts.script(name).source), name

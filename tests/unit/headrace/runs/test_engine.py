@@ -423,7 +423,7 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
     monkeypatch.setattr(engines, "WATCH_S", 0.0)
     server = StandIn()
     server.keep_names = False
-    engine = Engine(server, spec(in_flight=1000), Counted(25_000, raw), Nowhere(out))
+    engine = Engine(server, spec(in_flight=400), Counted(25_000, raw), Nowhere(out))
     engine.open()
     held: list[int] = []
     moments = [5_000, 20_000]
@@ -502,7 +502,7 @@ def test_all_requests_of_a_run_share_their_accept_count(
     assert all(count is counts[0] for count in counts)
 
 
-@pytest.mark.parametrize("unborn", [2, 3, 4])
+@pytest.mark.parametrize("unborn", [2, 3])
 def test_where_a_thread_cannot_be_started_none_is_left(
     out: Path, monkeypatch: pytest.MonkeyPatch, unborn: int
 ) -> None:

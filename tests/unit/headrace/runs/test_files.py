@@ -12,9 +12,9 @@ import pytest
 from headrace.errors import ConfigError, Conflict
 from headrace.runs.interfaces import Source
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.sources import folder as folder_source
+from headrace.runs.sources import paths as folder_source
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.path_list import PathsSource
+from headrace.runs.sources.paths import PathsSource
 
 
 def folder(named: Path | str, *globs: str) -> Source:

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
-from headrace.runs import checkpoint as checkpoints
 from headrace.runs.checkpoint_file import LocalCheckpoints
+from headrace.runs.engine import checkpoint as checkpoints
 from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sinks.jsonl import JsonlSink

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +15,8 @@ from headrace.config.pipelines import PipelineConfig, PipelineSection, Stage, bu
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import PayloadRange
 from workers.background.pipelines.execution import PipelineExecution, StageFailed
-from workers.background.pipelines.resume import stage_job_id
+from workers.background.pipelines.stage_jobs import StageJobs
+from workers.background.pipelines.stage_state import stage_job_id
 from workers.background.pipelines.values import Value, parts_of
 
 ID = "whole"
@@ -128,7 +129,7 @@ class Redis:
         """One more life."""
         message = SimpleNamespace(source=None, input=b'"the input"')
         job: Any = SimpleNamespace(id=ID, message=message)
-        return PipelineExecution(self.pipeline, job, self, deadline=1e12)
+        return PipelineExecution(self.pipeline, job, cast(StageJobs, self), deadline=1e12)
 
     def run(self) -> tuple[Any, PipelineExecution]:
         """Live until the end; what it gave."""

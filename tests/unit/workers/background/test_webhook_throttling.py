@@ -6,9 +6,14 @@ import pytest
 
 from workers.background.webhooks.delivery import RETRY_MAX_S, backoff_s
 from workers.background.webhooks.throttling import (
+    ATTEMPTS_MAX,
     CLOSED_MAX_S,
     CLOSED_S,
+    ENDPOINTS_MAX,
+    FORGET_S,
     PER_ENDPOINT,
+    PER_OWNER,
+    PER_OWNER_MIN,
     PER_QUICK_ENDPOINT,
     QUEUE_MAX_S,
     TRIP,
@@ -75,6 +80,54 @@ def test_nothing_is_remembered_for_nothing() -> None:
     assert endpoints.of(("", "c", 0)) is quiet
     endpoints.forget(1.0)
     assert [place[1] for place in endpoints.known] == ["a", "b"]
+
+
+def test_a_failure_is_forgotten_once_it_is_long_ago() -> None:
+    endpoints = EndpointThrottle()
+    for _ in range(TRIP + 20):
+        endpoints.begin(("", "down", 0))
+        endpoints.leave(("", "down", 0))
+        endpoints.ended(("", "down", 0), 10.0, 0.1, answers=False, hold_s=0.0)
+    endpoints.forget(10.0 + CLOSED_MAX_S + 1)
+    assert endpoints.known
+    endpoints.forget(10.0 + FORGET_S + 1)
+    assert not endpoints.known
+
+
+def test_only_so_many_failures_are_remembered() -> None:
+    endpoints = EndpointThrottle()
+    for number in range(ENDPOINTS_MAX + 3):
+        endpoints.of(("", str(number), 0)).failures = 1
+    endpoints.known["", "0", 0].running = 1
+    endpoints.forget(1.0)
+    first, second, *_ = endpoints.known
+    assert len(endpoints.known) == ENDPOINTS_MAX
+    assert (first[1], second[1]) == ("0", "4"), "the oldest go, except what runs"
+
+
+def started(endpoints: EndpointThrottle, key: str, wanted: int = ATTEMPTS_MAX) -> int:
+    """How many attempts of a key begin, each for a receiver of its own."""
+    count = 0
+    for number in range(wanted):
+        endpoint = (key, str(number), 0)
+        if not endpoints.wait_s(endpoint, 1.0):
+            endpoints.begin(endpoint)
+            count += 1
+    return count
+
+
+def test_a_key_has_its_share_of_all_places_however_many_receivers_it_names() -> None:
+    endpoints = EndpointThrottle()
+    assert started(endpoints, "a") == PER_OWNER
+    delayed = [endpoints.wait_s(("a", f"later {n}", 0), 1.0) for n in range(3)]
+    assert delayed == sorted(delayed)
+    assert started(endpoints, "b", 5) == 5, "another key has places"
+    counts = [started(endpoints, f"key {n}") for n in range(200)]
+    assert min(counts) == PER_OWNER_MIN
+    running = sum(counts) + PER_OWNER + 5
+    assert running <= ATTEMPTS_MAX + PER_OWNER_MIN * len(endpoints.owners)
+    endpoints.leave(("a", "0", 0))
+    assert endpoints.wait_s(("a", "0", 0), 1.0) > 0, "and who had more waits"
 
 
 def test_retries_come_after_longer_and_longer_times() -> None:

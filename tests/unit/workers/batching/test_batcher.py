@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.batching.batcher import KEYS_MAX, Batcher, BatchPolicy, Hold, Leave
-from workers.batching.latency_model import LatencyModel
+from workers.batching.estimates import LatencyModel
 
 
 @dataclass(eq=False)
@@ -36,12 +36,22 @@ def filled(target: Batcher[Waiting], items: list[Waiting]) -> Batcher[Waiting]:
 def learned(target: Batcher[Waiting], fixed_s: float, per_item_s: float = 0.0) -> None:
     for _ in range(20):
         for size in (1, 4):
-            target.observe(size, fixed_s + per_item_s * size)
+            target.latency_model.add(size, fixed_s + per_item_s * size)
 
 
 def left(decision: object) -> Leave[Waiting]:
     assert isinstance(decision, Leave)
     return decision
+
+
+def decided(target: Batcher[Waiting], now: float) -> Leave[Waiting] | Hold | None:
+    """What leaves next, also if it must run alone."""
+    item = target.next_isolated(now)
+    if item is None:
+        return target.decide(now)
+    assert target.take_isolated(item)
+    assert not target.take_isolated(item)
+    return Leave([item], "alone")
 
 
 def test_an_empty_batcher_wants_nothing() -> None:
@@ -108,7 +118,7 @@ def test_items_that_must_run_alone_do() -> None:
     lonely = [Waiting(0.5, isolated=True), Waiting(0.6, isolated=True)]
     for item in (*others, *lonely):
         waiting.add(item)
-    assert [left(waiting.decide(2.0)).items for _ in range(3)] == [
+    assert [left(decided(waiting, 2.0)).items for _ in range(3)] == [
         [lonely[0]],
         [lonely[1]],
         others,
@@ -241,12 +251,12 @@ def test_every_item_leaves_once_in_order_and_never_held_beyond_its_delay(
         now += gap
         came.append(Waiting(now, lonely))
         waiting.add(came[-1])
-        while isinstance(decision := waiting.decide(now), Leave):
+        while isinstance(decision := decided(waiting, now), Leave):
             assert 1 <= len(decision.items) <= size
             gone += decision.items
         if decision is not None:
             assert now < decision.until <= min(i.enqueued_at for i in came[len(gone) :]) + delay_s
-    while isinstance(decision := waiting.decide(now + delay_s + 1), Leave):
+    while isinstance(decision := decided(waiting, now + delay_s + 1), Leave):
         gone += decision.items
     assert decision is None
     assert len(gone) == len(came)
@@ -292,7 +302,7 @@ def test_the_rules_of_size_cost_keys_delay_and_work(
         there.append(item)
         if rest:
             continue
-        while isinstance(decision := waiting.decide(now), Leave):
+        while isinstance(decision := decided(waiting, now), Leave):
             check_batch(decision, there, size, limit)
             # No starvation: who came first is passed over only while it is held by choice.
             first = next((other for other in there if not other.isolated), None)
@@ -308,7 +318,7 @@ def test_the_rules_of_size_cost_keys_delay_and_work(
     assert len(waiting) == len(there)
     end = max(item.came_at for item in items) + 100.0
     order = []
-    while isinstance(decision := waiting.decide(end), Leave):
+    while isinstance(decision := decided(waiting, end), Leave):
         check_batch(decision, there, size, limit)
         order.append(there.index(decision.items[0]) == 0 or decision.reason == "alone")
         there = [other for other in there if other not in decision.items]
@@ -362,13 +372,13 @@ def test_what_comes_back_is_the_next_in_its_order() -> None:
     waiting = batcher(size=2, cost=10, keyed=True)
     items = [Waiting(0.0, cost=2, key=key) for key in "aab"]
     filled(waiting, items)
-    back = left(waiting.decide(0.0)).items
+    back = left(decided(waiting, 0.0)).items
     waiting.add(Waiting(1.0, cost=2, key="a"))
     waiting.put_back(back)
     alone = Waiting(0.0, cost=2, isolated=True)
     waiting.put_back([alone])
     assert (len(waiting), waiting.isolated) == (5, True)
-    assert left(waiting.decide(1.0)).items == [alone]
-    assert left(waiting.decide(1.0)).items == back == items[:2]
+    assert left(decided(waiting, 1.0)).items == [alone]
+    assert left(decided(waiting, 1.0)).items == back == items[:2]
     assert waiting.take_all()[0] is items[2]
     assert waiting.room[0] == 4

@@ -37,11 +37,15 @@ def batcher(
 def learned(target: Batcher[Waiting], fixed_s: float, item_s: float = 0.0) -> Batcher[Waiting]:
     for _ in range(20):
         for size in (1, 8):
-            target.observe(size, fixed_s + item_s * size)
+            target.latency_model.add(size, fixed_s + item_s * size)
     return target
 
 
 def left(target: Batcher[Waiting], now: float = NOW) -> list[Waiting]:
+    isolated = target.next_isolated(now)
+    if isolated is not None:
+        assert target.take_isolated(isolated)
+        return [isolated]
     decision = target.decide(now)
     assert isinstance(decision, Leave)
     return decision.items

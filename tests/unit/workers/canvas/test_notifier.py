@@ -13,9 +13,8 @@ from headrace.jobs.job import State
 from headrace.redis.scripts.jobs import SEND_CALLBACKS
 from workers.canvas.notifier import MALFORMED_TRIES, CanvasNotifier
 from workers.canvas.sender import CanvasSender, Malformed
-from workers.jobs.batch import Batch
 from workers.jobs.canvas import Canvas
-from workers.jobs.leased_job import LeasedJob
+from workers.jobs.leased_job import Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
@@ -79,7 +78,7 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
     batch = Batch([job], "idle", 1, 60)
     result = BatchResult([[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0)
     ended = model.batch_done(batch, result, 2)
-    assert model.hold_back(ended.ready) == []
+    assert model.callbacks.hold_back(ended[0]) == []
     job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:

@@ -47,7 +47,10 @@ def step(app: Celery) -> Any:
 
 
 def test_it_wants_a_redis(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no Redis URL is set"), deployed(tmp_path, None):
+    with (
+        pytest.raises(ConfigError, match="a worker needs HEADRACE_REDIS_URL"),
+        deployed(tmp_path, None),
+    ):
         pass
 
 
@@ -101,7 +104,7 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
         (
             "workers.background.app",
             {},
-            "headrace: no Redis URL is set for the background worker (Set",
+            "headrace: a background worker needs HEADRACE_REDIS_URL, which is not set (set",
         ),
         (
             "workers.celery_app",

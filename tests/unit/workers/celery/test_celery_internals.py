@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery.worker import heartbeat
 from celery.worker import state as celery_state
+from celery.worker.consumer import Consumer
 from celery.worker.control import Panel
 from kombu import transport as kombu_transport
 from kombu.clocks import LamportClock
@@ -19,13 +20,14 @@ from headrace.redis.keys import TASK_NAME
 from workers.background.transport import QoS, install
 from workers.celery import celery_internals
 from workers.celery.app import CONTROL_QUEUE
-from workers.celery.broker_errors import treat_as_lost_connections
+from workers.celery.celery_internals import treat_as_lost_connections
 from workers.celery.remote_control import REFUSED
 
 REPLACED = ("active", "dump_active", "reserved", "dump_reserved", "query_task", "active_queues",
             "stats", "revoke", "terminate", "add_consumer", "cancel_consumer",
             *REFUSED)  # fmt: skip
-COMMON = ("_brpop_start", "_brpop_read", "conn_or_acquire", "from_transport_options")
+COMMON = ("_brpop_start", "_brpop_read", "_queue_bind", "_size", "conn_or_acquire",
+          "from_transport_options")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", REPLACED)
@@ -49,6 +51,12 @@ def test_the_logical_clock_is_advanced_by_many_ticks_at_once() -> None:
 def test_task_events_go_where_kombu_reads_them() -> None:
     channel = kombu_redis.Channel.keyprefix_fanout.format(db=3)
     assert celery_internals.event_channel(3) == f"{channel}celeryev/task.multi"
+
+
+def test_a_consumer_has_what_the_patient_one_overrides() -> None:
+    for name in ("before", "after"):
+        assert f"self.on_connection_error_{name}_connected(exc)" in inspect.getsource(Consumer)
+    assert "transport.register_with_event_loop(" in inspect.getsource(Consumer.connect)
 
 
 @pytest.mark.parametrize("kind", [kombu_redis.Channel, kombu_redis.SentinelChannel])

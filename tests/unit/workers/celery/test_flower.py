@@ -12,7 +12,7 @@ from headrace.server import components
 from workers.background import app
 from workers.celery import remote_control
 from workers.celery.flower import route
-from workers.models.event_sampling import BURST_S
+from workers.celery.task_events import BURST_S
 
 TEXT = (Path(__file__).parents[4] / "docs" / "flower.md").read_text("utf-8")
 QUEUES = {"m": "headrace.m"}

@@ -33,7 +33,7 @@ class Desk:
     breaks: bool = False
 
     def claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
-        model.claim_sent(room, now)
+        model.backlog.claim_sent(room, now)
         self.said.append(("claim", model.config.name, list(room)))
 
     def flush(self, now: float) -> None:
@@ -58,7 +58,7 @@ def came(model: ServedModel, count: int, left: int = 0) -> None:
     for n in range(count):
         raw = write_message(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
-    model.backlog.begin_claim()
+    model.backlog.claim_sent((), NOW)
     model.claim_answered(ClaimReply([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat]), NOW)
 
 
@@ -120,7 +120,7 @@ def test_a_whole_batch_is_asked_for_before_what_ran_is_settled_and_a_part_with_i
 def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> None:
     """It would be said again with the call that gives back what is not known to be held."""
     one, other = served("one"), served("other")
-    other.replicas[0].init["device"] = "cuda:1"
+    other.device = "cuda:1"
     for each in (one, other):
         came(each, SIZE, left=100)
     desk = Desk(breaks=True)
@@ -165,11 +165,11 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
 def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:
     one = served()
     came(one, 2)
-    one.cancelled_tokens |= {"t1", "of a job that was never ours"}
+    one.claims.cancelled_tokens |= {"t1", "of a job that was never ours"}
     assert said([one], "read_claims") == [("settle", ["j1"])]
-    assert not one.cancelled_tokens
+    assert not one.claims.cancelled_tokens
     came(one, 1)
-    one.cancelled_tokens.add("of the claim that is under way")
-    one.backlog.begin_claim()
+    one.claims.cancelled_tokens.add("of the claim that is under way")
+    one.backlog.claim_sent((), NOW)
     one.read_claims(NOW)
-    assert one.cancelled_tokens == {"of the claim that is under way"}
+    assert one.claims.cancelled_tokens == {"of the claim that is under way"}

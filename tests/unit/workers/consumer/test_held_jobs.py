@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
+from headrace.config.settings import Settings
 from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
 from workers.consumer.held_jobs import HeldJobs
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
-from workers.leases.manager import LeaseLimits, LeaseManager
+from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
@@ -26,7 +27,7 @@ LEASE_S = 15.0
 class Desk:
     """Leases that only record the calls; the test gives the replies."""
 
-    limits: LeaseLimits = field(default_factory=lambda: LeaseLimits(LEASE_S, 3, 20, 60))
+    settings: Settings = field(default_factory=lambda: Settings(lease_ttl_s=LEASE_S))
     connected: bool = True
     settled: list[Settlement] = field(default_factory=list)
     stops: list[float] = field(default_factory=list)
@@ -96,7 +97,7 @@ def test_what_is_heard_of_others_jobs_is_passed_over(
     model.held["a"].token = "a newer one"
     assert cancellation.read_cancels([*told("a", "unknown"), *told("a", model="gone")])
     assert not cancellation.read_cancels([])
-    assert (desk.settled, model.cancelled_tokens, len(model.batcher)) == ([], set(), 1)
+    assert (desk.settled, model.claims.cancelled_tokens, len(model.batcher)) == ([], set(), 1)
 
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])

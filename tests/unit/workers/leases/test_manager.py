@@ -9,6 +9,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from headrace.config.model_catalog import ModelConfig
+from headrace.config.settings import Settings
 from headrace.errors import ResultNotStored
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import write_message
@@ -19,11 +20,12 @@ from headrace.redis.scripts.jobs import FENCED, ClaimReply
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection
-from workers.leases.manager import LeaseLimits, LeaseManager
-from workers.models.pending_payloads import PendingResult, TransferOutcome
+from workers.leases.manager import LeaseManager, WorkerObserver
+from workers.models.pending_work import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
+SETTINGS = Settings(lease_ttl_s=15)
 
 
 class Server:
@@ -78,7 +80,10 @@ def answered(model: ServedModel, release: bool, answer: Any) -> list[Any]:
     """Settle or release all jobs of the model; return what the observer got."""
     server, observer = Server(), Observer()
     leases = LeaseManager(
-        "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), observer
+        "w",
+        cast(PipelinedConnection, server),
+        SETTINGS,
+        cast(WorkerObserver, observer),
     )
     leases.connection_restored([model], NOW)
     jobs = list(model.held.values())
@@ -96,7 +101,10 @@ def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(model: ServedModel
     """Its neighbours may have stood still with it, and have yet to renew."""
     server = Server()
     leases = LeaseManager(
-        "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), Observer()
+        "w",
+        cast(PipelinedConnection, server),
+        SETTINGS,
+        cast(WorkerObserver, Observer()),
     )
     leases.connection_restored([model], NOW)
 
@@ -104,9 +112,9 @@ def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(model: ServedModel
         """Until when, by Redis' clock, a sweep that is said now may reap."""
         leases.sweep(model, now)
         leases.flush(now)
-        server.answers = [[b"0", b"0", b"-1", b"0", b"0", b"0", b"0", b"%d" % (now * US_PER_S)]]
+        server.answers = [[b"0", b"0", b"-1", b"0", b"0", b"0", b"0", b"%d" % (now * US_PER_S), 0]]
         leases.read_replies(now)
-        *_, reap_until_us, _losses, _jobs, _untold = server.sent[-1]
+        *_, reap_until_us, _losses, _jobs, _untold, _own = server.sent[-1]
         return int(reap_until_us)
 
     assert [until_us(NOW + after) > 0 for after in (0, 14, 16)] == [False, False, True]
@@ -121,9 +129,8 @@ def test_of_a_refused_call_nothing_stays_behind(
     assert answered(model, release, ResponseError("WRONGTYPE")) == [heard, heard]
     assert not model.held
     assert not model.pending_payloads._entries
-    work = model.take_payload_work()
-    assert work is not None
-    assert [entry.job_id for entry in work.ended] == ["a", "b"]
+    _, _, ended = model.pending_payloads.take_work()
+    assert [entry.job_id for entry in ended] == ["a", "b"]
 
 
 def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(model: ServedModel) -> None:

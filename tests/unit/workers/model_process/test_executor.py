@@ -13,8 +13,9 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
-from workers.model_process.batch_state import BatchState, StageTimes, SubBatch
-from workers.model_process.executor import BatchExecutor
+from headrace.jobs.value_check import ValueCheck
+from workers.model_process.context import Input
+from workers.model_process.executor import BatchExecutor, BatchState, StageTimes, SubBatch
 from workers.model_process.outcomes import encode_result
 
 
@@ -160,7 +161,10 @@ def test_a_verb_that_loses_count_is_named(verb: str, value: Any, says: str) -> N
     handler.context = Context("m", "1.0", "cpu", Path())
     setattr(handler, verb, lambda _values: value)
     executor = BatchExecutor(handler, handler.context)
-    inputs = [("a", 1, "application/json"), ("b", 2, "application/json")]
+    inputs: list[Input] = [
+        ("a", 1, "application/json", None),
+        ("b", 2, "application/json", None),
+    ]
     with pytest.raises(Exception, match=says):
         executor.verbs(SubBatch(inputs, StageTimes()))
 
@@ -344,3 +348,42 @@ def test_torchs_cpu_allocator_is_understood() -> None:
             return torch.empty(1 << 50)
 
     assert run(Full(), [1])[0][1] == "out-of-memory"
+
+
+class Typed(Handler):
+    """Returns what its input names."""
+
+    def inference(self, items: list[str]) -> list[Any]:
+        results = {
+            "number": 7,
+            "text": "seven",
+            "bytes": b"7",
+            "json": Response(b"7", "application/json"),
+            "no json": Response(b"{", "application/json"),
+            "no text": Response(b"\xff", "text/plain"),
+            "nan": float("nan"),
+        }
+        return [results[item] for item in items]
+
+
+def test_enforced_outputs_fail_one_result_each() -> None:
+    check = ValueCheck({"type": "integer"}, ["application/octet-stream"])
+    executor = BatchExecutor(Typed(), Context("m", "1.0", "cpu", Path()), output_check=check)
+    names = ["number", "text", "bytes", "json", "no json", "no text", "nan"]
+    outcomes = executor.run([(name, json.dumps(name).encode()) for name in names]).outcomes
+    fits = [outcome[0] for outcome in outcomes]
+    assert fits == [True, False, True, True, False, False, False]
+    assert {outcome[1] for outcome in outcomes if not outcome[0]} == {"handler-error"}
+    assert outcomes[1][2].startswith("the result does not fit the outputs: the value is not of")
+    assert outcomes[4][2].startswith("the result does not have its type: ")
+
+
+def test_an_input_that_does_not_fit_reaches_no_verb() -> None:
+    handler = Inverse()
+    check = ValueCheck({"type": "integer", "minimum": 1})
+    executor = BatchExecutor(handler, Context("m", "1.0", "cpu", Path()), input_check=check)
+    texts = [b"1", b"0", b"NaN", b"{", b"2"]
+    outcomes = executor.run([(str(n), text) for n, text in enumerate(texts)]).outcomes
+    assert [outcome[0] for outcome in outcomes] == [True, False, False, False, True]
+    assert {outcome[1] for outcome in outcomes if not outcome[0]} == {"input-error"}
+    assert handler.batches == [[1, 2]]

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.model_process.batch_state import BatchState
-from workers.model_process.executor import BatchExecutor
+from workers.model_process.executor import BatchExecutor, BatchState
 
 
 class Dropping(Handler):

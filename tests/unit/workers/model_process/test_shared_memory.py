@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import HandlerError, InputError
-from workers.model_process.batch_state import RaisedError
+from workers.model_process.outcomes import RaisedError
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer, unpack
 
 

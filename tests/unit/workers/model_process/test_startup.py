@@ -40,7 +40,10 @@ def test_a_syntax_error_shows_its_line(tmp_path: Path) -> None:
 
 
 def test_what_to_do_is_said(tmp_path: Path) -> None:
-    one = "from headrace import Handler\nclass {}(Handler): pass\n"
+    one = (
+        "from headrace import Handler\n"
+        "class {}(Handler):\n    def inference(self, items): return items\n"
+    )
     text = load_error(tmp_path, one.format("One") + one.format("Two"))
     assert text.splitlines() == [
         f"handler 'mine.py': {tmp_path}/mine.py defines 2 handlers; "

@@ -12,16 +12,10 @@ from headrace.jobs.message import decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.observability.worker_report import ModelStats
 from workers.batching.batcher import Batcher, BatchPolicy
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.models.deadlines import (
-    LEAST_AGE_S,
-    LEAST_BATCHES,
-    Deadlines,
-    Expiring,
-    LeastTime,
-)
-from workers.models.replica_history import WINDOW_S, ReplicaHistory
+from workers.batching.estimates import LEAST_AGE_S, LEAST_BATCHES, LeastTime
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.models.deadlines import Deadlines
+from workers.models.replica_history import CAUSES_MAX, WINDOW_S, ReplicaHistory
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
@@ -67,31 +61,40 @@ def test_a_short_batch_counts_until_enough_others_have_run() -> None:
     assert least.at(1) == 0.5
 
 
-def test_what_expires_is_taken_in_time_and_what_has_left_is_not() -> None:
-    expiring = Expiring()
+def prepared(*jobs: LeasedJob) -> tuple[Deadlines, Batcher[LeasedJob]]:
+    """Deadlines that watch these jobs, and the batcher that has them."""
+    batcher: Batcher[LeasedJob] = Batcher(BatchPolicy(4, 0.0))
+    deadlines = Deadlines(ModelConfig(name="m", handler="echo"), batcher)
+    for one in jobs:
+        batcher.add(one)
+        assert not deadlines.expires_too_soon(one, [])
+    return deadlines, batcher
+
+
+def test_what_expires_is_ended_in_time_and_what_has_left_is_not() -> None:
     early, later, gone = job("early", 5), job("later", 9), job("gone", 4)
-    for one in (later, early, gone):
-        expiring.add(one)
-    assert expiring.next_at == 4
-    expiring.forget([gone, job("nobody")])
-    assert expiring.take(3.9) == []
-    assert expiring.take(5) == [early]
-    assert expiring.next_at == 9
-    expiring.forget([later])
-    assert expiring.next_at == NEVER
-    assert expiring.take(100) == []
+    deadlines, batcher = prepared(later, early, gone)
+    assert deadlines.next_at == 4
+    deadlines.forget([gone, job("nobody")])
+    deadlines.expire(3.9)
+    assert deadlines.take_ended() == []
+    deadlines.expire(5)
+    assert [settlement.id for settlement in deadlines.take_ended()] == ["early"]
+    assert batcher.take_all() == [later, gone]
+    assert deadlines.next_at == 9
+    deadlines.forget([later])
+    assert deadlines.next_at == NEVER
+    deadlines.expire(100)
+    assert deadlines.take_ended() == []
 
 
 def test_only_what_still_waits_ends_as_expired() -> None:
-    deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
-    batcher: Batcher[LeasedJob] = Batcher(BatchPolicy(4, 0.0))
     early, later = job("early", 5), job("later", 9)
-    for one in (early, later):
-        batcher.add(one)
-        deadlines._expiring.add(one)
-    deadlines.expire(batcher, 6)
-    assert [settlement.id for settlement in deadlines.take_ended()] == ["early"]
-    assert batcher.take_all() == [later]
+    deadlines, batcher = prepared(early, later)
+    assert batcher.remove(early)
+    deadlines.expire(10)
+    assert [settlement.id for settlement in deadlines.take_ended()] == ["later"]
+    assert deadlines.next_at == NEVER
 
 
 def model_with(*inputs: tuple[str, float]) -> ServedModel:
@@ -118,7 +121,7 @@ def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> No
     assert [one.id for one in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
-    ended = model.take_ended()
+    ended = model.deadlines.take_ended()
     messages = [str(end.value) for end in ended]
     assert [(end.id, end.state) for end in ended] == [("a", "x"), ("d", "x")]
     assert "its timeout of 0.2 s" in messages[1]
@@ -129,7 +132,7 @@ def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
     model.deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
     assert model.next_batch(100) is None
     assert model.unfinished, "a worker that drains must not end before Redis knows"
-    assert [end.id for end in model.take_ended()] == ["a", "b"]
+    assert [end.id for end in model.deadlines.take_ended()] == ["a", "b"]
     assert not model.unfinished
 
 
@@ -141,7 +144,7 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
         (20.0, [now, None], False),
         (0.0, [now], False),  # nothing is known
     ):
-        deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
+        deadlines, _ = prepared()
         if estimate_s:
             deadlines.least_time = seen(LEAST_BATCHES, estimate_s, at=now)
         running = [Replica({}, {}) for _ in processes]
@@ -165,6 +168,33 @@ def test_restarts_are_bounded_in_any_window() -> None:
         now += 7.5
         assert sum(at > lost[-1] - WINDOW_S for at in lost) <= most
     assert restarts.lost == 50
+
+
+def test_a_loss_whose_cause_is_known_does_not_count() -> None:
+    restarts = ReplicaHistory(2, ModelStats())
+    for now in range(CAUSES_MAX - 1):
+        bad = f"bad-{now}"
+        restarts.add_loss(now, "it died", jobs=[bad, "good"])
+        restarts.add_loss(now, "it died", jobs=[bad], cause=bad)
+        assert restarts.restart_at(now) == now
+    restarts.add_loss(20, "it died", jobs=["one"])
+    restarts.add_loss(21, "it died", jobs=["other"])
+    assert restarts.restart_at(21) == 80
+    restarts.add_batch()
+    restarts.add_loss(22, "it died", cause="one")
+    assert restarts.restart_at(22) == 22
+    assert restarts.lost == 2 * (CAUSES_MAX - 1) + 3
+
+
+def test_a_model_that_crashes_on_every_input_waits() -> None:
+    restarts = ReplicaHistory(3, ModelStats())
+    for now in range(CAUSES_MAX):
+        assert restarts.restart_at(now) == now
+        restarts.add_loss(now, "it died", cause=f"bad-{now}")
+    assert restarts.restart_at(CAUSES_MAX) == CAUSES_MAX - 3 + WINDOW_S
+    assert "no single job is the cause" in restarts.wait_reason(CAUSES_MAX)
+    restarts.add_batch()
+    assert restarts.restart_at(CAUSES_MAX) == CAUSES_MAX
 
 
 def test_what_is_told_of_restarts() -> None:

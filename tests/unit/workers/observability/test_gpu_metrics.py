@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from headrace.observability.host_figures import DeviceFigures
+from headrace.observability.worker_report import DeviceFigures
 from tests.harness.fakes.nvml import GIB, LOST, TWO, Gpu, install, installed
-from workers.observability.gpu_metrics import AGAIN_S, GpuMetrics
+from workers.observability.host_metrics import AGAIN_S, GpuMetrics
 
 FIRST = DeviceFigures(
     id="0", uuid=TWO[0].uuid, name="NVIDIA Test 80GB", busy_ratio=0.75,
@@ -51,7 +51,7 @@ def test_a_lost_gpu_is_asked_for_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("workers.observability.gpu_metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("workers.observability.host_metrics.time.monotonic", lambda: now)
     with installed(*TWO) as library:
         reader = GpuMetrics({"CUDA_VISIBLE_DEVICES": "0"})
         assert reader.read() == [FIRST]

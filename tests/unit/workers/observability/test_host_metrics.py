@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from headrace.observability.host_figures import DeviceFigures, Figures
+from headrace.observability.worker_report import DeviceFigures, Figures
 from tests.harness.wait import wait_until
 from workers.observability import host_metrics
 from workers.observability.host_metrics import NOTHING, HostMetrics

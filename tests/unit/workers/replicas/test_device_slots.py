@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from workers.replicas import devices
 from workers.replicas.devices import model_environ, slots_of
 
 
@@ -28,7 +27,7 @@ def test_slots_of_a_device(
     processes: int,
     slots: int,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(devices, "usable_cores", lambda: cores)
     assert slots_of(device, replicas, processes) == slots
     if device == "cpu" and slots <= cores:
         threads = int(model_environ({}, processes)["OMP_NUM_THREADS"])

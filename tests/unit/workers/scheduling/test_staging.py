@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
-from workers.jobs.batch import Batch
-from workers.jobs.leased_job import LeasedJob
+from workers.jobs.leased_job import Batch, LeasedJob
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica

@@ -1,0 +1,304 @@
+"""The registered models, as one API process serves them and changes them.
+
+The process applies its models file when it starts. Then it follows the registry: it reads it when a
+change is published, and every POLL_S seconds in case a publication was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal
+
+import redis.asyncio
+
+from headrace.config.model_catalog import Catalog
+from headrace.config.suggestions import listing
+from headrace.errors import (
+    BrokerError,
+    ConfigError,
+    Conflict,
+    HeadraceError,
+    InternalError,
+    InvalidRequest,
+)
+from headrace.observability.worker_report import WorkerReport
+from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.subscription import Subscription
+from headrace.redis import keys
+from headrace.redis.keys import VERSION_SEPARATOR
+from headrace.registry.catalog import ConfigReader
+from headrace.registry.model import Change, DeclaredModels, RegisteredModel, Registry
+from headrace.registry.store import AsyncRegistryStore, LoggedChange, ProblemLog
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 5.0
+#: How often the workers' reports are read for a request that waits.
+LOOK_S: Final = 0.25
+#: How far the workers are with a change.
+ChangeState = Literal["ready", "failed", "pending"]
+
+#: Makes the changes of a request from the present state.
+MakeChanges = Callable[[Registry], list[Change]]
+
+
+class ModelRegistry:
+    """The registry of one API process.
+
+    Attributes:
+        registry: the state that the catalog has.
+        closing: the process stops.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        queue: JobQueue,
+        catalog: Catalog,
+        declared: DeclaredModels,
+        configs: ConfigReader,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.registry = Registry()
+        self._store = AsyncRegistryStore(queue)
+        self._queue = queue
+        self._catalog = catalog
+        self._declared = declared
+        self._configs = configs
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self._listeners: set[asyncio.Event] = set()
+        self.closing = False
+        self._adopting = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._applied = False
+        self._problems = ProblemLog(logger, "the registry of models is not followed at present")
+        self._subscription = Subscription(
+            client,
+            "model registry",
+            [keys.MODEL_CHANGES],
+            lambda _channel, _data: self._wake(),
+            on_reconnect=self._wake,
+        )
+
+    async def start(self) -> None:
+        """Apply the models file, and start to follow the registry.
+
+        While Redis does not answer, or what it has is not readable, the models of the file are
+        served.
+        """
+        try:
+            await self._apply_file()
+        except HeadraceError as error:
+            self._problems.report(error)
+        self._subscription.start()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        await self._subscription.stop()
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+
+    async def read(self) -> Registry:
+        """Return the registry as Redis has it.
+
+        Raises:
+            InternalError: what Redis has is not readable.
+        """
+        try:
+            return await self._store.read()
+        except ConfigError as error:
+            raise InternalError(error.message, hint=error.hint) from None
+
+    async def log(self, count: int) -> list[LoggedChange]:
+        """Return the newest changes, the last one first."""
+        return await self._store.log(count)
+
+    async def log_end(self) -> str:
+        """Return the id of the newest change."""
+        return await self._store.log_end()
+
+    async def log_after(self, last: str) -> list[tuple[str, LoggedChange]]:
+        """Return the changes after the one with this id, with their ids, the oldest first."""
+        return await self._store.log_after(last)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
+        """Return an event that is set when anything was changed, and when the process stops."""
+        changed = asyncio.Event()
+        self._listeners.add(changed)
+        try:
+            yield changed
+        finally:
+            self._listeners.discard(changed)
+
+    def dismiss(self) -> None:
+        """End every wait and event stream, now and from now on."""
+        self.closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        for changed in self._listeners:
+            changed.set()
+
+    async def change(
+        self, name: str, make: MakeChanges, by: str, *, generation: int | None = None
+    ) -> RegisteredModel | None:
+        """Change a model; return it as it is then, or None if it is removed.
+
+        Args:
+            name: the model.
+            make: makes the changes from the present state.
+            by: who makes them.
+            generation: the generation of the model that the caller has seen; None for any.
+
+        Raises:
+            Conflict: it has another generation, or is changed at this moment.
+            InvalidRequest: an option is wrong.
+            ModelNotFound: it is not registered.
+        """
+        registry = await self.read()
+        present = registry.models.get(name)
+        if generation is not None and generation != (present.generation if present else 0):
+            raise Conflict(
+                f"the model {name} has generation {present.generation if present else 0}, "
+                f"not {generation}{_last_change(present)}",
+                hint="Read the model again, and repeat the change if it still makes sense.",
+            )
+        changes = make(registry)
+        await asyncio.to_thread(self._check, changes)
+        if changes:
+            await self._store.write(registry, changes, by)
+        return (await self._adopt()).models.get(name)
+
+    async def until_served(
+        self, name: str, version: str, seconds: float
+    ) -> tuple[ChangeState, str]:
+        """Wait until the workers serve a model as this process knows it, or cannot load it.
+
+        Args:
+            name: the model.
+            version: the version whose first failed load ends the wait.
+            seconds: how long to wait.
+
+        Returns:
+            The state, and the traceback of a failed load.
+        """
+        loop = asyncio.get_running_loop()
+        generation, until = self.registry.generation, loop.time() + seconds
+        while True:
+            state: ChangeState = "pending"
+            error = ""
+            with contextlib.suppress(BrokerError):  # the change is made, so this is no failure
+                reports = await self._queue.worker_states()
+                state, error = change_state(reports.values(), generation, name, version)
+            if state != "pending" or self.closing or loop.time() >= until:
+                return state, error
+            await asyncio.sleep(min(LOOK_S, max(0.0, until - loop.time())))
+
+    def _check(self, changes: Sequence[Change]) -> None:
+        """Raise if a changed version has wrong options, or a pipeline is in the way."""
+        for change in changes:
+            if change.after is None:
+                users = [
+                    pipeline.name
+                    for pipeline in self._catalog.pipelines.values()
+                    if change.name in pipeline.models
+                ]
+                if users:
+                    raise Conflict(
+                        f"the model {change.name} is a stage of {listing(users)}",
+                        hint="Remove it from the pipeline in the models file first.",
+                    )
+                continue
+            if change.name in self._catalog.pipelines:
+                raise Conflict(
+                    f"a pipeline has the name {change.name}",
+                    hint="Choose another name for the model.",
+                )
+            for version, one in change.after.versions.items():
+                if change.before is not None and change.before.versions.get(version) == one:
+                    continue
+                try:
+                    self._configs.read(change.name, version, one)
+                except ConfigError as error:
+                    raise InvalidRequest(error.message, hint=error.hint) from None
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            self._changed.clear()
+            try:
+                revision = await self._store.revision()
+                if not (revision.generation and self._applied):
+                    # Redis has lost its data, or could not be read when this process started.
+                    await self._apply_file()
+                elif revision != self.registry.revision:
+                    await self._adopt()
+                self._problems.clear()
+            except (BrokerError, Conflict) as error:
+                logger.debug("the registry is not read at present: %s", error.message)
+            except Exception as error:  # noqa: BLE001 - the next change must be followed too
+                self._problems.report(error)
+
+    async def _apply_file(self) -> None:
+        """Make the models file the declared state, unless it was applied last."""
+        by = f"models file {self._catalog.path.name}"
+        for change in await self._store.apply_new(self._declared, by):
+            logger.info("%s", change.what, extra={"model": change.name})
+        self._applied = True
+        await self._adopt()
+
+    async def _adopt(self) -> Registry:
+        """Serve what the registry has now, and return it."""
+        async with self._adopting:
+            registry = await self._store.read()
+            # A source may have to be fetched, and many models take a while.
+            versions = await asyncio.to_thread(self._configs.versions, registry)
+            traffic = {name: model.routing for name, model in registry.models.items()}
+            self._catalog.adopt(versions, {k: one for k, one in traffic.items() if one is not None})
+            self.registry = registry
+            self._on_change()
+            return registry
+
+
+def change_state(
+    reports: Iterable[WorkerReport], generation: int, name: str, version: str
+) -> tuple[ChangeState, str]:
+    """Return how far the workers are with a model, and the traceback of a failed load.
+
+    Workers that do not follow the registry do not count.
+
+    Args:
+        reports: of all live workers.
+        generation: of the registry that they should have reached.
+        name: the model.
+        version: the version that was changed.
+    """
+    pending = served = False
+    for report in reports:
+        progress = report.registry
+        if progress is None:
+            continue
+        if progress.generation < generation:
+            pending = True
+            continue
+        if error := progress.failed.get(f"{name}{VERSION_SEPARATOR}{version}"):
+            return "failed", error
+        pending = pending or name in progress.updating
+        served = served or any(
+            key.partition(VERSION_SEPARATOR)[0] == name and state.version == version
+            for key, state in report.models.items()
+        )
+    return "ready" if served and not pending else "pending", ""
+
+
+def _last_change(model: RegisteredModel | None) -> str:
+    return f": {model.by} has changed it meanwhile ({model.what})" if model is not None else ""

@@ -1,0 +1,415 @@
+"""The registry: register, change, reload and remove models while jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from api.components.model_registry import ChangeState, MakeChanges, ModelRegistry
+from api.http.bodies import read_body
+from api.http.messages import NO_CONTENT, ClientGone, Reply, Request, hung_up, json_reply
+from api.services import Services
+from api.submission.decoding import JsonDecoder, read_query
+from headrace.config.model_catalog import ModelName
+from headrace.config.model_options import ModelOptions
+from headrace.config.suggestions import listing
+from headrace.config.traffic import Sticky, Traffic
+from headrace.errors import Forbidden, InvalidRequest, ModelNotFound
+from headrace.jobs.job import Amount, Count, Time, iso
+from headrace.observability.worker_report import SHADOW, ShadowResult
+from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
+from headrace.registry.model import (
+    HIDDEN_OPTIONS,
+    RegisteredModel,
+    choose_default,
+    register,
+    reload,
+    set_options,
+    set_traffic,
+    unregister,
+)
+
+MODEL: Final = "/api/v1/models/{model}"
+VERSION: Final = "/api/v1/models/{model}/versions/{version}"
+BODY_LIMIT_BYTES: Final = 256 * 1024
+#: Options that a client may set without `model_api`: none names code or a file, or is read by code.
+TUNING: Final = frozenset({
+    "replicas", "total_replicas", "labels", "weight", "max_batch_size", "max_batch_delay_ms",
+    "allowed_batch_sizes", "max_batch_cost", "cost", "max_yield_s", "max_queue_depth", "timeout_s",
+    "min_timeout_s", "load_timeout_s", "max_retries", "retry_backoff_s", "retry_backoff_max_s",
+    "max_restarts_per_minute", "max_jobs", "max_memory_mb", "recycle_overlap", "events",
+    "channels_last", "malloc_tuning", "preprocess_threads", "preprocess_processes",
+})  # fmt: skip
+_GUARDED: Final = frozenset(ModelOptions.__struct_fields__) - TUNING
+
+
+class RegisteredVersion(msgspec.Struct, kw_only=True):
+    """One version of a registered model."""
+
+    version: str
+    default: Annotated[bool, Meta(description="Jobs that name no version run on it.")]
+    declared: Annotated[bool, Meta(description="The models file has it.")]
+    changed: Annotated[
+        dict[str, Any],
+        Meta(description="Options that were changed over the API, without files and secrets."),
+    ]
+    loads: Annotated[Count, Meta(description="How many reloads were requested.")]
+    unserved: Annotated[
+        str | None, Meta(description="Why no worker takes it; null: one can, or serves it.")
+    ]
+
+
+class Registration(msgspec.Struct, kw_only=True):
+    """A registered model with its versions."""
+
+    name: ModelName
+    generation: Annotated[Count, Meta(description="Changes with it; for `If-Match`.")]
+    default_version: str
+    versions: list[RegisteredVersion]
+    changed_by: str
+    changed_at: Time
+    change: str
+    state: Annotated[
+        ChangeState | UnsetType,
+        Meta(description="With `wait`: whether the workers serve the change, or cannot load it."),
+    ] = UNSET
+    error: Annotated[
+        str | UnsetType | None, Meta(description="With `wait`: the traceback of a failed load.")
+    ] = UNSET
+
+
+class ModelChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to change of a model."""
+
+    default_version: Annotated[
+        str | None, Meta(description="The version of jobs that name none.")
+    ] = None
+    version: Annotated[
+        str, Meta(description="The version whose options are set; by default the default version.")
+    ] = ""
+    options: Annotated[
+        dict[str, Any],
+        Meta(description="Options of the models file; null takes a change back."),
+    ] = {}
+
+
+class NewVersion(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The options of a version, as a models file has them."""
+
+    options: dict[str, Any]
+
+
+class ChangeQuery(msgspec.Struct):
+    """The query of a change."""
+
+    wait: Annotated[
+        Amount | UnsetType,
+        Meta(
+            description="Seconds to wait until the workers serve the change or cannot load it, "
+            "capped at `max_wait_s`.",
+            examples=[10],
+        ),
+    ] = UNSET
+
+
+class ReloadQuery(ChangeQuery):
+    """The query of a reload."""
+
+    version: Annotated[str, Meta(description="By default the default version.")] = ""
+
+
+class ModelTraffic(msgspec.Struct, kw_only=True):
+    """Where the jobs of a model go that name no version."""
+
+    name: ModelName
+    generation: Annotated[Count, Meta(description="Changes with the model; for `If-Match`.")]
+    default_version: Annotated[str, Meta(description="It runs such jobs without any weights.")]
+    declared: Annotated[bool, Meta(description="The models file decides, and not the API.")]
+    weights: Annotated[dict[str, float], Meta(description="The share of each version.")]
+    sticky: Annotated[Sticky | None, Meta(description="What a user is recognised by.")]
+    shadow: Annotated[str | None, Meta(description="The version that gets copies of such jobs.")]
+    shadow_percent: Annotated[Amount, Meta(description="How many of the jobs are copied.")]
+    shadow_results: Annotated[
+        dict[str, Count],
+        Meta(
+            description="How the copies have ended: `equal`, `different`, `failed`, `dropped` and "
+            "`unknown`; without a shadow version empty."
+        ),
+    ]
+
+
+_TRAFFIC: Final = JsonDecoder(Traffic)
+_CHANGE: Final = JsonDecoder(ModelChange)
+_VERSION: Final = JsonDecoder(NewVersion)
+
+
+async def register_version(services: Services, request: Request, model: str, version: str) -> Reply:
+    """Register a version of a model, or replace it and load it again."""
+    wait_s = read_query(request, ChangeQuery).wait
+    options = _VERSION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True)).options
+    _may_register(services)
+    known = await registry_of(services).read()
+    new = model not in known.models or version not in known.models[model].versions
+    return await _changed(
+        services,
+        request,
+        model,
+        lambda registry: register(registry, model, version, options),
+        201 if new else 200,
+        _Wait(version, wait_s),
+    )
+
+
+async def change_model(services: Services, request: Request, model: str) -> Reply:
+    """Set options of a version, such as `replicas`, or choose the default version."""
+    wait_s = read_query(request, ChangeQuery).wait
+    change = _CHANGE.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    if guarded := change.options.keys() & _GUARDED:
+        _may_register(services, f"{listing(guarded)} cannot be changed over HTTP here")
+    if (change.default_version is None) == (not change.options):
+        raise InvalidRequest(
+            "give either `options` or `default_version`",
+            hint="Each request makes one change.",
+        )
+    chosen = change.default_version
+    if chosen is not None:
+        return await _changed(
+            services,
+            request,
+            model,
+            lambda registry: choose_default(registry, model, chosen),
+            wait=_Wait(chosen, wait_s),
+        )
+    return await _changed(
+        services,
+        request,
+        model,
+        lambda registry: set_options(registry, model, change.version, change.options),
+        wait=_Wait(change.version, wait_s),
+    )
+
+
+async def reload_model(services: Services, request: Request, model: str) -> Reply:
+    """Start new model processes of a version; the old ones serve until these are ready."""
+    query = read_query(request, ReloadQuery)
+    return await _changed(
+        services,
+        request,
+        model,
+        lambda registry: reload(registry, model, query.version),
+        wait=_Wait(query.version, query.wait),
+    )
+
+
+async def remove_model(services: Services, request: Request, model: str) -> Reply:
+    """Remove a model with all versions; its waiting jobs stay in their queue."""
+    return await _changed(services, request, model, lambda registry: unregister(registry, model))
+
+
+async def remove_version(services: Services, request: Request, model: str, version: str) -> Reply:
+    """Remove a version; the default version only if it is the last one."""
+    return await _changed(
+        services, request, model, lambda registry: unregister(registry, model, version)
+    )
+
+
+async def get_registration(services: Services, _: Request, model: str) -> Reply:
+    """Return the versions of a model, and who changed it last."""
+    registry = await registry_of(services).read()
+    return await _registration(services, registry.get(model))
+
+
+async def get_traffic(services: Services, _: Request, model: str) -> Reply:
+    """Return where the jobs of a model go that name no version."""
+    registry = await registry_of(services).read()
+    return await _traffic(services, registry.get(model))
+
+
+async def put_traffic(services: Services, request: Request, model: str) -> Reply:
+    """Share the jobs that name no version among versions; this replaces the present traffic."""
+    traffic = _TRAFFIC.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    return await _route(services, request, model, traffic)
+
+
+async def delete_traffic(services: Services, request: Request, model: str) -> Reply:
+    """Return to the traffic of the models file, or to the default version."""
+    return await _route(services, request, model, None)
+
+
+async def _route(
+    services: Services, request: Request, model: str, traffic: Traffic | None
+) -> Reply:
+    found = await registry_of(services).change(
+        model,
+        lambda registry: set_traffic(registry, model, traffic),
+        _author(request),
+        generation=_generation(request),
+    )
+    if found is None:
+        raise ModelNotFound(
+            f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
+        )
+    return await _traffic(services, found)
+
+
+class _Wait(NamedTuple):
+    """How long a change is waited for.
+
+    Attributes:
+        version: the version that was changed; "" for the default one.
+    """
+
+    version: str = ""
+    seconds: float | UnsetType = UNSET
+
+
+async def _changed(
+    services: Services,
+    request: Request,
+    model: str,
+    make: MakeChanges,
+    status: int = 200,
+    wait: _Wait = _Wait(),  # noqa: B008 - it is immutable
+) -> Reply:
+    found = await registry_of(services).change(
+        model, make, _author(request), generation=_generation(request)
+    )
+    if found is None:
+        return Reply(NO_CONTENT, b"")
+    version = wait.version or found.default_version
+    outcome = await _outcome(services, request, model, version, wait.seconds)
+    return await _registration(services, found, status, outcome)
+
+
+async def _outcome(
+    services: Services, request: Request, model: str, version: str, seconds: float | UnsetType
+) -> tuple[ChangeState, str] | None:
+    """Wait for the workers; None if the request does not ask for that.
+
+    Raises:
+        ClientGone: the client has hung up.
+    """
+    if seconds is UNSET:
+        return None
+    waited = asyncio.create_task(
+        registry_of(services).until_served(
+            model,
+            version,
+            min(seconds, services.settings.max_wait_s),
+        )
+    )
+    gone = asyncio.create_task(hung_up(request.receive))
+    try:
+        await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not waited.done():
+            raise ClientGone
+        return waited.result()
+    finally:
+        gone.cancel()
+        waited.cancel()
+
+
+def _author(request: Request) -> str:
+    return request.caller.key_id or "a client without an API key"
+
+
+def registry_of(services: Services) -> ModelRegistry:
+    """Return the registry of this process.
+
+    Raises:
+        ModelNotFound: it has none.
+    """
+    if services.registry is None:
+        raise ModelNotFound(
+            "this API process has no registry of models",
+            hint="Start it with `headrace up` or `headrace api`.",
+        )
+    return services.registry
+
+
+def _may_register(
+    services: Services, refusal: str = "models cannot be registered over HTTP here"
+) -> None:
+    if not services.settings.model_api:
+        raise Forbidden(
+            refusal,
+            hint="Set HEADRACE_MODEL_API=true, or use `headrace apply` with a models file.",
+        )
+
+
+def _generation(request: Request) -> int | None:
+    text = request.header(b"if-match").decode("latin-1").strip().strip('"')
+    if not text or text == "*":
+        return None
+    if not text.isdecimal():
+        raise InvalidRequest(
+            f"If-Match: {text[:64]!r} is not the generation of a model",
+            hint="Send the `generation` that GET returned, as a number.",
+        )
+    return int(text)
+
+
+async def _registration(
+    services: Services,
+    model: RegisteredModel,
+    status: int = 200,
+    outcome: tuple[ChangeState, str] | None = None,
+) -> Reply:
+    await services.model_statuses.refresh()
+    default = model.default_version
+    shown = Registration(
+        name=model.name,
+        generation=model.generation,
+        default_version=default,
+        versions=[
+            RegisteredVersion(
+                version=version,
+                default=version == default,
+                declared=one.declared is not None,
+                changed={
+                    key: value for key, value in one.changed.items() if key not in HIDDEN_OPTIONS
+                },
+                loads=one.loads,
+                unserved=services.model_statuses.why_unserved(model.name, version, one.options),
+            )
+            for version, one in model.versions.items()
+        ],
+        changed_by=model.by,
+        changed_at=iso(int(model.at_s * US_PER_S)),
+        change=model.what,
+    )
+    if outcome is not None:
+        shown.state, shown.error = outcome[0], outcome[1] or None
+    return _with_etag(json_reply(shown, status), model)
+
+
+async def _traffic(services: Services, model: RegisteredModel) -> Reply:
+    routing = model.routing or Traffic()
+    results = {}
+    if routing.shadow is not None:
+        fields = [f"{SHADOW}:{result} {routing.shadow}" for result in ShadowResult]
+        (found,) = await services.queue.read_all([("HMGET", keys.stats(model.name), *fields)])
+        results = {
+            str(result): int(count or 0) for result, count in zip(ShadowResult, found, strict=True)
+        }
+    shown = ModelTraffic(
+        name=model.name,
+        generation=model.generation,
+        default_version=model.default_version,
+        declared=model.traffic is None,
+        weights=routing.weights,
+        sticky=routing.sticky,
+        shadow=routing.shadow,
+        shadow_percent=routing.shadow_percent,
+        shadow_results=results,
+    )
+    return _with_etag(json_reply(shown), model)
+
+
+def _with_etag(reply: Reply, model: RegisteredModel) -> Reply:
+    etag = (b"etag", b'"%d"' % model.generation)
+    return reply._replace(headers=(*reply.headers, etag))

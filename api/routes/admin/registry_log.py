@@ -1,0 +1,77 @@
+"""The registry: who changed what, and what differs from the models file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from api.http.messages import Reply, Request, json_reply
+from api.services import Services
+from api.submission.decoding import read_query
+from headrace.config.model_catalog import ModelName
+from headrace.registry.model import HIDDEN_OPTIONS, Difference, differences
+from headrace.registry.store import LoggedChange
+
+CHANGES: Final = "/api/v1/registry/changes"
+DIFFERENCES: Final = "/api/v1/registry/differences"
+_LOG_MAX: Final = 1000
+
+
+class ChangesQuery(msgspec.Struct):
+    """The query of the log of changes."""
+
+    limit: Annotated[int, Meta(ge=1, le=_LOG_MAX)] = 100
+
+
+class ModelChanges(msgspec.Struct):
+    """The newest changes, the last one first."""
+
+    changes: list[LoggedChange]
+
+
+class ModelDifference(msgspec.Struct, kw_only=True):
+    """One place where the registry differs from the models file."""
+
+    model: ModelName
+    version: str
+    option: Annotated[
+        str | None, Meta(description="Null: the models file does not have this version.")
+    ]
+    declared: Annotated[
+        Any, Meta(description="Its value in the models file; null: none, or it is not shown.")
+    ]
+    present: Annotated[Any, Meta(description="The value that holds; null: it is not shown.")]
+
+
+class ModelDifferences(msgspec.Struct):
+    """Where the registry differs from the models file."""
+
+    differences: list[ModelDifference]
+
+
+async def list_changes(services: Services, request: Request) -> Reply:
+    """List the newest changes of all models, the last one first."""
+    query = read_query(request, ChangesQuery)
+    found = await services.registry.log(query.limit) if services.registry is not None else []
+    return json_reply(ModelChanges(found))
+
+
+async def list_differences(services: Services, _: Request) -> Reply:
+    """List where the registered models differ from the models file."""
+    found = []
+    if services.registry is not None:
+        found = differences(await services.registry.read())
+    return json_reply(ModelDifferences([_difference(one) for one in found]))
+
+
+def _difference(one: Difference) -> ModelDifference:
+    hidden = one.option in HIDDEN_OPTIONS
+    return ModelDifference(
+        model=one.model,
+        version=one.version,
+        option=one.option or None,
+        declared=None if hidden else one.declared,
+        present=None if hidden else one.present,
+    )

@@ -1,0 +1,199 @@
+"""Headers and bodies of requests and answers, as the table of operations describes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from api.http.multipart import FILE_FIELD
+from api.routes.examples import QUEUED_JOB, REFUSED_LINE
+from api.routes.openai.files import ANCHOR
+from headrace.batches.files import BATCH, KEEP_MAX_S
+from headrace.jobs.ids import KEY
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.serialization import JobObject
+
+Schema = dict[str, Any]
+
+STRING: Final[Schema] = {"type": "string"}
+BINARY: Final[Schema] = {"type": "string", "format": "binary"}
+NDJSON: Final = "application/x-ndjson"
+
+
+class Header(NamedTuple):
+    """A header of a request or of an answer."""
+
+    name: str
+    description: str = ""
+    schema: Schema = STRING
+
+
+class Body(NamedTuple):
+    """The body of a request.
+
+    Attributes:
+        content: the type of its JSON, or its media types as OpenAPI describes them.
+        description: what it is, where the type does not show that.
+        required: whether it may be absent.
+    """
+
+    content: type | Schema
+    description: str = ""
+    required: bool = True
+
+
+class Success(NamedTuple):
+    """A successful answer.
+
+    Attributes:
+        content: as of a `Body`; None for no body.
+    """
+
+    description: str
+    content: type | Schema | None = None
+    headers: Sequence[Header] = ()
+
+
+def _job_answers(ended: str, *headers: Header) -> Mapping[int, Success]:
+    """Return the answers of an operation that returns a job, ended or not."""
+    return {
+        200: Success(ended, JobObject, (*headers, _APPLIED)),
+        202: Success("The job has not ended yet.", JobObject, (*headers, _APPLIED, _POLL)),
+    }
+
+
+PREFER: Final = Header("Prefer", "`wait=N`, as `?wait=N`, which wins.")
+# No example: the documentation page would send the same key with every request.
+IDEMPOTENCY_KEY: Final = Header(
+    "Idempotency-Key",
+    "With the same key a repeat is the same job, and another request a conflict; use a random "
+    "UUID.",
+    {"type": "string", "pattern": KEY},
+)
+RANGE: Final = Header("Range", "One range of bytes, such as bytes=0-99.")
+IF_MATCH: Final = Header(
+    "If-Match", "Change it only if the model still has this generation.", {"type": "string"}
+)
+IF_RANGE: Final = Header("If-Range", "Apply the range only if the output has this ETag.")
+LAST_EVENT_ID: Final = Header(
+    "Last-Event-ID",
+    "The id of the last event that the client has; only later events are sent. An unknown id is "
+    "ignored.",
+)
+
+_POLL: Final = Header(
+    "Retry-After", "Seconds after which to poll again.", {"type": "integer", "minimum": 1}
+)
+_APPLIED: Final = Header("Preference-Applied", "The wait that was applied, if the request has one.")
+JOB: Final = _job_answers("The job has ended.")
+SUBMITTED: Final = _job_answers(
+    "The job has ended within the wait.",
+    Header("Location", "The job's own path."),
+    Header(
+        "Idempotency-Replayed",
+        "Present if an earlier request has submitted the job.",
+        {"const": "true"},
+    ),
+)
+
+INPUT: Final = Body(
+    {
+        JSON_TYPE: {"schema": {}, "example": {"x": 1}},
+        "text/plain": {"schema": STRING, "example": "water finds its way"},
+        "image/png": {"schema": BINARY},
+        "application/octet-stream": {"schema": BINARY},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {"data": BINARY},
+                "propertyNames": {"minLength": 1},
+            }
+        },
+    },
+    "The input itself, with any content type; some examples. Several parts of a form are one "
+    "input. A part with the name of a parameter of the model is that parameter.",
+)
+_OUTPUT: Final[Schema] = {JSON_TYPE: {"schema": {}}, "*/*": {"schema": {}}}
+_OUTPUT_HEADERS: Final = (
+    Header(
+        "Content-Security-Policy", "An output that is a web page runs no script in this origin."
+    ),
+    Header("Accept-Ranges", schema={"const": "bytes"}),
+    Header("ETag", "For If-Range."),
+)
+RESULT: Final[Mapping[int, Success]] = {
+    200: Success("The output, with the content type of its handler.", _OUTPUT, _OUTPUT_HEADERS),
+    206: Success(
+        "The requested range of the output.",
+        _OUTPUT,
+        (
+            *_OUTPUT_HEADERS,
+            Header("Content-Range", schema={"type": "string", "pattern": "^bytes "}),
+        ),
+    ),
+    202: JOB[202],
+    204: Success("A Celery client submitted it with `ignore_result`."),
+}
+EVENTS: Final[Mapping[int, Success]] = {
+    200: Success(
+        "Events until the job has ended: `queued`, `scheduled`, `running`, `progress`, and "
+        "`ended` with the job object. docs/api.md describes each.",
+        {"text/event-stream": {"schema": {}}},
+    ),
+    204: Success("The client has received the last event already."),
+}
+
+
+CHANGE_EVENTS: Final = {
+    200: Success(
+        "An event `change` with each change of a model, as the list of changes has it.",
+        {"text/event-stream": {"schema": {}}},
+    )
+}
+
+
+def _lines(*documents: Any) -> Schema:
+    text = "".join(f"{json.dumps(document)}\n" for document in documents)
+    return {NDJSON: {"schema": STRING, "example": text}}
+
+
+LINES: Final = Body(
+    _lines({"model": "echo", "input": {"x": 1}}, {"model": "digits", "input": 1}),
+    "Each line is a JobRequest, which may have a `traceparent` of its own instead of the "
+    "request's. A body without lines has an empty answer.",
+    required=False,
+)
+LINE_ANSWERS: Final = Success(
+    "A line for each line that is not empty, in order, while the body is still received: the job "
+    "object, or {error}, the problem of that line with its number as `line`.",
+    _lines(QUEUED_JOB, REFUSED_LINE),
+)
+
+_ANCHOR: Final = "expires_after[anchor]"
+_SECONDS: Final = "expires_after[seconds]"
+_FILE: Final = '{"custom_id": "a"}\n'
+UPLOAD: Final = Body(
+    {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": [FILE_FIELD, "purpose"],
+                "properties": {
+                    FILE_FIELD: BINARY,
+                    "purpose": {"enum": [BATCH]},
+                    _ANCHOR: {"const": ANCHOR},
+                    _SECONDS: {"type": "integer", "minimum": 1, "maximum": KEEP_MAX_S},
+                },
+                "additionalProperties": False,
+                "dependentRequired": {_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
+            },
+            "example": {FILE_FIELD: _FILE, "purpose": BATCH},
+        }
+    }
+)
+CONTENT: Final = Success(
+    "All of its bytes.", {"application/octet-stream": {"schema": BINARY, "example": _FILE}}
+)
+METRICS: Final = Success("Prometheus' text format.", {"text/plain": {"schema": STRING}})

@@ -1,0 +1,167 @@
+"""Decode queries, JSON bodies and the options of a job; an unknown name suggests the nearest."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from api.http.bodies import not_json
+from api.http.messages import Request, unknown_name
+from api.http.openai_errors import InvalidParameter
+from headrace.errors import InvalidRequest
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+
+OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+_NAME = re.compile(r"\W")
+
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+
+
+class JsonDecoder(Generic[Shape]):
+    """Decodes one kind of JSON body."""
+
+    def __init__(self, shape: type[Shape]) -> None:
+        self._decode = msgspec.json.Decoder(shape).decode
+        self._members = frozenset(shape.__struct_fields__)
+
+    def decode(self, body: bytes) -> Shape:
+        """Decode a body.
+
+        Raises:
+            InvalidRequest: it is not JSON in UTF-8, or a member is not valid.
+        """
+        try:
+            decoded = self._decode(body)
+            if not body.isascii():
+                body.decode()
+        except msgspec.ValidationError as error:
+            raise _invalid(error, "member", self._members) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(error, body) from None
+        return decoded
+
+
+@cache
+def parameters_of(query: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of each parameter of a query."""
+    _, components = msgspec.json.schema_components([query])
+    found: dict[str, dict[str, Any]] = components[query.__name__]["properties"]
+    return found
+
+
+def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = False) -> Shape:
+    """Return the query of a request; a list is separated by commas.
+
+    Raises:
+        InvalidParameter: the value of a parameter is not valid.
+        InvalidRequest: a name is unknown, or is given twice.
+    """
+    schemas = parameters_of(shape)
+    texts = request.query(frozenset(schemas), ignore_unknown=ignore_unknown)
+    values = {
+        name: text.split(",") if schemas[name].get("type") == "array" else text
+        for name, text in texts.items()
+    }
+    try:
+        query = msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        at = _AT.search(str(error))
+        name = at[1] if at else ""
+        raise _not_valid(name, texts.get(name, ""), schemas.get(name, {})) from None
+    for name, text in texts.items():
+        value = getattr(query, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _not_valid(name, text, schemas[name])
+    return query
+
+
+def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParameter:
+    allowed = schema.get("enum", ())
+    if allowed:
+        hint = f"Give {' or '.join(filter(None, allowed))}, or leave it out."
+    elif "maximum" in schema:
+        hint = f"Give a number from {schema['minimum']} to {schema['maximum']}."
+    else:
+        hint = "Give a number."
+    return InvalidParameter(f"query parameter {name}: {text[:32]!r} is not valid", name, hint=hint)
+
+
+def options_from_query(given: Mapping[str, str]) -> JobOptions:
+    """Return the options among a query's parameters.
+
+    Raises:
+        InvalidRequest: an option is not valid.
+    """
+    if not given:
+        return DEFAULT_OPTIONS
+    values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
+    if not values:
+        return DEFAULT_OPTIONS
+    for name, text in values.items():
+        # msgspec would take it for an absent option; it is rather an unset variable.
+        if text.lower() == "null":
+            raise InvalidRequest(
+                f"query parameter {name}: null is not a value", hint="Leave it out for the default."
+            )
+    if "metadata" in values:
+        try:
+            values["metadata"] = msgspec.json.decode(values["metadata"])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"the query parameter metadata is not JSON: {error}",
+                hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
+            ) from None
+    if "webhook_events" in values:
+        values["webhook_events"] = values["webhook_events"].split(",")
+    try:
+        options = msgspec.convert(values, JobOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, "query parameter", OPTION_NAMES) from None
+    return check_options(options)
+
+
+def check_options(options: JobOptions) -> JobOptions:
+    """Check what the types of the options cannot express, and return them.
+
+    Raises:
+        InvalidRequest: the metadata is too large.
+    """
+    if options.metadata is not None:
+        size = len(msgspec.json.encode(options.metadata))
+        if size > METADATA_MAX_BYTES:
+            raise InvalidRequest(
+                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
+                hint="Keep large data elsewhere and its key in metadata.",
+            )
+    return options
+
+
+def _misplaced_option(name: str) -> InvalidParameter:
+    """Return the error for an option of a job among the members of its request."""
+    hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
+    return InvalidParameter(f"unknown member {name!r}: it is an option of the job", name, hint=hint)
+
+
+def _invalid(error: msgspec.ValidationError, what: str, known: frozenset[str]) -> InvalidParameter:
+    """Return a msgspec error as one that names the member at fault."""
+    text = str(error)
+    at = _AT.search(text)
+    where = at.group(1) if at else ""
+    text = _AT.sub("", text)
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown:
+        if not where and unknown.group(1) in OPTION_NAMES and "input" in known:
+            return _misplaced_option(unknown.group(1))
+        names = OPTION_NAMES if where == "options" else known
+        wrong = unknown_name("option" if where == "options" else what, unknown.group(1), names)
+        return InvalidParameter(wrong.message, unknown.group(1)[:64], hint=wrong.hint)
+    text = text[:1].lower() + text[1:]
+    return InvalidParameter(f"{what} {where}: {text}" if where else text, _NAME.split(where)[0])

@@ -1,0 +1,350 @@
+"""Copies of jobs for a shadow version, and the comparison of what they returned.
+
+A job that was accepted is offered here. Its copy joins the queue of the shadow version at the last
+step, as a quiet job of no API key. `hr:shadow` has a pair of job and copy until both have ended, so
+any API process can compare them, also after a restart. The path of the job waits for none of this.
+
+docs/architecture/versions.md describes the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from api.submission.job_request import JobIdentity
+from headrace.access.api_key import EVERYBODY
+from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
+from headrace.jobs.failure import error_of
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import Job, State
+from headrace.jobs.options import JobOptions
+from headrace.observability.worker_report import ShadowResult
+from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.submission import submission
+from headrace.redis import keys
+
+if TYPE_CHECKING:
+    from api.observability.counters import Counters
+    from api.submission.input_store import InputStore, StoredInput
+    from api.submission.job_request import ValidatedRequest
+    from headrace.queue.job_queue import JobQueue, JobSubmission
+
+logger = logging.getLogger(__name__)
+
+#: The most pairs that wait for a comparison, in all processes together; about 200 bytes each.
+PAIRS_MAX: Final = 10_000
+#: The most accepted jobs, and bytes of their inputs, that wait in one process to be copied.
+OFFERED_MAX: Final = 1_000
+OFFERED_MAX_BYTES: Final = 32 * 1024 * 1024
+#: How many copies are submitted, and how many pairs are read, in one call.
+CHUNK: Final = 64
+#: Seconds within which a copy must have started, and for which its result is kept.
+EXPIRES_S: Final = 3600.0
+RESULT_TTL_S: Final = 3600
+#: Seconds between two looks for pairs that are due, and until a pair is looked at again.
+INTERVAL_S: Final = 1.0
+LOOK_MIN_S: Final = 1.0
+LOOK_MAX_S: Final = 30.0
+#: Seconds after which a copy that is not there was never submitted, and after which a pair whose
+#: job or copy has not ended is given up.
+LOST_S: Final = 60.0
+GIVEN_UP_S: Final = 86_400.0
+#: A stored result that is longer is not compared.
+COMPARED_MAX_BYTES: Final = 4 * 1024 * 1024
+
+#: The outcome of a job whose result cannot be read any more, and of one that was not run.
+_UNREADABLE: Final = "?"
+_NOT_RUN: Final = "-"
+
+
+class Pair(NamedTuple):
+    """A job and its copy.
+
+    Attributes:
+        begun_s: when the copy was made, in seconds of Redis' clock.
+        job_outcome: how the job has ended, as `_outcome` returns it; "" while it has not.
+        copy_outcome: the same of the copy.
+    """
+
+    copy: str
+    job: str
+    model: str
+    version: str
+    begun_s: float
+    job_outcome: str = ""
+    copy_outcome: str = ""
+
+    @property
+    def member(self) -> bytes:
+        """Return it as `hr:shadow` has it."""
+        return msgspec.json.encode(list(self))
+
+    def result(self, now_s: float) -> ShadowResult | None:
+        """Return how the copy compares; None while that is open."""
+        job, copy = self.job_outcome, self.copy_outcome
+        if _NOT_RUN in (job, copy):
+            return ShadowResult.DROPPED
+        if _UNREADABLE in (job, copy) or now_s - self.begun_s > GIVEN_UP_S:
+            return ShadowResult.UNKNOWN
+        if not job or not copy:
+            return None
+        if job == copy:
+            return ShadowResult.EQUAL
+        failed = copy.startswith(State.FAILED) and job.startswith(State.SUCCEEDED)
+        return ShadowResult.FAILED if failed else ShadowResult.DIFFERENT
+
+
+class ShadowCopies:
+    """Makes the copies of one API process, and compares what has ended."""
+
+    def __init__(self, queue: JobQueue, store: InputStore, counters: Counters) -> None:
+        self._queue = queue
+        self._store = store
+        self._counters = counters
+        self._offered: deque[ValidatedRequest] = deque()
+        self._offered_bytes = 0
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start to copy and to compare in the background."""
+        self._tasks = [asyncio.create_task(one()) for one in (self._copy_all, self._compare_all)]
+
+    async def stop(self) -> None:
+        """Stop; jobs that were not copied yet count as dropped."""
+        for task in self._tasks:
+            await cancel_and_wait(task)
+        while self._offered:
+            self._count(self._take(), ShadowResult.DROPPED)
+
+    def offer(self, request: ValidatedRequest) -> None:
+        """Copy an accepted job soon; drop the copy if too many wait."""
+        full = self._offered_bytes + _size(request) > OFFERED_MAX_BYTES
+        if full or len(self._offered) >= OFFERED_MAX:
+            self._count([request], ShadowResult.DROPPED)
+            return
+        self._offered.append(request)
+        self._offered_bytes += _size(request)
+        self._wake.set()
+
+    def _take(self) -> list[ValidatedRequest]:
+        taken = [self._offered.popleft() for _ in range(min(CHUNK, len(self._offered)))]
+        self._offered_bytes -= sum(map(_size, taken))
+        return taken
+
+    def _count(self, requests: Sequence[ValidatedRequest], result: ShadowResult) -> None:
+        for request in requests:
+            if request.shadow is not None:
+                self._counters.shadowed(request.model.name, request.shadow.version, result)
+
+    async def _copy_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._offered:
+                taken = self._take()
+                try:
+                    await self._copy(taken)
+                except HeadraceError as error:
+                    logger.debug("shadow copies dropped: %s", error.message)
+                    self._count(taken, ShadowResult.DROPPED)
+                except Exception:
+                    # Of one copy; the next ones are made.
+                    logger.exception("shadow copies dropped")
+                    self._count(taken, ShadowResult.DROPPED)
+
+    async def _copy(self, requests: Sequence[ValidatedRequest]) -> None:
+        (pairs,) = await self._queue.read_all([("ZCARD", keys.SHADOW)])
+        room = max(0, PAIRS_MAX - int(pairs))
+        self._count(requests[room:], ShadowResult.DROPPED)
+        # One after the other: a client's own input waits for no more than one of them.
+        kept = [await self._kept(one) for one in requests[:room]]
+        now_s = self._queue.clock.now_s()
+        copies = [_copy_of(one, now_s) for one in kept if one is not None]
+        if not copies:
+            return
+        # The pair first: a process that ends between the two leaves no copy without its pair.
+        due_s = now_s + LOOK_MIN_S
+        members = [part for one in copies for part in (str(due_s), one.pair.member)]
+        await self._queue.call(("ZADD", keys.SHADOW, *members))
+        answers = await self._queue.submit_many([one.submission for one in copies])
+        for one, answer in zip(copies, answers, strict=True):
+            # Without a reply the copy may be queued: the comparison finds out.
+            if isinstance(answer, HeadraceError) and not isinstance(answer, BrokerUnavailable):
+                if one.stored is not None:
+                    await self._store.drop(one.stored)
+                await self._end(one.pair, one.pair.member, ShadowResult.DROPPED)
+
+    async def _kept(self, request: ValidatedRequest) -> _Kept | None:
+        """Return the request of a copy, with its input stored; None, and counted, if that fails."""
+        model = request.shadow
+        if model is None:
+            return None
+        # Half of the queue is left to jobs.
+        model = msgspec.structs.replace(model, max_queue_depth=max(1, model.max_queue_depth // 2))
+        copy = msgspec.structs.replace(
+            request, model=model, identity=JobIdentity(new_id(), chosen=False),
+            options=_options(request.options), caller=EVERYBODY, trace=None, shadow=None,
+        )  # fmt: skip
+        stored = None
+        if copy.stored_separately:
+            try:
+                stored = await self._store.keep(copy, spare=True)
+            except HeadraceError:
+                self._count([request], ShadowResult.DROPPED)
+                return None
+        return _Kept(copy, request.identity.job_id, stored)
+
+    async def _compare_all(self) -> None:
+        while True:
+            try:
+                while await self._compare_due():
+                    pass
+            except HeadraceError as error:
+                logger.debug("shadow copies not compared: %s", error.message)
+            except Exception:
+                # Of one pair, which is looked at again after the others.
+                logger.exception("shadow copies not compared")
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _compare_due(self) -> bool:
+        """Look at the pairs that are due; return whether there may be more."""
+        now_s = self._queue.clock.now_s()
+        (members,) = await self._queue.read_all(
+            [("ZRANGEBYSCORE", keys.SHADOW, "-inf", str(now_s), "LIMIT", 0, CHUNK)]
+        )
+        if not members:
+            return False
+        # Another process leaves them alone for a while.
+        later = [part for one in members for part in (str(now_s + LOOK_MAX_S), one)]
+        await self._queue.call(("ZADD", keys.SHADOW, "XX", *later))
+        pairs = [(one, pair) for one in members if (pair := await self._read(one)) is not None]
+        if pairs:
+            ids = [id for _, pair in pairs for id in (pair.job, pair.copy)]
+            jobs = await self._queue.view(ids)
+            for n, (member, pair) in enumerate(pairs):
+                await self._compare(pair, member, jobs[2 * n], jobs[2 * n + 1], now_s)
+        return len(members) == CHUNK
+
+    async def _read(self, member: bytes) -> Pair | None:
+        """Return the pair of a member; remove one that cannot be read, and return None."""
+        try:
+            return msgspec.json.decode(member, type=Pair)
+        except (ValueError, RecursionError):
+            if await self._queue.call_once(("ZREM", keys.SHADOW, member)):
+                logger.warning("a shadow copy is not compared: its pair cannot be read")
+            return None
+
+    async def _compare(
+        self, pair: Pair, member: bytes, job: Job | None, copy: Job | None, now_s: float
+    ) -> None:
+        age_s = now_s - pair.begun_s
+        lost = copy is None and age_s > LOST_S
+        seen = pair._replace(
+            job_outcome=pair.job_outcome or await self._outcome(job, gone=True),
+            copy_outcome=pair.copy_outcome or await self._outcome(copy, gone=lost),
+        )
+        result = seen.result(now_s)
+        if result is None:
+            due_s = now_s + min(LOOK_MAX_S, max(LOOK_MIN_S, age_s / 2))
+            if seen == pair:
+                await self._queue.call(("ZADD", keys.SHADOW, "XX", str(due_s), member))
+            elif await self._queue.call_once(("ZREM", keys.SHADOW, member)):
+                await self._queue.call(("ZADD", keys.SHADOW, str(due_s), seen.member))
+            return
+        if copy is not None and not copy.state.final:
+            await self._queue.cancel([pair.copy])
+        await self._end(pair, member, result)
+        await self._queue.forget([pair.copy])
+
+    async def _end(self, pair: Pair, member: bytes, result: ShadowResult) -> None:
+        """Remove a pair, and count it unless another process has."""
+        if await self._queue.call_once(("ZREM", keys.SHADOW, member)):
+            self._counters.shadowed(pair.model, pair.version, result)
+
+    async def _outcome(self, job: Job | None, *, gone: bool) -> str:
+        """Return how a job has ended, the same text for the same outcome; "" while it has not.
+
+        `gone` means that a job without a record has ended, and not that its copy is not there yet.
+        """
+        if job is None:
+            return _UNREADABLE if gone else ""
+        if not job.state.final:
+            return ""
+        if job.state is State.FAILED:
+            failure = error_of(job)
+            return f"{State.FAILED}{failure.type if failure is not None else ''}"
+        if job.state is not State.SUCCEEDED:
+            return _NOT_RUN
+        try:
+            text = await self._result(job)
+        except BrokerError:
+            raise
+        except (HeadraceError, msgspec.MsgspecError, RecursionError):
+            text = None
+        if text is None:
+            return _UNREADABLE
+        digest = hashlib.sha256(b"%s\0%s" % (job.result_type.encode(), text))
+        return f"{State.SUCCEEDED}{digest.hexdigest()[:32]}"
+
+    async def _result(self, job: Job) -> bytes | None:
+        """Return the result, JSON with its keys in one order; None if it cannot be compared."""
+        if job.stored is not None:
+            if job.stored.size > COMPARED_MAX_BYTES:
+                return None
+            parts, at = [], 0
+            while at < job.stored.size:
+                parts.append(await self._store.read(job.stored, at, job.stored.size - at))
+                at += len(parts[-1])
+            return b"".join(parts)
+        text = job.result_json
+        if text is None:
+            return None
+        return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+
+
+class _Kept(NamedTuple):
+    request: ValidatedRequest
+    job: str
+    stored: StoredInput | None
+
+
+class _Copy(NamedTuple):
+    pair: Pair
+    submission: JobSubmission
+    stored: StoredInput | None
+
+
+def _copy_of(kept: _Kept, now_s: float) -> _Copy:
+    request, job, stored = kept
+    model = request.model
+    made = submission(
+        request.identity.job_id, model, request.input_json, request.options, now_s=now_s,
+        result_ttl_s=RESULT_TTL_S, source=None if stored is None else stored.source,
+        quiet=True, details=request.details, shadow_of=job,
+    )  # fmt: skip
+    return _Copy(Pair(made.id, job, model.name, model.version, now_s), made, stored)
+
+
+def _options(given: JobOptions) -> JobOptions:
+    """Return the options of a copy: offline work without webhooks, delays and a long life."""
+    return JobOptions(
+        priority=keys.OFFLINE_STEP,
+        expires=EXPIRES_S,
+        timeout=given.timeout,
+        result_ttl=RESULT_TTL_S,
+        max_retries=given.max_retries,
+        metadata=given.metadata,
+    )
+
+
+def _size(request: ValidatedRequest) -> int:
+    payload = request.payload
+    return len(request.input_json) + (0 if payload is None else len(payload.body))

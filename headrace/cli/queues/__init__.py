@@ -1,1 +1,0 @@
-"""Commands for queues and dead letters."""

@@ -1,0 +1,217 @@
+"""Plans that register, change, reload and remove models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.client.models import ModelChange, ModelDifference, ModelTraffic, Registration
+from headrace.client.requests import JSON_HEADERS
+from headrace.client.retries import Session, exchange, fetch
+from headrace.client.sansio import HttpRequest, Plan
+
+
+class _Changes(msgspec.Struct):
+    changes: list[ModelChange]
+
+
+class _Differences(msgspec.Struct):
+    differences: list[ModelDifference]
+
+
+def model_versions(session: Session, model: str) -> Plan[Registration]:
+    """Return the registered versions of a model, and who changed it last.
+
+    Raises:
+        ModelNotFound: it is not registered.
+    """
+    return (yield from fetch(session, HttpRequest("GET", f"{_path(model)}/versions"), Registration))
+
+
+def register_model(
+    session: Session,
+    model: str,
+    version: str,
+    options: dict[str, Any],
+    *,
+    wait: float | None = None,
+) -> Plan[Registration]:
+    """Register a version of a model, or replace it and load it again.
+
+    Args:
+        model: the model.
+        version: the version.
+        options: its options, as in the models file; `handler` is required.
+        wait: seconds to wait for the workers; see `reload_model`.
+
+    Raises:
+        Forbidden: the server does not allow it (`model_api`).
+        InvalidRequest: an option is wrong.
+    """
+    return (yield from _change(session, "PUT", _path(model, version), {"options": options}, wait))
+
+
+def set_model_options(
+    session: Session,
+    model: str,
+    options: dict[str, Any],
+    *,
+    version: str = "",
+    wait: float | None = None,
+) -> Plan[Registration]:
+    """Set options of a version, such as `replicas`; None takes a change back.
+
+    Args:
+        model: the model.
+        options: the options to set.
+        version: the version; by default the default version.
+        wait: seconds to wait for the workers; see `reload_model`.
+
+    Raises:
+        ModelNotFound: it is not registered.
+        InvalidRequest: an option is wrong.
+    """
+    body = {"options": options, **({"version": version} if version else {})}
+    return (yield from _change(session, "PATCH", _path(model), body, wait))
+
+
+def promote_model(
+    session: Session, model: str, version: str, *, wait: float | None = None
+) -> Plan[Registration]:
+    """Make a version the default one; the workers switch when it is loaded.
+
+    Args:
+        model: the model.
+        version: the version.
+        wait: seconds to wait for the workers; see `reload_model`.
+
+    Raises:
+        ModelNotFound: the model or the version is not registered.
+    """
+    body = {"default_version": version}
+    return (yield from _change(session, "PATCH", _path(model), body, wait))
+
+
+def reload_model(
+    session: Session, model: str, *, version: str = "", wait: float | None = None
+) -> Plan[Registration]:
+    """Start new model processes; the old ones serve until these are ready.
+
+    Args:
+        model: the model.
+        version: the version; by default the default version.
+        wait: seconds to wait until the workers serve the change, or cannot load it; the server
+            limits it to its `max_wait_s`. The answer has `state` and `error`. None: no wait.
+
+    Raises:
+        ModelNotFound: it is not registered.
+    """
+    query = {**({"version": version} if version else {}), **_wait(wait)}
+    request = HttpRequest("POST", f"{_path(model)}/reload", query, wait_s=wait or 0)
+    return (yield from fetch(session, request, Registration))
+
+
+def remove_model(session: Session, model: str, *, version: str = "") -> Plan[None]:
+    """Remove a model, or one version of it. Jobs that wait stay in their queue.
+
+    Raises:
+        ModelNotFound: it is not registered.
+        Conflict: a pipeline uses it, or the version is the default of several.
+    """
+    yield from exchange(session, HttpRequest("DELETE", _path(model, version)))
+
+
+def model_changes(session: Session, *, limit: int = 100) -> Plan[list[ModelChange]]:
+    """Return the newest changes of the registered models, the last one first."""
+    request = HttpRequest("GET", "/api/v1/registry/changes", {"limit": str(limit)})
+    return (yield from fetch(session, request, _Changes)).changes
+
+
+def model_differences(session: Session) -> Plan[list[ModelDifference]]:
+    """Return where the registered models differ from the models file that was applied last."""
+    request = HttpRequest("GET", "/api/v1/registry/differences")
+    return (yield from fetch(session, request, _Differences)).differences
+
+
+def model_traffic(session: Session, model: str) -> Plan[ModelTraffic]:
+    """Return where the jobs of a model go that name no version.
+
+    Raises:
+        ModelNotFound: it is not registered.
+    """
+    return (yield from fetch(session, HttpRequest("GET", f"{_path(model)}/traffic"), ModelTraffic))
+
+
+def route_model(
+    session: Session,
+    model: str,
+    weights: Mapping[str, float],
+    *,
+    sticky: Mapping[str, str] | None = None,
+    shadow: str | None = None,
+    shadow_percent: float = 100.0,
+    generation: int | None = None,
+) -> Plan[ModelTraffic]:
+    """Share the jobs that name no version among versions; this replaces the present traffic.
+
+    Args:
+        model: the model.
+        weights: the share of each version, relative to the others; none: the default version.
+        sticky: what a user is recognised by: `{"header": NAME}` or `{"metadata": KEY}`.
+        shadow: a version that gets copies of such jobs, whose results are compared and counted.
+        shadow_percent: how many of the jobs are copied.
+        generation: refuse the change if the model has another generation.
+
+    Raises:
+        ModelNotFound: the model or a version is not registered.
+        Conflict: the model has another generation, or is changed at this moment.
+        InvalidRequest: a weight is wrong.
+    """
+    body: dict[str, Any] = {"weights": dict(weights)}
+    if sticky:
+        body["sticky"] = dict(sticky)
+    if shadow is not None:
+        body |= {"shadow": shadow, "shadow_percent": shadow_percent}
+    headers = dict(JSON_HEADERS)
+    if generation is not None:
+        headers["if-match"] = f'"{generation}"'
+    request = HttpRequest(
+        "PUT", f"{_path(model)}/traffic", body=msgspec.json.encode(body), headers=headers
+    )
+    return (yield from fetch(session, request, ModelTraffic))
+
+
+def clear_traffic(session: Session, model: str) -> Plan[ModelTraffic]:
+    """Return to the traffic of the models file, or to the default version.
+
+    Raises:
+        ModelNotFound: it is not registered.
+    """
+    request = HttpRequest("DELETE", f"{_path(model)}/traffic")
+    return (yield from fetch(session, request, ModelTraffic))
+
+
+def _change(
+    session: Session, method: str, path: str, body: dict[str, Any], wait: float | None
+) -> Plan[Registration]:
+    request = HttpRequest(
+        method,
+        path,
+        _wait(wait),
+        body=msgspec.json.encode(body),
+        headers=JSON_HEADERS,
+        wait_s=wait or 0,
+    )
+    return (yield from fetch(session, request, Registration))
+
+
+def _wait(seconds: float | None) -> dict[str, str]:
+    return {} if seconds is None else {"wait": f"{seconds:g}"}
+
+
+def _path(model: str, version: str = "") -> str:
+    path = f"/api/v1/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path

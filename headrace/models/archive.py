@@ -1,0 +1,308 @@
+"""Archives of models, `.mar`, `.zip`, `.tar.gz` and `.tgz`: reads, checks and unpacks them.
+
+An archive is hostile until it was read to its end. Only plain files and folders are unpacked, with
+names that keep the rules of members.py, and with no more bytes than its limits allow.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from typing_extensions import override
+
+from headrace.errors import ConfigError
+from headrace.models.members import MIB, Limits, Member, MemberRules, shown
+
+ARCHIVES: Final = (".mar", ".zip", ".tar.gz", ".tgz")
+_TARS: Final = (".tar.gz", ".tgz")
+
+_CHUNK_BYTES: Final = MIB
+#: The largest header of a tar that is read: names are short, and the rest is not used.
+_HEADER_MAX_BYTES: Final = MIB
+#: The most bytes of a zip's directory for each member that is allowed.
+_ENTRY_BYTES: Final = 2048
+_ENCRYPTED: Final = 0x1
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+#: What the libraries raise for broken files.
+_BROKEN: Final = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError,
+    NotImplementedError, RuntimeError, RecursionError, KeyError, IndexError, struct.error,
+)  # fmt: skip
+_ODD_TYPES: Final = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a pipe",
+}
+_ODD_MODES: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+#: Takes a problem of one member, which is then skipped; or raises.
+Report = Callable[[str], None]
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is an archive, by its name."""
+    return name.lower().endswith(ARCHIVES)
+
+
+def unpack(path: Path, folder: Path, limits: Limits, label: str = "") -> None:
+    """Unpack an archive into an empty folder. After an error the folder has a part of it.
+
+    Raises:
+        ConfigError: it is broken, breaks a rule, or there is no room for it.
+    """
+    label = label or str(path)
+
+    def refuse(problem: str) -> None:
+        raise ConfigError(f"{label}: {problem}", hint=f"headrace archive --check {label}")
+
+    try:
+        for member, chunks in read_archive(path, limits, refuse, label):
+            place = folder / member.path
+            if member.folder:
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(place, flags, 0o644), "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                # After a crash of the machine, a folder that is there is complete.
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{label}: cannot be unpacked: {error.strerror or error}") from error
+
+
+def read_archive(
+    path: Path, limits: Limits, report: Report, label: str = ""
+) -> Iterator[tuple[Member, Iterator[bytes]]]:
+    """Yield the members of an archive with their content, which must be read before the next.
+
+    Args:
+        path: the archive.
+        limits: how much it may hold.
+        report: takes what is wrong with one member.
+        label: its name in messages.
+
+    Raises:
+        ConfigError: it is no archive, is broken, or holds too much.
+        OSError: it cannot be read.
+    """
+    label = label or str(path)
+    with path.open("rb") as file:
+        rules = MemberRules(label, os.fstat(file.fileno()).st_size, limits)
+        with _readable(label):
+            if path.name.lower().endswith(_TARS):
+                yield from _tar(file, rules, report, label)
+            else:
+                yield from _zip(file, limits, rules, report, label)
+
+
+@contextmanager
+def _readable(label: str) -> Iterator[None]:
+    try:
+        yield
+    except (gzip.BadGzipFile, *_BROKEN) as error:
+        what = str(error) or type(error).__name__
+        raise ConfigError(f"{label}: it is broken: {what}", hint="pack or copy it again") from error
+
+
+def _whole(chunks: Iterator[bytes], member: Member, label: str) -> Iterator[bytes]:
+    """Yield the content of a member, which must be complete."""
+    read = 0
+    with _readable(label):
+        for chunk in chunks:
+            read += len(chunk)
+            yield chunk
+        if read != member.bytes:
+            raise EOFError(f"{shown(member.path)} ends too early")
+
+
+def _zip(
+    file: IO[bytes], limits: Limits, rules: MemberRules, report: Report, label: str
+) -> Iterator[tuple[Member, Iterator[bytes]]]:
+    if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):
+        raise ConfigError(f"{label}: it is not a zip file", hint="pack it again")
+    if _directory_bytes(file) > limits.entries * _ENTRY_BYTES:
+        raise ConfigError(f"{label}: it has more than {limits.entries:,} members")
+    with zipfile.ZipFile(file) as archive:
+        # All names and sizes are checked before anything is unpacked.
+        found = [
+            (info, member)
+            for info in archive.infolist()
+            if (member := _zip_member(info, rules, report)) is not None
+        ]
+        for info, member in found:
+            yield member, _whole(_zip_chunks(archive, info), member, label)
+
+
+def _zip_member(info: zipfile.ZipInfo, rules: MemberRules, report: Report) -> Member | None:
+    folder = info.filename.endswith("/")
+    rules.count(0 if folder else info.file_size)
+    # zipfile cuts a name at a NUL, and keeps the whole one.
+    name = info.orig_filename if "\0" in info.orig_filename else info.filename
+    path, problem = rules.path_of(name, folder=folder)
+    odd = _ODD_MODES.get(stat.S_IFMT(info.external_attr >> 16))
+    if odd is not None:
+        problem = f"{shown(name)} is {odd}"
+    elif info.flag_bits & _ENCRYPTED:
+        problem = f"{shown(name)} is encrypted"
+    elif info.compress_type not in _METHODS:
+        problem = f"{shown(name)} has a compression other than deflate ({info.compress_type})"
+    if problem:
+        report(problem)
+    if problem or not path:
+        return None
+    return Member(path, 0 if folder else info.file_size, folder)
+
+
+def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    with archive.open(info) as content:
+        while chunk := content.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _directory_bytes(file: IO[bytes]) -> int:
+    """Return the size of a zip's directory, which zipfile reads at once."""
+    size = file.seek(0, os.SEEK_END)
+    start = max(0, size - 22 - 65_535)
+    file.seek(start)
+    tail = file.read()
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) - at < 22:
+        return 0  # zipfile reports what is wrong
+    found = int.from_bytes(tail[at + 12 : at + 16], "little")
+    if found == 0xFFFFFFFF and start + at >= 76:
+        # Zip64: a record of 56 bytes with the size, and its locator of 20, come before.
+        file.seek(start + at - 76)
+        record = file.read(56)
+        if record[:4] == b"PK\x06\x06":
+            found = int.from_bytes(record[40:48], "little")
+    file.seek(0)
+    return found
+
+
+def _tar(
+    file: IO[bytes], rules: MemberRules, report: Report, label: str
+) -> Iterator[tuple[Member, Iterator[bytes]]]:
+    if file.read(2) != b"\x1f\x8b":
+        raise ConfigError(f"{label}: it is not a .tar.gz file", hint="pack it again")
+    file.seek(0)
+    with gzip.GzipFile(fileobj=file) as plain:
+        stream = _Forward(plain, rules)
+        with tarfile.open(fileobj=stream, mode="r:") as archive:
+            for info in archive:
+                # The stream counts the bytes, as far as they are there.
+                rules.count(0)
+                member = _tar_member(info, rules, report)
+                if member is not None:
+                    yield member, _whole(_tar_chunks(archive, info), member, label)
+        stream.read_rest()
+
+
+def _tar_member(info: tarfile.TarInfo, rules: MemberRules, report: Report) -> Member | None:
+    folder = info.isdir()
+    path, problem = rules.path_of(info.name, folder=folder)
+    if info.type in _ODD_TYPES:
+        problem = f"{shown(info.name)} is {_ODD_TYPES[info.type]}"
+    elif info.issparse():
+        problem = f"{shown(info.name)} is a sparse file"
+    elif not folder and info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        problem = f"{shown(info.name)} is not a plain file"
+    if not problem:
+        problem = _filtered(info)
+    if problem:
+        report(problem)
+    if problem or not path:
+        return None
+    return Member(path, 0 if folder else info.size, folder)
+
+
+def _filtered(info: tarfile.TarInfo) -> str:
+    """Return what Python's own filter for data refuses; "" if nothing."""
+    check = getattr(tarfile, "data_filter", None)  # Python 3.11.4
+    if check is not None:
+        try:
+            check(info, "/nowhere")
+        except tarfile.TarError as error:
+            return str(error)
+    return ""
+
+
+def _tar_chunks(archive: tarfile.TarFile, info: tarfile.TarInfo) -> Iterator[bytes]:
+    content = archive.extractfile(info)
+    if content is None:
+        raise tarfile.ReadError(f"{shown(info.name)} has no content")
+    while chunk := content.read(_CHUNK_BYTES):
+        yield chunk
+
+
+class _Forward(io.RawIOBase):
+    """A stream that is read once, from its begin to its end, and counts its bytes.
+
+    tarfile reads headers whole, however long they claim to be, and jumps over members.
+    """
+
+    def __init__(self, stream: gzip.GzipFile, rules: MemberRules) -> None:
+        self._stream = stream
+        self._rules = rules
+        self._at = 0
+        self._last = b""
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= max(_HEADER_MAX_BYTES, _CHUNK_BYTES):
+            raise tarfile.ReadError("a header is too long")
+        found = self._stream.read(size)
+        self._at += len(found)
+        self._last = found
+        self._rules.grow(len(found))
+        return found
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if (offset, whence) == (0, os.SEEK_CUR):
+            return self._at
+        if whence != os.SEEK_SET or offset < self._at:
+            raise tarfile.ReadError("its members overlap")
+        while self._at < offset and self.read(min(_CHUNK_BYTES, offset - self._at)):
+            pass
+        return self._at
+
+    def read_rest(self) -> None:
+        """Read what follows the last member, so that a broken end is found.
+
+        Raises:
+            ReadError: tarfile has stopped at something else than the end.
+        """
+        if self._last != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it ends too early, or a header is broken")
+        while self.read(_CHUNK_BYTES):
+            pass
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def readable(self) -> bool:
+        return True

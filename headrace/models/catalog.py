@@ -1,0 +1,95 @@
+"""The models file with the sources that it names: what the servers load."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from headrace.config.model_catalog import (
+    Catalog,
+    ModelConfig,
+    Requirements,
+    batch_problems,
+    load_catalog,
+    model_of,
+)
+from headrace.config.parameters import differing
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError
+from headrace.models.folder import ModelFolder
+from headrace.models.source import SourceReader
+
+logger = logging.getLogger(__name__)
+
+#: Below the state directory: the installed requirements of models.
+ENVIRONMENTS: Final = "environments"
+
+
+def load_models(settings: Settings, *, lenient: bool = False) -> Catalog:
+    """Return the models file with all sources read, unpacked and kept while this process lives.
+
+    Args:
+        settings: name the models file, and where sources may come from.
+        lenient: whether a source that cannot be read is only logged. Its model then has the keys of
+            the models file, which is enough for a process that does not run it.
+
+    Raises:
+        ConfigError: the file or a source has mistakes; the message has one line per mistake.
+    """
+    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    if all(model.source is None for model in catalog.models.values()):
+        return catalog
+    reader = SourceReader(settings, catalog.base_dir)
+    models, problems = {}, []
+    for name, model in catalog.models.items():
+        try:
+            models[name] = with_source(reader, model, settings)
+        except ConfigError as error:
+            text = "; ".join(filter(None, (error.message, error.hint)))
+            models[name] = model
+            problems.append(f"{catalog.path}: models.{name}.source: {text}")
+    if problems and not lenient:
+        raise ConfigError("\n".join(problems))
+    for text in problems:
+        logger.warning("%s; only the models file's keys are known here", text)
+    reader.unpacked.prune()
+    catalog.adopt({name: {model.version: model} for name, model in models.items()})
+    for name, text in differing(catalog.pipelines, catalog.models):
+        raise ConfigError(f"{catalog.path}: pipelines.{name}.stages: {text}")
+    return catalog
+
+
+def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) -> ModelConfig:
+    """Return a model with the keys of its source; the keys that are written for it win.
+
+    Raises:
+        ConfigError: the source cannot be used, or its keys do not go with those.
+    """
+    if model.source is None:
+        return model
+    found = reader.read(model.source, model.sha256, model.written)
+    written = {key: getattr(model, key) for key in model.written}
+    values = {"timeout_s": model.timeout_s, **found.options, **written}
+    values["options"] = {**found.options.get("options", {}), **model.options}
+    for key, text in batch_problems(values):
+        raise ConfigError(f"{key}: {text}", hint=f"compare {found.kind} with the models file")
+    return msgspec.structs.replace(
+        model_of(model.name, values, found.folder),
+        folder=str(found.folder),
+        requirements=_requirements(model.name, found, settings),
+    )
+
+
+def _requirements(name: str, found: ModelFolder, settings: Settings) -> Requirements | None:
+    if found.requirements is None:
+        return None
+    if not settings.install_requirements:
+        logger.info(
+            "%s is not installed, as install_requirements is off",
+            found.requirements, extra={"model": name},
+        )  # fmt: skip
+        return None
+    environments = settings.state_dir.absolute() / ENVIRONMENTS
+    return Requirements(str(found.requirements), str(environments))

@@ -1,0 +1,144 @@
+"""Explains an archive or a folder: which model it holds, and what is wrong with it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headrace.config.handler_reference import TORCHSERVE, parse_handler
+from headrace.config.model_catalog import handler_problem
+from headrace.errors import ConfigError
+from headrace.models.archive import is_archive, read_archive
+from headrace.models.folder import ModelFolder, read_file, read_folder
+from headrace.models.members import Limits
+from headrace.models.source import digest_of
+
+#: Files up to this size are read; of larger ones only the name counts here.
+_READ_MAX_BYTES: Final = 4 * 1024 * 1024
+_PROBLEMS_MAX: Final = 20
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """What an archive or a folder is.
+
+    Attributes:
+        path: as given.
+        sha256: the archive's digest; None for a folder.
+        bytes: the archive's size.
+        members: how many files it holds.
+        unpacked_bytes: the size of its files.
+        described_by: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its only program.
+        name: the model's name, if it has one.
+        version: the model's version, if it has one.
+        handler: its handler.
+        weights: its weights or program.
+        requirements: whether it names packages.
+        problems: why it cannot be used, one sentence each.
+        warnings: what else to know.
+    """
+
+    path: str
+    sha256: str | None = None
+    bytes: int = 0
+    members: int = 0
+    unpacked_bytes: int = 0
+    described_by: str = ""
+    name: str | None = None
+    version: str | None = None
+    handler: str | None = None
+    weights: str | None = None
+    requirements: bool = False
+    problems: list[str] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
+
+
+def explain(path: Path, limits: Limits) -> Explanation:
+    """Return what a folder, an archive or a program is. Nothing is imported or kept.
+
+    Raises:
+        ConfigError: it does not exist or cannot be read.
+    """
+    about = Explanation(path=str(path))
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        about.members = len(files)
+        about.unpacked_bytes = sum(file.stat().st_size for file in files)
+        _describe(path, about)
+        return about
+    if not path.is_file():
+        raise ConfigError(f"{path}: it does not exist", hint="correct the path")
+    about.sha256, about.bytes = digest_of(path), path.stat().st_size
+    if not is_archive(path.name):
+        try:
+            _copy(read_file(path, str(path)), about)
+        except ConfigError as error:
+            about.problems.append(_text(error, path))
+        return about
+    with tempfile.TemporaryDirectory(prefix="headrace-archive-") as folder:
+        _read(path, Path(folder), limits, about)
+        if not about.problems:
+            _describe(Path(folder), about)
+    return about
+
+
+def _read(path: Path, folder: Path, limits: Limits, about: Explanation) -> None:
+    """Read a whole archive, and write its small files into a folder; of others an empty one."""
+
+    def report(problem: str) -> None:
+        if len(about.problems) < _PROBLEMS_MAX:
+            about.problems.append(problem)
+
+    try:
+        for member, chunks in read_archive(path, limits, report):
+            if member.folder:
+                continue
+            about.members += 1
+            about.unpacked_bytes += member.bytes
+            small = member.bytes <= _READ_MAX_BYTES
+            body = b"".join(chunk for chunk in chunks if small)
+            if not about.problems:
+                place = folder / member.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(body)
+    except ConfigError as error:
+        about.problems.append(_text(error, path))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read: {error.strerror or error}") from error
+
+
+def _describe(folder: Path, about: Explanation) -> None:
+    try:
+        found = read_folder(folder, about.path)
+    except ConfigError as error:
+        about.problems.extend(_text(error, folder).splitlines())
+        return
+    _copy(found, about)
+    if about.weights and not (found.folder / about.weights).is_file():
+        about.problems.append(f"there is no file {about.weights}, its weights")
+    handler = parse_handler(found.options["handler"])
+    problem = handler_problem(handler, found.folder)
+    if problem is not None:
+        about.problems.append(problem.replace(f"{found.folder}/", ""))
+    if handler.text.startswith(TORCHSERVE):
+        about.warnings.append(
+            f"{handler.target} is a handler of TorchServe, which cannot run yet; name one of "
+            "Headrace in the models file"
+        )
+    if about.requirements:
+        about.warnings.append("its packages are installed only with install_requirements: true")
+
+
+def _copy(found: ModelFolder, about: Explanation) -> None:
+    about.described_by, about.name = found.kind, found.name or None
+    about.version = found.options.get("version")
+    about.handler = found.options["handler"].removeprefix(TORCHSERVE)
+    about.weights = found.options.get("weights")
+    about.requirements = found.requirements is not None
+
+
+def _text(error: ConfigError, path: Path) -> str:
+    """Return an error without the path, which the explanation names."""
+    return error.message.replace(f"{path}/", "").removeprefix(f"{path}: ")

@@ -1,0 +1,17 @@
+-- Lists of ids in order: that of all API keys, that of one, and the list of those ids that are in the list of their key.
+-- See headrace/batches/lists.py. An empty key has no list of its own.
+local function lists_of(all, indexed, of, key) return key == '' and {all, indexed} or {all, indexed, of .. key} end
+
+-- Reads them as the type that they should have, so that a wrong type fails before any write.
+local function check_lists(lists) for _, list in ipairs(lists) do redis.call('ZCARD', list) end end
+
+-- Adds an id. Of the oldest ids those without a record are removed: a key that never lists leaves no more than expire.
+local function list_id(lists, id, record)
+  for _, list in ipairs(lists) do
+    for _, old in ipairs(redis.call('ZRANGE', list, 0, 1)) do
+      if redis.call('EXISTS', record .. old) == 0 then redis.call('ZREM', list, old) end
+    end
+    redis.call('ZADD', list, 0, id)
+    redis.call('EXPIRE', list, keys.FILES_TTL_S)
+  end
+end

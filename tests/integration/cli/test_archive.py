@@ -1,0 +1,72 @@
+"""`headrace archive`, and the commands that read sources, as people run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.harness.archives import MODEL, good_members, write_folder, write_zip
+from tests.harness.servers.up import headrace
+
+
+@pytest.mark.slow
+def test_a_folder_is_packed_checked_tried_and_pinned(tmp_path: Path) -> None:
+    write_folder(tmp_path / "twice")
+    packed = headrace("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    name, digest = packed.stdout.split()
+    assert name == "twice.tar.gz"
+    again = headrace("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "add --force" in again.stderr
+
+    checked = headrace("archive", "--check", "twice.tar.gz", cwd=tmp_path)
+    assert checked.returncode == 0
+    assert "model:        twice 3\n" in checked.stdout
+    assert digest in checked.stdout
+    tried = headrace("try", "twice.tar.gz", "--json-input", "21", cwd=tmp_path)
+    assert tried.stdout.strip() == "42", tried.stderr
+
+    models = tmp_path / "models.yaml"
+    models.write_text(f"models: {{twice: {{source: twice.tar.gz, sha256: '{digest}'}}}}")
+    fine = headrace("check-config", cwd=tmp_path)
+    assert fine.stdout == "models.yaml: no problems found\n", fine.stderr
+    tried = headrace("try", "twice", "--json-input", "21", cwd=tmp_path)
+    assert tried.stdout.strip() == "42", tried.stderr
+    models.write_text(f"models: {{twice: {{source: twice.tar.gz, sha256: '{'0' * 64}'}}}}")
+    wrong = headrace("check-config", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "models.twice.source: " in wrong.stderr
+    assert digest in wrong.stderr
+
+
+def test_a_hostile_archive_is_explained_and_runs_nothing(tmp_path: Path) -> None:
+    """Its module would leave a file."""
+    spy = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    members = [*good_members()[:1], ("handler.py", spy.encode()), ("../up.py", spy.encode())]
+    write_zip(tmp_path / "evil.zip", members)
+    checked = headrace("archive", "--check", "evil.zip", cwd=tmp_path)
+    assert checked.returncode == 2
+    assert "evil.zip: '../up.py' leads out of the folder" in checked.stderr
+    as_json = headrace("archive", "--check", "--json", "evil.zip", cwd=tmp_path)
+    assert as_json.returncode == 2
+    assert json.loads(as_json.stdout)["problems"] == ["'../up.py' leads out of the folder"]
+    tried = headrace("try", "evil.zip", "--text", "x", cwd=tmp_path)
+    assert tried.returncode == 2
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name for name in left if not name.endswith(".json")} == {"evil.zip"}
+
+
+def test_what_is_no_archive_and_no_folder(tmp_path: Path) -> None:
+    write_folder(tmp_path / "twice", MODEL)
+    for arguments, problem in {
+        ("twice",): "the archive has no name",
+        ("gone", "-o", "a.zip"): "no such folder",
+        ("gone.zip", "--check"): "does not exist",
+        ("twice", "--check", "-o", "a.zip"): "--check writes no archive",
+    }.items():
+        done = headrace("archive", *arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert problem in done.stderr

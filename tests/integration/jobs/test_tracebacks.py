@@ -1,0 +1,99 @@
+"""Where the author of a handler finds the traceback of a job that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from headrace import Client, errors
+from tests.harness.servers.up import RunningUp, headrace, running_up, write_models
+from tests.harness.wait import wait_until
+
+HANDLER = """
+import time
+
+from headrace import Handler, errors
+
+class Fragile(Handler):
+    def inference(self, items):
+        for item in items:
+            if item == "hang":
+                time.sleep(600)
+            if item == "refuse":
+                raise errors.InputError("no")
+            item["text"]
+        return items
+"""
+RAISED_AT = 'fragile.py", line 13, in inference'
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("fragile")
+    (folder / "fragile.py").write_text(HANDLER)
+    models = write_models(folder, {"fragile": {"handler": "fragile.py"}})
+    with running_up(folder, models=models) as running:
+        yield running
+
+
+def failed(up: RunningUp, value: Any, query: str = "", **options: Any) -> dict[str, Any]:
+    body = {"model": "fragile", "input": value, "options": options}
+    response = httpx2.post(f"http://127.0.0.1:{up.port}/api/v1/jobs?wait=60", json=body, timeout=90)
+    job = response.json()
+    assert job["status"] == "failed", job
+    found: dict[str, Any] = read(up, f"/api/v1/jobs/{job['id']}{query}")
+    assert {**found, "traceback": ""} == {**job, "traceback": ""}
+    return found
+
+
+def read(up: RunningUp, path: str) -> Any:
+    return httpx2.get(f"http://127.0.0.1:{up.port}{path}", timeout=90).json()
+
+
+def test_the_job_object_and_the_problem_have_it_unless_left_out(up: RunningUp) -> None:
+    job = failed(up, {"txt": 1})
+    assert job["error"]["message"] == "KeyError: 'text'"
+    assert RAISED_AT in job["traceback"]
+    assert job["traceback"].rstrip().endswith("KeyError: 'text'")
+    own = f"/api/v1/jobs/{job['id']}"
+    assert read(up, own + "/result")["traceback"] == job["traceback"]
+    assert "traceback" not in read(up, own + "?traceback=0")
+    assert "traceback" not in read(up, own + "/result?traceback=0")
+    assert read(up, own + "?traceback=yes")["status"] == 400
+    (listed,) = [one for one in read(up, "/api/v1/jobs")["jobs"] if one["id"] == job["id"]]
+    assert "traceback" not in listed
+
+
+def test_a_timeout_shows_the_stacks(up: RunningUp) -> None:
+    job = failed(up, "hang", timeout=1)
+    assert job["error"]["type"] == "timeout"
+    assert 'fragile.py", line 10 in inference' in job["traceback"]
+
+
+def test_the_sdk_and_the_commands_show_it(up: RunningUp, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{up.port}"
+    with Client(url) as client:
+        handle = client.submit("fragile", {"txt": 1})
+        with pytest.raises(errors.HandlerError) as caught:
+            client.result(handle, timeout_s=60)
+        assert RAISED_AT in caught.value.traceback
+        assert RAISED_AT in client.status(handle.id).traceback
+    for command in (["jobs", handle.id], ["watch", handle.id]):
+        shown = headrace(*command, "--url", url, cwd=tmp_path).stdout
+        assert RAISED_AT in shown, (command, shown)
+
+
+def test_the_log_has_one_line_without_values(up: RunningUp) -> None:
+    job = failed(up, {"a secret value": 1})
+    wait_until(lambda: job["id"] in up.text(), "the line about the job")
+    (line,) = [line for line in up.text().splitlines() if job["id"] in line]
+    assert "jobs failed" in line
+    assert "KeyError at " in line
+    assert "fragile.py:13" in line
+    assert "a secret value" not in line
+    refused = failed(up, "refuse")
+    wait_until(lambda: refused["id"] in up.text(), "the line about the refused job")

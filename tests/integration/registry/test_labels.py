@@ -1,0 +1,123 @@
+"""Labels: models that only some workers of a deployment take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.doctor import workers
+from headrace.config.model_catalog import load_catalog
+from headrace.registry.catalog import read_declared
+from tests.harness.clients.doctor import look, site, verdict
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import Worker, celery_worker, write_models
+
+
+@dataclass
+class Hosts:
+    """An API and two workers, as of two hosts with other labels."""
+
+    models: Path
+    api: ApiServer
+    one: Worker
+    two: Worker
+
+    def call(self, method: str, path: str, **json: Any) -> Any:
+        found = self.api.http.request(method, f"/api/v1/models{path}", json=json or None)
+        assert found.is_success, found.text
+        return found.json()
+
+    def job(self, job_id: str) -> Any:
+        return self.api.http.get(f"/api/v1/jobs/{job_id}").json()
+
+
+@pytest.fixture
+def hosts(redis_db: RedisServer, tmp_path: Path) -> Iterator[Hosts]:
+    models = write_models(
+        tmp_path,
+        everywhere={"handler": "echo"},
+        special={"handler": "echo", "labels": ["gpu=a100"]},
+    )
+    with ExitStack() as stack:
+        api = stack.enter_context(
+            api_server(redis_db.url, load_catalog(models), read_declared(models))
+        )
+        one, two = (
+            stack.enter_context(
+                celery_worker(
+                    redis_db.url, models, tmp_path, node=node,
+                    environ={"HEADRACE_WORKER_LABELS": labels},
+                )
+            )
+            for node, labels in (("cpu0@one", "gpu=a100,zone=b"), ("cpu0@two", "zone=b"))
+        )  # fmt: skip
+        one.wait_ready("everywhere", "special")
+        two.wait_ready("everywhere")
+        yield Hosts(models, api, one, two)
+
+
+def test_a_worker_that_lacks_a_label_serves_the_other_models_only(hosts: Hosts) -> None:
+    assert set(hosts.two.states()) == {"", "everywhere"}
+    (worker,) = hosts.call("GET", "/special")["workers"]
+    assert (worker["node"], worker["labels"]) == ("cpu0@one", ["gpu=a100", "zone=b"])
+    (version,) = hosts.call("GET", "/special/versions")["versions"]
+    assert version["unserved"] is None
+
+
+def test_labels_change_while_jobs_wait_and_none_is_lost(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long this machine stands still.
+    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    url = hosts.one.redis_url
+    hosts.call("PATCH", "/special", options={"labels": ["gpu=h100"]})
+    wait_until(lambda: "special" not in hosts.one.states(), "the worker has left the model")
+    (version,) = hosts.call("GET", "/special/versions")["versions"]
+    assert version["unserved"] == (
+        "no worker has the labels gpu=h100: cpu0@one lacks gpu=h100, cpu0@two lacks gpu=h100"
+    )
+    job = hosts.call("POST", "/special/jobs", x=1)
+    wait_until(lambda: hosts.job(job["id"])["waiting_for"] == "replica", "no worker takes it")
+
+    hosts.call("PATCH", "/special", options={"labels": ["zone=b"]})
+    done = hosts.api.http.get(f"/api/v1/jobs/{job['id']}?wait=60").json()
+    assert done["status"] == "succeeded", done
+    hosts.one.wait_ready("special")
+    hosts.two.wait_ready("special")
+    with site(url, hosts.models) as whole:
+        verdict(look(whole, "workers"), "ok", "cpu0@one (gpu=a100, zone=b)")
+
+
+def test_doctor_names_what_each_worker_lacks(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    models = write_models(
+        tmp_path / "new",
+        everywhere={"handler": "echo"},
+        special={"handler": "echo", "labels": ["gpu=h100"]},
+    )
+    with site(hosts.one.redis_url, models) as whole:
+        for _, report in whole.alive:
+            report.models.pop("special", None)
+        verdict(look(whole, "models"), "warn", "no worker serves special", "gpu=h100")
+
+
+def test_a_worker_that_fits_no_model_serves_once_one_fits(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    models = write_models(tmp_path, special={"handler": "echo", "labels": ["gpu=a100"]})
+    declared = read_declared(models)
+    with (
+        api_server(redis_db.url, load_catalog(models), declared) as api,
+        celery_worker(redis_db.url, models, tmp_path) as worker,
+    ):
+        wait_until(lambda: set(worker.states()) == {""}, "the worker reports, without a model")
+        done = api.http.patch("/api/v1/models/special", json={"options": {"labels": []}})
+        assert done.is_success, done.text
+        worker.wait_ready("special")

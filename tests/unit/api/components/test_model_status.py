@@ -1,0 +1,54 @@
+"""Which versions of a model jobs may ask for, by the reports of the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from api.components import model_status
+from api.components.model_status import ModelStatuses
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.observability.worker_report import Figures, ModelState, WorkerReport
+
+WORDS = ModelConfig(name="words", handler="echo", version="1.0")
+
+
+def report(*versions: str) -> WorkerReport:
+    # The default version has the name of the model alone.
+    names = ["words", *(f"words@{version}" for version in versions[1:])]
+    states = {
+        name: ModelState("ready", version=version)
+        for name, version in zip(names, versions, strict=True)
+    }
+    return WorkerReport("cpu@test", 1, states, Figures())
+
+
+def after(*reports: dict[str, WorkerReport]) -> list[str]:
+    """Return the versions after these reports of all workers, one set after the other."""
+
+    async def learn() -> list[str]:
+        statuses = ModelStatuses(cast(Any, None), Catalog(Path("models.yaml"), {"words": WORDS}))
+        for one in reports:
+            statuses.learn(one)
+        return statuses.versions(WORDS)
+
+    return asyncio.run(learn())
+
+
+def test_a_version_that_its_worker_has_ended_is_one_no_more() -> None:
+    both = {"one": report("1.0", "2.0")}
+    assert after(both) == ["1.0", "2.0"]
+    assert after(both, {"one": report("1.0")}) == ["1.0"]
+    assert after(both, {"one": report("1.0"), "two": report("1.0", "2.0")}) == ["1.0", "2.0"]
+
+
+def test_a_version_of_a_worker_that_is_gone_is_one_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = {"one": report("1.0", "2.0")}, dict[str, WorkerReport]()
+    assert after(*reports) == ["1.0", "2.0"]
+    monkeypatch.setattr(model_status, "VERSION_KEPT_S", -1.0)
+    assert after(*reports) == ["1.0"]

@@ -1,0 +1,422 @@
+"""Changes what a worker serves while it runs, as the registry of models has it.
+
+A changed version is served by a new `ServedModel`, whose processes load while its predecessor
+serves. When all of them are ready, the predecessor retires: it claims no more, returns what it has
+prepared to the queue, and ends when its batches have. If they cannot be loaded, it serves on.
+
+docs/architecture/registry.md describes the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headrace.config.labels import missing_labels
+from headrace.config.model_catalog import ModelConfig
+from headrace.observability.worker_report import ModelStats, RegistryProgress
+from headrace.redis import keys
+from headrace.registry.catalog import RegisteredConfig
+from workers.consumer.replica_leases import ReplicaLeases, Version
+from workers.consumer.replica_manager import ReplicaManager
+from workers.jobs.leased_job import NEVER
+from workers.leases.manager import LeaseManager, WorkerObserver
+from workers.leases.notifications import QueueNotifications
+from workers.models.backlog import OWN, PLACES
+from workers.models.served_model import Life, ServedModel
+from workers.protocol.phases import STARTING, Phase
+from workers.replicas.replica import Replica
+from workers.scheduling.dispatcher import Dispatcher
+
+logger = logging.getLogger(__name__)
+
+#: The phases of a replica that is not loaded yet, but will be.
+_COMING: Final = STARTING | {Phase.RESTARTING}
+_NO_LISTS: Final[list[list[str]]] = [[] for _ in range(PLACES // 2)]
+
+
+class Wanted(NamedTuple):
+    """One version that the worker should serve."""
+
+    config: ModelConfig
+    loads: int
+    is_default: bool
+
+
+class Failed(NamedTuple):
+    """One version that could not be loaded, with the traceback."""
+
+    wanted: Wanted
+    error: str
+
+
+class ModelUpdates:
+    """Keeps the models of one worker as the registry has them.
+
+    Args:
+        models: the served models; the list is changed in place.
+        build: builds a served model from its configuration, its key and its counters.
+
+    Attributes:
+        watching: the model of each position of the notifications; None if it is free.
+    """
+
+    def __init__(
+        self,
+        models: list[ServedModel],
+        build: Callable[[ModelConfig, str, ModelStats | None], ServedModel],
+        leases: LeaseManager,
+        notifications: QueueNotifications,
+        dispatcher: Dispatcher,
+        replica_manager: ReplicaManager,
+        observer: WorkerObserver,
+    ) -> None:
+        self._models = models
+        self._build = build
+        self._leases = leases
+        self._notifications = notifications
+        self._dispatcher = dispatcher
+        self._replica_manager = replica_manager
+        self._observer = observer
+        self.watching: list[ServedModel | None] = list(models)
+        for position, model in enumerate(models):
+            model.position = position
+        self._wanted: dict[Version, Wanted] | None = None
+        # A configuration that could not be loaded is tried again when it changes.
+        self._failed: dict[Version, Failed] = {}
+        # What is for workers with other labels, and the labels that this one lacks.
+        self._elsewhere: dict[Version, list[str]] = {}
+        # What is wrong with the options of a version, so that it is not served as it is registered.
+        self._problems: dict[Version, str] = {}
+        self._replica_leases = ReplicaLeases(models, leases)
+        self._pending = False
+        self._generation = self._reached = 0
+        self._unsettled: set[str] = set()
+        self._built = 0
+
+    def want(self, found: Sequence[tuple[str, str, RegisteredConfig]], generation: int = 0) -> None:
+        """Take what the registry has; `step` gets there.
+
+        A version with wrong options is served on as it is.
+        """
+        self._generation = generation
+        before, elsewhere = self._wanted or {}, self._elsewhere
+        self._wanted, self._elsewhere, self._problems = {}, {}, {}
+        labels = self._leases.settings.worker_labels
+        for name, version, registered in found:
+            if registered.config is not None:
+                if missing := missing_labels(registered.config.labels, labels):
+                    self._elsewhere[name, version] = missing
+                    if elsewhere.get((name, version)) != missing:
+                        fields = {"model": name, "version": version, "labels": missing}
+                        logger.info("not served here: this worker lacks labels", extra=fields)
+                    continue
+                wanted = Wanted(registered.config, registered.loads, registered.is_default)
+                self._wanted[name, version] = wanted
+            else:
+                self._problems[name, version] = registered.problem
+                logger.error("model not changed: %s", registered.problem, extra={"model": name})
+                if (name, version) in before:
+                    self._wanted[name, version] = before[name, version]
+        self._replica_leases.want(
+            {
+                version: total
+                for version, one in self._wanted.items()
+                if (total := one.config.total_replicas) is not None
+            }
+        )
+        self._pending = True
+
+    def lease_replicas(self, now: float, *, stopping: bool) -> None:
+        """Renew the leases of replicas; return them if the worker stops."""
+        if stopping:
+            self._replica_leases.leave(now)
+        else:
+            self._replica_leases.renew(now)
+
+    def step(self, now: float) -> None:
+        """Take the next step of each model that differs from what is wanted."""
+        if self._replica_leases.changed:
+            self._replica_leases.changed, self._pending = False, True
+        if not self._pending or self._wanted is None:
+            return
+        names = {name: False for name, _ in self._wanted}
+        names |= {model.config.name: False for model in self._models}
+        names |= {name: False for name, _ in self._failed}
+        for name in names:
+            names[name] = self._step(name, now)
+        self._unsettled = {name for name, due in names.items() if due}
+        self._pending = bool(self._unsettled)
+        self._reached = self._generation
+
+    def progress(self) -> RegistryProgress | None:
+        """Return how far the worker is; None if it does not follow the registry."""
+        if self._wanted is None or not self._generation:
+            return None
+        updating, failed = self._unsettled | self._replica_leases.unanswered, {}
+        for model in self._models:
+            name, version = model.config.name, model.config.version
+            current = self._is_current(model)
+            for replica in model.replicas:
+                if replica.error and current:
+                    failed[_label(name, version)] = replica.error
+                elif replica.state in _COMING and not replica.surplus:
+                    updating.add(name)
+        lasting = {version: one.error for version, one in self._failed.items()} | self._problems
+        failed |= {_label(*version): error for version, error in lasting.items()}
+        return RegistryProgress(self._reached, sorted(updating), failed)
+
+    def _is_current(self, model: ServedModel) -> bool:
+        wanted = (self._wanted or {}).get((model.config.name, model.config.version))
+        return (
+            wanted is not None
+            and model.loads == wanted.loads
+            and _same_process(model.config, wanted.config)
+        )
+
+    def _step(self, name: str, now: float) -> bool:
+        """Take the next step of one model; return whether another one is due."""
+        wanted = {
+            version: one._replace(config=self._replica_leases.with_granted(one.config))
+            for (known, version), one in (self._wanted or {}).items()
+            if known == name
+        }
+        self._forget_failures(name, wanted)
+        for version, one in wanted.items():
+            self._start(name, version, one)
+        for model in self._of(name, Life.LOADING):
+            self._loaded(model, wanted.get(model.config.version))
+        self._hand_over(name, wanted)
+        for model in self._of(name, Life.SERVING):
+            version = model.config.version
+            last = not wanted or (name, version) in self._elsewhere
+            if version not in wanted and (last or model.backlog.queues[OWN].closed):
+                self._retire(model)
+        for model in self._of(name, Life.RETIRING):
+            self._end(model, now)
+        for model in self._of(name, Life.SERVING):
+            self._drain_surplus(model, now)
+        return self._unfinished(name, wanted)
+
+    def _forget_failures(self, name: str, wanted: dict[str, Wanted]) -> None:
+        """Forget the configurations that failed and are no longer wanted, with their tracebacks."""
+        failed = [version for known, version in self._failed if known == name]
+        for version in list(failed):
+            if self._failed[name, version].wanted != wanted.get(version):
+                del self._failed[name, version]
+                failed.remove(version)
+        if not failed:
+            for model in self._of(name, Life.SERVING):
+                model.update_error = ""
+
+    def _unfinished(self, name: str, wanted: dict[str, Wanted]) -> bool:
+        models = [model for model in self._models if model.config.name == name]
+        if any(model.life is not Life.SERVING for model in models):
+            return True
+        if any(replica.surplus for model in models for replica in model.replicas):
+            return True
+        if any(self._is_handed_over(model, wanted) for model in models):
+            return True
+        # A version that is served on because its successor could not be loaded is no work to do.
+        served = {model.config.version for model in models}
+        return any(
+            version not in served and (name, version) not in self._failed for version in wanted
+        )
+
+    @staticmethod
+    def _is_handed_over(model: ServedModel, wanted: dict[str, Wanted]) -> bool:
+        """Return whether a model is the default version, and another one still claims as such."""
+        one = wanted.get(model.config.version)
+        return one is not None and one.is_default and model.backlog.queues[OWN].closed
+
+    def _of(self, name: str, life: Life) -> list[ServedModel]:
+        return [one for one in self._models if one.config.name == name and one.life is life]
+
+    def _start(self, name: str, version: str, wanted: Wanted) -> None:
+        """Begin to serve a version as it is wanted, unless that has begun or has failed."""
+        same = [
+            model
+            for model in self._models
+            if (model.config.name, model.config.version) == (name, version)
+            and model.life is not Life.RETIRING
+        ]
+        fitting = [model for model in same if self._fits(model, wanted)]
+        if fitting:
+            return
+        if (name, version) not in self._failed:
+            predecessor = next((one for one in same if one.life is Life.SERVING), None)
+            self._begin(wanted, predecessor)
+
+    def _fits(self, model: ServedModel, wanted: Wanted) -> bool:
+        """Return whether a model is, or becomes, what is wanted; discard one that loads for less.
+
+        The number of its processes is set here.
+        """
+        if _same_process(model.config, wanted.config) and model.loads == wanted.loads:
+            self._scale(model, wanted.config)
+            return True
+        if model.life is Life.LOADING:
+            self._discard(model)
+        return False
+
+    def _begin(self, wanted: Wanted, predecessor: ServedModel | None) -> None:
+        """Load a version; a predecessor that leaves no memory for it retires first."""
+        name = wanted.config.name
+        serving = self._of(name, Life.SERVING)
+        self._built += 1
+        stats = serving[0].stats if serving else None
+        model = self._build(wanted.config, f"{name} {self._built}", stats)
+        model.loads = wanted.loads
+        model.backlog.set_closed(OWN, closed=True)
+        model.life = Life.LOADING
+        self._models.append(model)
+        self._dispatcher.add(model)
+        if not serving:
+            # It has nothing to fall back on: its load is tried again and again.
+            self._serve(model, None)
+        elif predecessor is not None and not wanted.config.recycle_overlap:
+            for replica in model.replicas:
+                replica.restart_at = NEVER  # until the predecessor has ended
+            self._serve(model, predecessor)
+
+    def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
+        """Let a model claim, and its predecessor retire."""
+        if predecessor is not None:
+            closed = predecessor.backlog.queues[OWN].closed
+            model.backlog.set_closed(OWN, closed=closed)
+            model.position, predecessor.position = predecessor.position, None
+            self._retire(predecessor)
+        model.life = Life.SERVING
+        self._observer.serve(model)
+        self._watch(model)
+
+    def _loaded(self, model: ServedModel, wanted: Wanted | None) -> None:
+        """Put a loaded model into service, or discard one that cannot be loaded."""
+        name, version = model.config.name, model.config.version
+        if wanted is None:
+            self._discard(model)
+            return
+        failed = next((one.error for one in model.replicas if one.error), "")
+        if failed:
+            self._failed[name, version] = Failed(wanted, failed)
+            self._discard(model)
+            for other in self._of(name, Life.SERVING):
+                other.update_error = f"version {version} could not be loaded:\n{failed}"
+            logger.error("the model serves on as it was", extra={"model": name})
+            return
+        if any(replica.state is not Phase.READY for replica in model.replicas):
+            return
+        serving = self._of(name, Life.SERVING)
+        predecessor = next((one for one in serving if one.config.version == version), None)
+        self._serve(model, predecessor)
+        logger.info("serving as the registry has it: version %s", version, extra={"model": name})
+
+    def _hand_over(self, name: str, wanted: dict[str, Wanted]) -> None:
+        """Let the default version claim from the model's own queue, once it serves."""
+        default = next((version for version, one in wanted.items() if one.is_default), None)
+        serving = self._of(name, Life.SERVING)
+        new = next((model for model in serving if model.config.version == default), None)
+        if new is None or not new.backlog.queues[OWN].closed:
+            return
+        for model in serving:
+            if not model.backlog.queues[OWN].closed:
+                if not new.serving and (new.replicas or self._replica_leases.awaited(new.config)):
+                    return  # its first process still loads, here or in another worker
+                model.backlog.set_closed(OWN, closed=True)
+                self._watch(model)
+        new.backlog.set_closed(OWN, closed=False)
+        self._watch(new)
+
+    def _watch(self, model: ServedModel) -> None:
+        """Set the lists whose changes wake the worker for a model."""
+        if model.position is None:
+            model.position = next(
+                (n for n, one in enumerate(self.watching) if one is None), len(self.watching)
+            )
+        if model.position == len(self.watching):
+            self.watching.append(model)
+        self.watching[model.position] = model
+        own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
+        lists = [*(_NO_LISTS if model.backlog.queues[OWN].closed else own), *version]
+        self._notifications.set_lists(model.position * PLACES, lists)
+        model.backlog.assume_waiting()
+
+    def _unwatch(self, model: ServedModel) -> None:
+        if model.position is not None:
+            self.watching[model.position] = None
+            self._notifications.set_lists(model.position * PLACES, [*_NO_LISTS, *_NO_LISTS])
+            model.position = None
+
+    def _scale(self, model: ServedModel, config: ModelConfig) -> None:
+        """Start processes, or mark those that are too many."""
+        if model.config == config:
+            return
+        lasting = [one for one in model.replicas if not one.surplus and one.successor is None]
+        model.config = config
+        for replica in lasting[config.replicas :]:
+            replica.surplus = True
+        template = model.template
+        for _ in range(config.replicas - len(lasting)):
+            model.replicas.append(Replica(template.init, template.environ, template.load_timeout_s))
+        self._dispatcher.set_shares()
+        self._pending = True
+
+    def _drain_surplus(self, model: ServedModel, now: float) -> None:
+        for replica in list(model.replicas):
+            if not replica.surplus:
+                continue
+            if replica.process is None:
+                model.replicas.remove(replica)
+            elif replica.state in STARTING:
+                self._replica_manager.discard(model, replica)
+            elif replica.state is Phase.READY:
+                replica.enter(Phase.DRAINING)
+            if replica.state is Phase.DRAINING and replica.batch is None:
+                replica.retire(now)
+
+    def _retire(self, model: ServedModel) -> None:
+        model.life = Life.RETIRING
+        self._unwatch(model)
+        for replica in model.replicas:
+            replica.surplus = True
+
+    def _discard(self, model: ServedModel) -> None:
+        """Forget a model whose processes load."""
+        model.life = Life.RETIRING
+        for replica in list(model.replicas):
+            self._replica_manager.discard(model, replica)
+
+    def _end(self, model: ServedModel, now: float) -> None:
+        """Return what a retiring model has prepared, and forget the model when it holds nothing."""
+        self._leases.release(model, model.release_prepared(), "free")
+        self._drain_surplus(model, now)
+        if model.replicas or model.held or model.unfinished or model.backlog.claiming:
+            return
+        self._dispatcher.remove(model, now)
+        self._models.remove(model)
+        for other in self._of(model.config.name, Life.SERVING):
+            for replica in other.replicas:
+                if replica.restart_at == NEVER:
+                    replica.restart_at = now
+        name, version = model.config.name, model.config.version
+        logger.info("former processes ended: version %s", version, extra={"model": name})
+
+
+def _label(name: str, version: str) -> str:
+    return f"{name}{keys.VERSION_SEPARATOR}{version}"
+
+
+def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether a process that was started for one configuration fits the other."""
+    # Of traffic only the API knows.
+    same = msgspec.structs.replace(
+        one,
+        replicas=other.replicas,
+        total_replicas=other.total_replicas,
+        labels=other.labels,
+        traffic=other.traffic,
+    )
+    return same == other

@@ -1,0 +1,134 @@
+"""The replicas that this worker may run of models with `total_replicas`.
+
+The workers share these replicas by leases in Redis, without a leader; see
+docs/architecture/replicas.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.config.model_catalog import ModelConfig
+from headrace.redis.keys import VERSION_SEPARATOR
+from headrace.redis.scripts import Arg
+from workers.leases.manager import LeaseManager
+from workers.models.served_model import ServedModel
+from workers.protocol.phases import Phase
+
+logger = logging.getLogger(__name__)
+
+#: The name and the version of a model.
+Version = tuple[str, str]
+#: The total of a model that this worker leaves.
+_LEAVE = -1
+
+
+class ReplicaLeases:
+    """Leases replicas for one worker.
+
+    Attributes:
+        changed: what was granted has changed since this was set to False.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
+        self.changed = False
+        self._models = models
+        self._leases = leases
+        self._totals: dict[Version, int] = {}
+        self._granted: dict[Version, int] = {}
+        self._elsewhere: dict[Version, int] = {}
+        self._left: set[Version] = set()
+        self._asked: set[Version] = set()
+
+    @property
+    def unanswered(self) -> set[str]:
+        """The models whose total has changed since Redis was asked last."""
+        return {name for name, _ in self._asked}
+
+    def want(self, totals: Mapping[Version, int]) -> None:
+        """Set the total of each model that has one; the others are left.
+
+        What serves when a model gets its first total counts as granted until Redis has replied, so
+        that it serves on.
+        """
+        self._left |= self._totals.keys() - totals.keys()
+        self._left -= totals.keys()
+        self._asked = {v for v, total in totals.items() if self._totals.get(v) != total}
+        for version in totals.keys() - self._totals.keys():
+            ready = max(map(_ready, self._models_of(version)), default=0)
+            self._granted[version] = min(ready, totals[version])
+        self._totals = dict(totals)
+        for version in self._left:
+            self._granted.pop(version, None)
+            self._elsewhere.pop(version, None)
+
+    def with_granted(self, config: ModelConfig) -> ModelConfig:
+        """Return a configuration with the replicas that this worker may run."""
+        if config.total_replicas is None:
+            return config
+        granted = self._granted.get((config.name, config.version), 0)
+        return msgspec.structs.replace(config, replicas=granted)
+
+    def awaited(self, config: ModelConfig) -> bool:
+        """Return whether replicas of a model will run, and none is loaded in another worker."""
+        version = (config.name, config.version)
+        return bool(self._totals.get(version)) and not self._elsewhere.get(version)
+
+    def renew(self, now: float) -> None:
+        """Renew what is granted, and take or give back replicas."""
+        if not self._totals and not self._left:
+            return
+        versions = [*self._totals, *self._left]
+        arguments: list[Arg] = []
+        for version in versions:
+            models = self._models_of(version)
+            arguments += (
+                VERSION_SEPARATOR.join(version),
+                self._totals.get(version, _LEAVE),
+                self._granted.get(version, 0),
+                max(map(_running, models), default=0),
+                max(map(_ready, models), default=0),
+            )
+        self._left.clear()
+        others = sum(
+            model.config.replicas for model in self._models if model.config.total_replicas is None
+        )
+        self._leases.lease_replicas(
+            others, arguments, lambda reply: self._take(versions, reply), now
+        )
+
+    def _models_of(self, version: Version) -> list[ServedModel]:
+        return [one for one in self._models if (one.config.name, one.config.version) == version]
+
+    def leave(self, now: float) -> None:
+        """Give all replicas back at once: this worker stops."""
+        self.want({})
+        self.renew(now)
+
+    def _take(self, versions: Sequence[Version], reply: Sequence[Any]) -> None:
+        for version, granted, elsewhere in zip(versions, reply[::2], reply[1::2], strict=True):
+            if version not in self._totals:
+                continue
+            self._asked.discard(version)
+            if granted != self._granted.get(version, 0):
+                name, number = version
+                fields = {"model": name, "version": number, "replicas": granted}
+                logger.info("replicas of this worker: %d", granted, extra=fields)
+                self.changed = True
+            # A model that is handed over waits for what is loaded elsewhere.
+            self.changed = self.changed or bool(elsewhere) != bool(self._elsewhere.get(version))
+            self._granted[version] = granted
+            self._elsewhere[version] = elsewhere
+
+
+def _running(model: ServedModel) -> int:
+    """Return how many processes a model has, without those that are being replaced."""
+    return sum(one.process is not None and one.successor is None for one in model.replicas)
+
+
+def _ready(model: ServedModel) -> int:
+    return sum(replica.state is Phase.READY for replica in model.replicas)

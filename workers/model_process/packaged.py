@@ -1,0 +1,42 @@
+"""Starts the model process of a model with its own packages: installs them, then becomes it.
+
+A separate program, as Python's path must be complete before anything is imported. The worker starts
+it as `python -m workers.model_process.packaged FD FD FILE FOLDER`: the arguments of the model
+process, the model's requirements.txt and the folder of all environments. An error is the model's
+load error.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from headrace.errors import ConfigError
+from headrace.models.requirements import installed, with_packages
+from workers.protocol.frames import FrameSocket
+from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
+
+
+def main() -> None:
+    """Install the packages and become the model process."""
+    from workers.model_process.startup import die_with_parent
+
+    die_with_parent(int(os.environ.get(PARENT_VARIABLE, "0").partition(":")[0]))
+    descriptor, stacks, file, environments = sys.argv[1:5]
+    write_stacks_to(int(stacks))
+    try:
+        packages = installed(Path(file), Path(environments))
+    except ConfigError as error:
+        frames = FrameSocket(socket.socket(fileno=int(descriptor)))
+        frames.send(["failed", "; ".join(filter(None, (error.message, error.hint)))])
+        return
+    for number in (descriptor, stacks):
+        os.set_inheritable(int(number), True)
+    command = [sys.executable, "-m", "workers.model_process", descriptor, stacks]
+    os.execve(command[0], command, with_packages(os.environ, packages))  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

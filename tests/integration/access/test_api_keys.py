@@ -19,6 +19,9 @@ from api.auth.authenticator import Needs, Open
 from api.routes.table import TABLE
 from headrace.access.api_key import Scope
 from headrace.access.key_store import ApiKeyStore, internal_key
+from headrace.config.input_schema import InputSection
+from headrace.jobs.ids import callback_id, id_of_key
+from headrace.redis import keys
 from tests.harness.clients.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
 from tests.harness.clients.script_calls import Queue, foreign
 from tests.harness.fakes.worker import Answer, claim, settle
@@ -31,19 +34,7 @@ ECHO_JOBS = "/api/v1/models/echo/jobs"
 BODY = {"model": "echo", "input": {"x": 1}}
 #: A bucket that is empty after one request and fills in a quarter of an hour.
 HARDLY_ANY = 0.001
-
-
-@pytest.fixture(scope="module")
-def _guarded(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
-    with api_server(_servers["valkey9"].url, catalog(echo={}), auth="on") as server:
-        yield server
-
-
-@pytest.fixture
-def api(_guarded: ApiServer, redis_db: RedisServer) -> ApiServer:
-    """An API that asks for keys, over `redis_db`."""
-    assert redis_db.url == _guarded.redis_url
-    return _guarded
+API_SETTINGS = {"auth": "on"}
 
 
 @pytest.fixture
@@ -121,7 +112,7 @@ def test_a_key_opens_the_routes_of_its_scopes_and_no_other(
     def allowed(needs: Needs, scope: Scope | None) -> bool:
         return needs in (scope, Open.ALWAYS, Open.DOCS) or (needs is Open.METRICS and bool(scope))
 
-    for method, template, _, needs, _ in TABLE:
+    for method, template, _, needs, *_ in TABLE:
         for scope in (None, *Scope):
             headers = bearer(keys[scope]) if scope is not None else {}
             answer = api.http.request(method, path_of(template), headers=headers)
@@ -268,6 +259,41 @@ def test_a_line_of_a_bulk_request_counts_as_a_request(
         assert end_all(redis_db) == []
 
 
+def test_no_key_takes_the_id_of_anothers_idempotency_key(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    (owner, mine), (_, theirs) = make_key(redis_db), make_key(redis_db)
+    taken = id_of_key("order-7", owner)
+    stage = callback_id("order-8", "stage/cut/0")
+    with http_as(api, mine) as http, http_as(api, theirs) as stranger:
+        for job_id in (taken, stage):
+            line = json.dumps({**BODY, "id": job_id})
+            problem(stranger.put(f"{JOBS}/{job_id}", json=BODY), 422, "invalid-id")
+            problem(stranger.post(JOBS, json={**BODY, "id": job_id}), 422, "invalid-id")
+            answer = json.loads(stranger.post(f"{JOBS}/bulk", content=line).text)
+            assert answer["error"]["type"] == "/problems/invalid-id"
+        for replayed in (False, True):
+            made = http.post(JOBS, json=BODY, headers={"idempotency-key": "order-7"})
+            assert (made.status_code, made.json()["id"]) == (202, taken)
+            assert ("idempotency-replayed" in made.headers) == replayed
+    assert len(end_all(redis_db)) == 1
+
+
+def test_a_line_that_is_not_valid_counts_too(api: ApiServer, redis_db: RedisServer) -> None:
+    _, key = make_key(redis_db, rate=7)
+    with http_as(api, key) as http, redis_db.client() as client:
+        # The bucket has tokens for the request and for six lines; it fills in an hour from now.
+        later_us = int((time.time() + 3600) * 1e6)
+        client.set(f"hr:rate:{key.split('_')[1]}", f"7 {later_us}", ex=60)
+        lines = [*["x"] * 5, json.dumps(BODY), "x", json.dumps(BODY), "x"]
+        answer = http.post(f"{JOBS}/bulk?hold=0", content="\n".join(lines))
+        found = [json.loads(line) for line in answer.text.splitlines()]
+        codes = [one["error"]["type"].rpartition("/")[2] if "error" in one else "" for one in found]
+        bad, over = "invalid-request", "rate-limited"
+        assert codes == [*[bad] * 5, "", bad, over, bad]
+        assert len(end_all(redis_db)) == 1
+
+
 def test_keys_are_seen_as_soon_as_they_are_made_and_until_they_are_revoked(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,10 +329,26 @@ def test_a_lost_subscription_forgets_what_it_may_have_missed(
 
 
 def test_while_redis_is_away_a_known_key_is_not_taken_for_a_bad_one() -> None:
-    with redis_server() as own, api_server(own.url, catalog(echo={}), auth="on") as api:
+    with redis_server() as own:
+        # Before the API starts: the message that it was made would let a late reader forget it.
         _, key = make_key(own)
-        with http_as(api, key) as http:
-            assert http.get("/api/v1/models").status_code == 200
+        with (
+            api_server(own.url, catalog(echo={}), auth="on") as api,
+            http_as(api, key) as http,
+        ):
+            raw: Any = own.client()
+            with raw as client:
+
+                def subscribed() -> bool:
+                    return client.pubsub_numsub(keys.API_KEY_CHANGES)[0][1] == 1
+
+                wait_until(subscribed, "the API hears of changes")
+                # The first read may overlap with the new subscription and is then not cached.
+                for _ in range(2):
+                    assert http.get("/api/v1/models").status_code == 200
+                # The key is read again after a lost connection, and not forgotten.
+                client.client_kill_filter(_type="pubsub")
+                wait_until(subscribed, "the API hears of changes again")
             own.stop(kill=True)
             said = problem(http.post(JOBS, json=BODY), 503, "broker-unavailable")
             assert "job" in said, "the id under which it may have been taken"
@@ -360,6 +402,20 @@ def test_metrics_and_documents_are_open_as_the_settings_say(redis_db: RedisServe
             key = bearer(make_key(redis_db, Scope.SUBMIT)[1])
             assert turned.http.get(path, headers=key).status_code == 200
         problem(turned.http.get("/"), 401, "unauthorized")
+
+
+def test_the_documents_name_models_only_to_who_may_read_them(redis_db: RedisServer) -> None:
+    inputs = InputSection(schema={"type": "integer"})
+    models = catalog(echo={"inputs": inputs}, plain={})
+    with api_server(redis_db.url, models, auth="on") as server:
+        reader = bearer(make_key(redis_db, Scope.READ)[1])
+        submitter = bearer(make_key(redis_db, Scope.SUBMIT)[1])
+        for path in ("/openapi.json", "/docs"):
+            seen = [
+                "Submit a job for echo" in server.http.get(path, headers=headers).text
+                for headers in ({}, bearer("hr_nobody_x"), submitter, reader)
+            ]
+            assert seen == [False, False, False, True], path
 
 
 def test_a_part_of_the_deployment_makes_its_own_key(api: ApiServer, redis_db: RedisServer) -> None:

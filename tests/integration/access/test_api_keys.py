@@ -340,7 +340,7 @@ def test_while_redis_is_away_a_known_key_is_not_taken_for_a_bad_one() -> None:
             with raw as client:
 
                 def subscribed() -> bool:
-                    return client.pubsub_numsub(keys.API_KEY_CHANGES)[0][1] == 1
+                    return bool(client.pubsub_numsub(keys.API_KEY_CHANGES)[0][1] == 1)
 
                 wait_until(subscribed, "the API hears of changes")
                 # The first read may overlap with the new subscription and is then not cached.

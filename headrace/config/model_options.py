@@ -95,6 +95,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         replicas: model processes in each worker.
         total_replicas: model processes in the whole deployment, which the workers share; replicas
             does not count then.
+        memory_mb: the memory that one replica needs, in MiB. Default: what the last load took.
         weight: its share of the device's time, relative to the other models.
         max_batch_size: the most inputs of one batch.
         max_batch_delay_ms: how long the oldest input may wait for a fuller batch, in milliseconds.
@@ -153,6 +154,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     labels: Annotated[list[Label], Meta(max_length=32)] = msgspec.field(default_factory=list)
     replicas: Annotated[int, Meta(ge=0, le=256)] = 1
     total_replicas: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    memory_mb: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     max_batch_size: _BatchSize = 32
     max_batch_delay_ms: Annotated[float, Meta(ge=0, le=60_000)] = 5.0

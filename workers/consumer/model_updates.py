@@ -417,6 +417,7 @@ def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
         replicas=other.replicas,
         total_replicas=other.total_replicas,
         labels=other.labels,
+        memory_mb=other.memory_mb,
         traffic=other.traffic,
     )
     return same == other

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 import redis.asyncio
@@ -178,26 +178,42 @@ class ModelRegistry:
         return (await self._adopt()).models.get(name)
 
     async def until_served(
-        self, name: str, version: str, seconds: float
+        self, name: str, versions: Collection[str], seconds: float
     ) -> tuple[ChangeState, str]:
         """Wait until the workers serve a model as this process knows it, or cannot load it.
 
         Args:
             name: the model.
-            version: the version whose first failed load ends the wait.
+            versions: those that must be served; the first failed load of one ends the wait.
             seconds: how long to wait.
 
         Returns:
             The state, and the traceback of a failed load.
         """
+        generation = self.registry.generation
+        return await self._until(
+            lambda reports: change_state(reports, generation, name, versions), seconds
+        )
+
+    async def until_removed(self, name: str, version: str, seconds: float) -> ChangeState:
+        """Wait until no worker serves a model, or a version of it unless that is ""."""
+        generation = self.registry.generation
+        state, _ = await self._until(
+            lambda reports: (removal_state(reports, generation, name, version), ""), seconds
+        )
+        return state
+
+    async def _until(
+        self, look: Callable[[Collection[WorkerReport]], tuple[ChangeState, str]], seconds: float
+    ) -> tuple[ChangeState, str]:
+        """Read the workers' reports until `look` finds another state than pending."""
         loop = asyncio.get_running_loop()
-        generation, until = self.registry.generation, loop.time() + seconds
+        until = loop.time() + seconds
         while True:
             state: ChangeState = "pending"
             error = ""
             with contextlib.suppress(BrokerError):  # the change is made, so this is no failure
-                reports = await self._queue.worker_states()
-                state, error = change_state(reports.values(), generation, name, version)
+                state, error = look((await self._queue.worker_states()).values())
             if state != "pending" or self.closing or loop.time() >= until:
                 return state, error
             await asyncio.sleep(min(LOOK_S, max(0.0, until - loop.time())))
@@ -270,7 +286,7 @@ class ModelRegistry:
 
 
 def change_state(
-    reports: Iterable[WorkerReport], generation: int, name: str, version: str
+    reports: Iterable[WorkerReport], generation: int, name: str, versions: Collection[str]
 ) -> tuple[ChangeState, str]:
     """Return how far the workers are with a model, and the traceback of a failed load.
 
@@ -280,9 +296,10 @@ def change_state(
         reports: of all live workers.
         generation: of the registry that they should have reached.
         name: the model.
-        version: the version that was changed.
+        versions: those that must be served.
     """
-    pending = served = False
+    pending = False
+    served = set()
     for report in reports:
         progress = report.registry
         if progress is None:
@@ -290,14 +307,47 @@ def change_state(
         if progress.generation < generation:
             pending = True
             continue
-        if error := progress.failed.get(f"{name}{VERSION_SEPARATOR}{version}"):
-            return "failed", error
+        for version in versions:
+            if error := progress.failed.get(f"{name}{VERSION_SEPARATOR}{version}"):
+                return "failed", error
         pending = pending or name in progress.updating
-        served = served or any(
-            key.partition(VERSION_SEPARATOR)[0] == name and state.version == version
-            for key, state in report.models.items()
-        )
-    return "ready" if served and not pending else "pending", ""
+        served |= _served(report, name)
+    return "ready" if served.issuperset(versions) and not pending else "pending", ""
+
+
+def removal_state(
+    reports: Iterable[WorkerReport], generation: int, name: str, version: str
+) -> ChangeState:
+    """Return "ready" if no worker serves a model any more, else "pending".
+
+    Workers that do not follow the registry do not count.
+
+    Args:
+        reports: of all live workers.
+        generation: of the registry that they should have reached.
+        name: the model.
+        version: the removed version; "" for all.
+    """
+    for report in reports:
+        progress = report.registry
+        if progress is None:
+            continue
+        # A version that still runs its last batches is not among the served ones.
+        if progress.generation < generation or name in progress.updating:
+            return "pending"
+        served = _served(report, name)
+        if version in served or (served and not version):
+            return "pending"
+    return "ready"
+
+
+def _served(report: WorkerReport, name: str) -> set[str]:
+    """Return the versions of a model that one worker serves."""
+    return {
+        state.version
+        for key, state in report.models.items()
+        if key.partition(VERSION_SEPARATOR)[0] == name
+    }
 
 
 def _last_change(model: RegisteredModel | None) -> str:

@@ -119,6 +119,7 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "change": "set replicas=2 of version 1.0",
         }
     ],
+    "PendingRemoval": [{"name": "echo", "state": "pending"}],
     "ModelChanges": [
         {"changes": [
             {"model": "echo", "what": "reloaded 1.0", "by": "4f1c",

@@ -189,20 +189,26 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
-        registry.ModelTraffic, _REGISTRY, headers=(media.IF_MATCH,), body=Traffic,
+        registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
     ),
     Operation(
         "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
-        "delete_model_traffic", registry.ModelTraffic, _REGISTRY, headers=(media.IF_MATCH,),
+        "delete_model_traffic", registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
+        (media.IF_MATCH,),
     ),
     Operation(
         "DELETE", registry.MODEL, registry.remove_model, _MANAGE, "remove_model",
-        {204: Success("The model is removed.")}, _REGISTRY, headers=(media.IF_MATCH,),
+        {202: registry.PendingRemoval, 204: Success("The model is removed.")}, _REGISTRY,
+        (registry.RemovalQuery,), (media.IF_MATCH,),
     ),
     Operation(
         "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
-        {200: registry.Registration, 204: Success("It was the last version.")},
-        _REGISTRY, headers=(media.IF_MATCH,),
+        {
+            200: registry.Registration,
+            202: registry.PendingRemoval,
+            204: Success("It was the last version."),
+        },
+        _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,),
     ),
     Operation(
         "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",

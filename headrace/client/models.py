@@ -423,6 +423,8 @@ class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
         shadow_percent: how many of the jobs are copied.
         shadow_results: how the copies have ended: `equal`, `different`, `failed`, `dropped` and
             `unknown`.
+        state: with `wait`: ready, failed, or pending if the time was too short; else "".
+        error: with `wait`: the traceback of a failed load.
     """
 
     name: str
@@ -434,6 +436,8 @@ class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     shadow: str | None = None
     shadow_percent: float = 100.0
     shadow_results: dict[str, int] = {}
+    state: str = ""
+    error: str | None = None
 
 
 class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):

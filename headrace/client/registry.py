@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from headrace.client.errors import decoded
 from headrace.client.models import ModelChange, ModelDifference, ModelTraffic, Registration
 from headrace.client.requests import JSON_HEADERS
 from headrace.client.retries import Session, exchange, fetch
@@ -16,6 +17,10 @@ from headrace.client.sansio import HttpRequest, Plan
 
 class _Changes(msgspec.Struct):
     changes: list[ModelChange]
+
+
+class _State(msgspec.Struct):
+    state: str
 
 
 class _Differences(msgspec.Struct):
@@ -114,14 +119,30 @@ def reload_model(
     return (yield from fetch(session, request, Registration))
 
 
-def remove_model(session: Session, model: str, *, version: str = "") -> Plan[None]:
+def remove_model(
+    session: Session, model: str, *, version: str = "", wait: float | None = None
+) -> Plan[str]:
     """Remove a model, or one version of it. Jobs that wait stay in their queue.
+
+    Args:
+        model: the model.
+        version: the version; "" for all.
+        wait: seconds to wait until no worker serves it any more; the server limits it to its
+            `max_wait_s`. None: no wait.
+
+    Returns:
+        With `wait`: "ready" if no worker serves it any more, or "pending" if the time was too
+        short; else "".
 
     Raises:
         ModelNotFound: it is not registered.
         Conflict: a pipeline uses it, or the version is the default of several.
     """
-    yield from exchange(session, HttpRequest("DELETE", _path(model, version)))
+    request = HttpRequest("DELETE", _path(model, version), _wait(wait), wait_s=wait or 0)
+    answer = yield from exchange(session, request)
+    if wait is None:
+        return ""
+    return "ready" if answer.status == 204 else decoded(answer, _State).state
 
 
 def model_changes(session: Session, *, limit: int = 100) -> Plan[list[ModelChange]]:
@@ -154,6 +175,7 @@ def route_model(
     shadow: str | None = None,
     shadow_percent: float = 100.0,
     generation: int | None = None,
+    wait: float | None = None,
 ) -> Plan[ModelTraffic]:
     """Share the jobs that name no version among versions; this replaces the present traffic.
 
@@ -164,6 +186,7 @@ def route_model(
         shadow: a version that gets copies of such jobs, whose results are compared and counted.
         shadow_percent: how many of the jobs are copied.
         generation: refuse the change if the model has another generation.
+        wait: seconds to wait until the workers serve all these versions; see `reload_model`.
 
     Raises:
         ModelNotFound: the model or a version is not registered.
@@ -179,18 +202,27 @@ def route_model(
     if generation is not None:
         headers["if-match"] = f'"{generation}"'
     request = HttpRequest(
-        "PUT", f"{_path(model)}/traffic", body=msgspec.json.encode(body), headers=headers
+        "PUT",
+        f"{_path(model)}/traffic",
+        _wait(wait),
+        body=msgspec.json.encode(body),
+        headers=headers,
+        wait_s=wait or 0,
     )
     return (yield from fetch(session, request, ModelTraffic))
 
 
-def clear_traffic(session: Session, model: str) -> Plan[ModelTraffic]:
+def clear_traffic(session: Session, model: str, *, wait: float | None = None) -> Plan[ModelTraffic]:
     """Return to the traffic of the models file, or to the default version.
+
+    Args:
+        model: the model.
+        wait: seconds to wait until the workers serve these versions; see `reload_model`.
 
     Raises:
         ModelNotFound: it is not registered.
     """
-    request = HttpRequest("DELETE", f"{_path(model)}/traffic")
+    request = HttpRequest("DELETE", f"{_path(model)}/traffic", _wait(wait), wait_s=wait or 0)
     return (yield from fetch(session, request, ModelTraffic))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Collection, Coroutine
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -33,6 +34,8 @@ from headrace.registry.model import (
     unregister,
 )
 
+T = TypeVar("T")
+
 MODEL: Final = "/api/v1/models/{model}"
 VERSION: Final = "/api/v1/models/{model}/versions/{version}"
 BODY_LIMIT_BYTES: Final = 256 * 1024
@@ -46,6 +49,16 @@ TUNING: Final = frozenset({
     "preprocess_threads", "preprocess_processes",
 })  # fmt: skip
 _GUARDED: Final = frozenset(ModelOptions.__struct_fields__) - TUNING
+
+
+#: With `wait`: how far the workers are.
+StateAfterWait = Annotated[
+    ChangeState | UnsetType,
+    Meta(description="With `wait`: whether the workers serve the change, or cannot load it."),
+]
+ErrorAfterWait = Annotated[
+    str | UnsetType | None, Meta(description="With `wait`: the traceback of a failed load.")
+]
 
 
 class RegisteredVersion(msgspec.Struct, kw_only=True):
@@ -74,13 +87,8 @@ class Registration(msgspec.Struct, kw_only=True):
     changed_by: str
     changed_at: Time
     change: str
-    state: Annotated[
-        ChangeState | UnsetType,
-        Meta(description="With `wait`: whether the workers serve the change, or cannot load it."),
-    ] = UNSET
-    error: Annotated[
-        str | UnsetType | None, Meta(description="With `wait`: the traceback of a failed load.")
-    ] = UNSET
+    state: StateAfterWait = UNSET
+    error: ErrorAfterWait = UNSET
 
 
 class ModelChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +125,26 @@ class ChangeQuery(msgspec.Struct):
     ] = UNSET
 
 
+class RemovalQuery(msgspec.Struct):
+    """The query of a removal."""
+
+    wait: Annotated[
+        Amount | UnsetType,
+        Meta(
+            description="Seconds to wait until no worker serves it any more, capped at "
+            "`max_wait_s`.",
+            examples=[10],
+        ),
+    ] = UNSET
+
+
+class PendingRemoval(msgspec.Struct, kw_only=True):
+    """A removal that some workers have not finished."""
+
+    name: ModelName
+    state: Annotated[Literal["pending"], Meta(description="A worker still serves it.")]
+
+
 class ReloadQuery(ChangeQuery):
     """The query of a reload."""
 
@@ -141,6 +169,8 @@ class ModelTraffic(msgspec.Struct, kw_only=True):
             "`unknown`; without a shadow version empty."
         ),
     ]
+    state: StateAfterWait = UNSET
+    error: ErrorAfterWait = UNSET
 
 
 _TRAFFIC: Final = JsonDecoder(Traffic)
@@ -161,7 +191,7 @@ async def register_version(services: Services, request: Request, model: str, ver
         model,
         lambda registry: register(registry, model, version, options),
         201 if new else 200,
-        _Wait(version, wait_s),
+        wait=_Wait(version, wait_s),
     )
 
 
@@ -208,14 +238,34 @@ async def reload_model(services: Services, request: Request, model: str) -> Repl
 
 async def remove_model(services: Services, request: Request, model: str) -> Reply:
     """Remove a model with all versions; its waiting jobs stay in their queue."""
-    return await _changed(services, request, model, lambda registry: unregister(registry, model))
+    return await _remove(services, request, model)
 
 
 async def remove_version(services: Services, request: Request, model: str, version: str) -> Reply:
     """Remove a version; the default version only if it is the last one."""
-    return await _changed(
-        services, request, model, lambda registry: unregister(registry, model, version)
+    return await _remove(services, request, model, version)
+
+
+async def _remove(services: Services, request: Request, model: str, version: str = "") -> Reply:
+    seconds = read_query(request, RemovalQuery).wait
+    registry = registry_of(services)
+    found = await registry.change(
+        model,
+        lambda present: unregister(present, model, version),
+        _author(request),
+        generation=_generation(request),
     )
+    state: ChangeState | None = None
+    if seconds is not UNSET:
+        limit_s = min(seconds, services.settings.max_wait_s)
+        gone = version if found is not None else ""
+        state = await _unless_gone(request, registry.until_removed(model, gone, limit_s))
+    if found is not None:
+        outcome = None if state is None else (state, "")
+        return await _registration(services, found, outcome=outcome)
+    if state == "pending":
+        return json_reply(PendingRemoval(name=model, state="pending"), 202)
+    return Reply(NO_CONTENT, b"")
 
 
 async def get_registration(services: Services, _: Request, model: str) -> Reply:
@@ -244,17 +294,17 @@ async def delete_traffic(services: Services, request: Request, model: str) -> Re
 async def _route(
     services: Services, request: Request, model: str, traffic: Traffic | None
 ) -> Reply:
-    found = await registry_of(services).change(
-        model,
-        lambda registry: set_traffic(registry, model, traffic),
-        _author(request),
-        generation=_generation(request),
+    seconds = read_query(request, ChangeQuery).wait
+    found = await _change(
+        services, request, model, lambda registry: set_traffic(registry, model, traffic)
     )
-    if found is None:
-        raise ModelNotFound(
-            f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
-        )
-    return await _traffic(services, found)
+    routing = found.routing or Traffic()
+    versions = {version for version, weight in routing.weights.items() if weight}
+    if routing.shadow is not None:
+        versions.add(routing.shadow)
+    versions = versions if routing.weights else versions | {found.default_version}
+    outcome = await _outcome(services, request, model, versions, seconds)
+    return await _traffic(services, found, outcome)
 
 
 class _Wait(NamedTuple):
@@ -264,8 +314,8 @@ class _Wait(NamedTuple):
         version: the version that was changed; "" for the default one.
     """
 
-    version: str = ""
-    seconds: float | UnsetType = UNSET
+    version: str
+    seconds: float | UnsetType
 
 
 async def _changed(
@@ -274,35 +324,58 @@ async def _changed(
     model: str,
     make: MakeChanges,
     status: int = 200,
-    wait: _Wait = _Wait(),  # noqa: B008 - it is immutable
+    *,
+    wait: _Wait,
 ) -> Reply:
+    found = await _change(services, request, model, make)
+    versions = [wait.version or found.default_version]
+    outcome = await _outcome(services, request, model, versions, wait.seconds)
+    return await _registration(services, found, status, outcome)
+
+
+async def _change(
+    services: Services, request: Request, model: str, make: MakeChanges
+) -> RegisteredModel:
+    """Make changes, and return the model as it is then.
+
+    Raises:
+        ModelNotFound: another client has removed it at the same time.
+    """
     found = await registry_of(services).change(
         model, make, _author(request), generation=_generation(request)
     )
     if found is None:
-        return Reply(NO_CONTENT, b"")
-    version = wait.version or found.default_version
-    outcome = await _outcome(services, request, model, version, wait.seconds)
-    return await _registration(services, found, status, outcome)
+        raise ModelNotFound(
+            f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
+        )
+    return found
 
 
 async def _outcome(
-    services: Services, request: Request, model: str, version: str, seconds: float | UnsetType
+    services: Services,
+    request: Request,
+    model: str,
+    versions: Collection[str],
+    seconds: float | UnsetType,
 ) -> tuple[ChangeState, str] | None:
-    """Wait for the workers; None if the request does not ask for that.
+    """Wait until the workers serve these versions; None if the request has no `wait`.
 
     Raises:
         ClientGone: the client has hung up.
     """
     if seconds is UNSET:
         return None
-    waited = asyncio.create_task(
-        registry_of(services).until_served(
-            model,
-            version,
-            min(seconds, services.settings.max_wait_s),
-        )
-    )
+    limit_s = min(seconds, services.settings.max_wait_s)
+    return await _unless_gone(request, registry_of(services).until_served(model, versions, limit_s))
+
+
+async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
+    """Wait, unless the client hangs up first.
+
+    Raises:
+        ClientGone: it has hung up.
+    """
+    waited = asyncio.create_task(wait)
     gone = asyncio.create_task(hung_up(request.receive))
     try:
         await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -388,7 +461,9 @@ async def _registration(
     return _with_etag(json_reply(shown, status), model)
 
 
-async def _traffic(services: Services, model: RegisteredModel) -> Reply:
+async def _traffic(
+    services: Services, model: RegisteredModel, outcome: tuple[ChangeState, str] | None = None
+) -> Reply:
     routing = model.routing or Traffic()
     results = {}
     if routing.shadow is not None:
@@ -408,6 +483,8 @@ async def _traffic(services: Services, model: RegisteredModel) -> Reply:
         shadow_percent=routing.shadow_percent,
         shadow_results=results,
     )
+    if outcome is not None:
+        shown.state, shown.error = outcome[0], outcome[1] or None
     return _with_etag(json_reply(shown), model)
 
 

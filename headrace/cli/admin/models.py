@@ -182,6 +182,9 @@ def route(
         max=100,
     ),
     clear: bool = option("--clear", "Return to the models file's, or the default version.", False),
+    wait: float | None = option(
+        "--wait SECONDS", "Wait until the workers serve these, or cannot load one.", None, min=0
+    ),
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
@@ -191,7 +194,7 @@ def route(
     if clear and changes:
         raise InvalidRequest("--clear goes with nothing else", hint="Give either.")
     with client_of(url) as client:
-        found = client.clear_traffic(model) if clear else client.model_traffic(model)
+        found = client.clear_traffic(model, wait=wait) if clear else client.model_traffic(model)
         if changes:
             # What is not given stays as it is.
             copied = found.shadow if shadow is None else shadow
@@ -202,23 +205,31 @@ def route(
                 shadow=None if copied == "none" else copied,
                 shadow_percent=found.shadow_percent if shadow_percent is None else shadow_percent,
                 generation=found.generation,
+                wait=wait,
             )
     if as_json:
         output.json_line(found)
-        return
-    output.pairs(_shares(found))
+    else:
+        output.pairs(_shares(found))
+    _end(found.state, found.error)
 
 
 @models_group.command()
 def remove(
     model: ModelArgument,
     version: str = option("--version VERSION", "Only this version.", ""),
+    wait: float | None = option(
+        "--wait SECONDS", "Wait until no worker serves it any more.", None, min=0
+    ),
     url: options.Url = None,
 ) -> None:
     """Remove a model, or one of its versions; jobs that wait stay in their queue."""
     with client_of(url) as client:
-        client.remove_model(model, version=version)
+        state = client.remove_model(model, version=version, wait=wait)
     output.message(f"{model} {version}".rstrip() + ": removed")
+    if state == "pending":
+        output.message("a worker still serves it, until its last batches have ended")
+        raise typer.Exit(ExitCode.TIMED_OUT)
 
 
 @models_group.command()
@@ -352,10 +363,19 @@ def _print(done: Registration, *, as_json: bool) -> None:
                 *(("version", _version(one)) for one in done.versions),
             ]
         )
-    if done.state == "failed":
-        output.message(f"the workers cannot load it:\n{(done.error or '').rstrip()}")
+    _end(done.state, done.error)
+
+
+def _end(state: str, error: str | None) -> None:
+    """Report what a change with --wait has come to.
+
+    Raises:
+        Exit: the workers do not serve it.
+    """
+    if state == "failed":
+        output.message(f"the workers cannot load it:\n{(error or '').rstrip()}")
         raise typer.Exit(ExitCode.FAILED)
-    if done.state == "pending":
+    if state == "pending":
         output.message("not every worker serves it yet; `headrace models MODEL` shows the workers")
         raise typer.Exit(ExitCode.TIMED_OUT)
 

@@ -10,13 +10,16 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from headrace import Client
 from headrace.config.model_catalog import load_catalog
+from headrace.observability.worker_report import REGISTRY
 from headrace.redis import keys
 from headrace.redis.script_client import ScriptClient
 from headrace.registry.catalog import ConfigReader, read_declared
 from headrace.registry.model import register
 from headrace.registry.store import RegistryStore
 from tests.harness.clients.events import reading
+from tests.harness.fakes.worker import publish_state
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -189,6 +192,29 @@ def test_without_workers_a_wait_ends_when_its_time_is_up(api: ApiServer) -> None
     assert (done.status_code, done.json()["state"]) == (200, "pending")
     assert "state" not in api.http.post(f"{url}/reload").json()
     assert api.http.patch(f"{url}?wait=-1", json=change).status_code == 400
+    assert api.http.put(f"{url}/traffic?wait=0.1", json={}).json()["state"] == "pending"
+    assert api.http.delete("/api/v1/models/spare?wait=-1").status_code == 400
+    # No worker serves it, so there is nothing to wait for.
+    assert api.http.delete("/api/v1/models/spare?wait=60").status_code == 204
+
+
+def test_a_removal_that_a_worker_has_not_finished_is_pending(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    url = "/api/v1/models/spare"
+    with redis_db.client() as client, Client(api.url) as sdk:
+        publish_state(client, "w", "spare", "ready")
+        client.hset(keys.worker("w"), REGISTRY, msgspec.json.encode({"generation": 1}))
+        client.persist(keys.worker("w"))
+        assert api.http.put(f"{url}/versions/2.0", json={"options": HANDLER}).is_success
+        one = api.http.delete(f"{url}/versions/2.0?wait=0.1")
+        assert (one.status_code, one.json()["state"]) == (200, "pending")
+        last = api.http.delete(f"{url}/versions/1.0?wait=0.1")
+        assert (last.status_code, last.json()) == (202, {"name": "spare", "state": "pending"})
+        assert api.http.put(f"{url}/versions/1.0", json={"options": HANDLER}).is_success
+        assert sdk.remove_model("spare", wait=0.1) == "pending"
+        client.delete(keys.worker("w"))
+        client.zrem(keys.WORKERS, "w")
 
 
 def test_differences_from_the_models_file_are_listed_without_secrets(api: ApiServer) -> None:

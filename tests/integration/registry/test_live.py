@@ -221,8 +221,9 @@ def test_a_version_is_added_promoted_and_the_old_one_removed(site: Site) -> None
     site.patch(default_version="2.0")
     wait_until(lambda: site.answer()["version"] == "2.0", "2.0 is the default version")
     assert site.answer("1.0")["version"] == "1.0"
-    assert http.delete(f"/api/v1/models/{MODEL}/versions/1.0").is_success
-    wait_until(lambda: len(site.worker.model_pids()) == 1, "version 1.0 has ended")
+    removed = http.delete(f"/api/v1/models/{MODEL}/versions/1.0?wait=60")
+    assert (removed.status_code, removed.json()["state"]) == (200, "ready")
+    assert len(site.worker.model_pids()) == 1
     assert site.answer()["version"] == "2.0"
 
 
@@ -232,9 +233,26 @@ def test_a_model_is_added_and_removed(site: Site) -> None:
     assert http.put(f"{url}/versions/1", json={"options": {"handler": "echo"}}).is_success
     done = http.post(f"{url}/jobs?wait=60", json={"x": 1}).json()
     assert done["result"] == {"x": 1}
-    assert http.delete(url).status_code == 204
-    wait_until(lambda: "echo2" not in site.worker.states(), "the model is gone")
+    assert http.delete(f"{url}?wait=60").status_code == 204
+    assert "echo2" not in site.worker.states()
     assert site.answer()["text"] == "first"
+
+
+def test_traffic_waits_until_the_workers_serve_its_versions(site: Site) -> None:
+    http = site.api.http
+    url = f"/api/v1/models/{MODEL}"
+    options = {"handler": "answers.py"}
+    assert http.put(f"{url}/versions/2.0", json={"options": options}).is_success
+    done = http.put(f"{url}/traffic?wait=60", json={"weights": {"1.0": 1, "2.0": 1}}).json()
+    assert done["state"] == "ready"
+    assert site.state("words@2.0")["state"] == "ready"
+    assert "state" not in http.get(f"{url}/traffic").json()
+
+    site.write_handler(BROKEN)
+    assert http.put(f"{url}/versions/3.0", json={"options": options}).is_success
+    done = http.put(f"{url}/traffic?wait=60", json={"shadow": "3.0"}).json()
+    assert (done["state"], "no such luck" in done["error"]) == ("failed", True)
+    assert http.delete(f"{url}/traffic?wait=60").json()["state"] == "ready"
 
 
 def test_where_two_copies_do_not_fit_the_old_process_ends_first(

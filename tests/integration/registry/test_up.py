@@ -127,7 +127,7 @@ def test_a_model_from_registration_to_removal(folder: Path) -> None:
         )
         complaint = site.complaint("models", "remove", "new", "--version", "2.0", rc=2)
         assert "2.0 is the default version" in complaint
-        site.lines("models", "remove", "new")
+        site.lines("models", "remove", "new", "--wait", "50")
         assert [model["name"] for model in site.json("models")] == ["words"]
         changes = [change["what"] for change in site.json("models", "changes")]
         assert changes[:2] == ["removed the model", "set replicas=0 of version 2.0"]

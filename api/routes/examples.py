@@ -161,7 +161,8 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "ModelDetail": [
         {
             **_MODEL, "handler": "digits", "device": "auto", "labels": [],
-            "replicas": 1, "total_replicas": None, "weight": 1.0,
+            "replicas": 1, "min_replicas": 1, "max_replicas": 4, "scale_down_s": 60.0,
+            "total_replicas": None, "weight": 1.0,
             "max_batch_size": 64, "max_batch_delay_ms": 5.0, "allowed_batch_sizes": None,
             "max_batch_cost": None, "cost": "bytes", "batch_key": None, "max_queue_depth": 10000,
             "timeout_s": 60.0, "min_timeout_s": 0.1, "max_restarts_per_minute": 10,

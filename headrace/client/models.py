@@ -151,6 +151,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     labels: list[str] | None = None
     replicas: int | None = None
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    scale_down_s: float | None = None
     total_replicas: int | None = None
     max_batch_size: int | None = None
     max_batch_delay_ms: float | None = None

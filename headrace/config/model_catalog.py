@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,6 +22,7 @@ from headrace.config.handler_reference import (
 )
 from headrace.config.input_schema import InputSection, OutputSection, read_keys
 from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions, Tensors, TensorSpec
+from headrace.config.option_problems import option_problems
 from headrace.config.parameters import Parameter, differing, example_values, merged, read_parameters
 from headrace.config.pipelines import (
     HANDLER,
@@ -374,7 +375,7 @@ def read_options(
     _check_handler(document, keys, values)
     _check_homes(document, keys, values)
     _check_options(document, keys, values)
-    for key, text in batch_problems(values):
+    for key, text in option_problems(values):
         document.report((*keys, key), text)
     return values
 
@@ -534,21 +535,6 @@ def _check_options(document: Document, keys: tuple[str, ...], values: Mapping[st
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         text = "it contains itself" if isinstance(error, RecursionError) else str(error)
         document.report((*keys, "options"), f"not plain data: {text}")
-
-
-def batch_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of options that do not go together, with what is wrong."""
-    sizes, most = values.get("allowed_batch_sizes"), values.get("max_batch_size")
-    if sizes is not None and len(set(sizes)) < len(sizes):
-        yield "allowed_batch_sizes", "a size is given twice; remove one"
-    if sizes is not None and most is not None and max(sizes) != most:
-        yield (
-            "allowed_batch_sizes",
-            f"the largest is {max(sizes)}, but max_batch_size is {most}; make them the same, "
-            "or leave max_batch_size out",
-        )
-    if "cost" in values and "max_batch_cost" not in values:
-        yield "cost", "it needs max_batch_cost; add that key"
 
 
 def _name_problem(name: object, what: str = "model") -> str:

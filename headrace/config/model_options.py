@@ -92,7 +92,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         version: shown with each job, and jobs may ask for it; write it in quotes.
         device: its device: cpu, cuda, cuda:N; auto: the worker's GPU if it has one, else the CPU.
         labels: only workers with all of these labels (worker_labels, a setting) serve the model.
-        replicas: model processes in each worker.
+        replicas: model processes in each worker; with max_replicas, those that it starts with.
+        min_replicas: the fewest model processes in each worker, with max_replicas.
+        max_replicas: the most model processes in each worker, which then starts and ends some by
+            demand.
+        scale_down_s: with max_replicas, seconds after which a model process without a batch ends.
         total_replicas: model processes in the whole deployment, which the workers share; replicas
             does not count then.
         memory_mb: the memory that one replica needs, in MiB. Default: what the last load took.
@@ -153,6 +157,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Annotated[str, Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     labels: Annotated[list[Label], Meta(max_length=32)] = msgspec.field(default_factory=list)
     replicas: Annotated[int, Meta(ge=0, le=256)] = 1
+    min_replicas: Annotated[int, Meta(ge=1, le=256)] = 1
+    max_replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
+    scale_down_s: _Limit = 60.0
     total_replicas: Annotated[int, Meta(ge=0, le=4096)] | None = None
     memory_mb: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0

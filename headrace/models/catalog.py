@@ -11,10 +11,10 @@ from headrace.config.model_catalog import (
     Catalog,
     ModelConfig,
     Requirements,
-    batch_problems,
     load_catalog,
     model_of,
 )
+from headrace.config.option_problems import option_problems
 from headrace.config.parameters import differing
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -73,7 +73,7 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
     written = {key: getattr(model, key) for key in model.written}
     values = {"timeout_s": model.timeout_s, **found.options, **written}
     values["options"] = {**found.options.get("options", {}), **model.options}
-    for key, text in batch_problems(values):
+    for key, text in option_problems(values):
         raise ConfigError(f"{key}: {text}", hint=f"compare {found.kind} with the models file")
     return msgspec.structs.replace(
         model_of(model.name, values, found.folder),

@@ -62,7 +62,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     registry = RegistryReader(redis_url, settings, catalog)
     registered = registry.read_at_start()
     _prune_environments(settings, registered)
-    registered = registered or _shared_models(catalog)
+    registered = registered or _changing_models(catalog)
     models = []
     for config, loads in _first_models(catalog, registered, settings.worker_labels):
         model = builder.build(config)
@@ -113,10 +113,10 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     )
 
 
-def _shared_models(catalog: Catalog) -> Found | None:
-    """Return the models of the worker's own file if the workers share replicas of any."""
+def _changing_models(catalog: Catalog) -> Found | None:
+    """Return the models of the worker's own file if the number of replicas of any changes."""
     models = catalog.models.values()
-    if all(config.total_replicas is None for config in models):
+    if all(config.total_replicas is None and config.max_replicas is None for config in models):
         return None
     return [
         (config.name, config.version, RegisteredConfig(config, 0, True, "")) for config in models
@@ -200,7 +200,7 @@ class ModelBuilder:
     def __init__(
         self, catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
     ) -> None:
-        processes = sum(config.replicas for config in catalog.models.values())
+        processes = sum(one.max_replicas or one.replicas for one in catalog.models.values())
         side_by_side = min(settings.device_slots or processes, processes)
         self._environ = environ
         self._child_environ = model_environ(environ, side_by_side)

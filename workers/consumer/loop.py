@@ -245,6 +245,7 @@ class Consumer:
             self._leases.expire_waiting()
             self._leases.read_registry(self._registry.changed)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
+            self._updates.scale(now)
             for command in self._report.commands(self.models, self._updates.progress()):
                 self._leases.send(command)
             self._transfer.sweep(now)

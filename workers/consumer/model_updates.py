@@ -20,6 +20,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats, RegistryProgress
 from headrace.redis import keys
 from headrace.registry.catalog import RegisteredConfig
+from workers.consumer.autoscaler import Autoscaler
 from workers.consumer.replica_leases import ReplicaLeases, Version
 from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import NEVER
@@ -92,6 +93,7 @@ class ModelUpdates:
         # What is wrong with the options of a version, so that it is not served as it is registered.
         self._problems: dict[Version, str] = {}
         self._replica_leases = ReplicaLeases(models, leases)
+        self._autoscaler = Autoscaler(leases.settings.device_slots)
         self._pending = False
         self._generation = self._reached = 0
         self._unsettled: set[str] = set()
@@ -128,7 +130,14 @@ class ModelUpdates:
                 if (total := one.config.total_replicas) is not None
             }
         )
+        self._autoscaler.want([one.config for one in self._wanted.values()])
         self._pending = True
+
+    def scale(self, now: float) -> None:
+        """Decide for each model with `max_replicas` if it needs another number of processes."""
+        if self._autoscaler.scales:
+            serving = [one for one in self._models if one.life is Life.SERVING]
+            self._autoscaler.check([one for one in serving if self._is_current(one)], now)
 
     def lease_replicas(self, now: float, *, stopping: bool) -> None:
         """Renew the leases of replicas; return them if the worker stops."""
@@ -139,8 +148,9 @@ class ModelUpdates:
 
     def step(self, now: float) -> None:
         """Take the next step of each model that differs from what is wanted."""
-        if self._replica_leases.changed:
-            self._replica_leases.changed, self._pending = False, True
+        for numbers in (self._replica_leases, self._autoscaler):
+            if numbers.changed:
+                numbers.changed, self._pending = False, True
         if not self._pending or self._wanted is None:
             return
         names = {name: False for name, _ in self._wanted}
@@ -180,7 +190,7 @@ class ModelUpdates:
     def _step(self, name: str, now: float) -> bool:
         """Take the next step of one model; return whether another one is due."""
         wanted = {
-            version: one._replace(config=self._replica_leases.with_granted(one.config))
+            version: one._replace(config=self._with_replicas(one.config))
             for (known, version), one in (self._wanted or {}).items()
             if known == name
         }
@@ -200,6 +210,10 @@ class ModelUpdates:
         for model in self._of(name, Life.SERVING):
             self._drain_surplus(model, now)
         return self._unfinished(name, wanted)
+
+    def _with_replicas(self, config: ModelConfig) -> ModelConfig:
+        """Return a configuration with the replicas that this worker runs now."""
+        return self._autoscaler.with_replicas(self._replica_leases.with_granted(config))
 
     def _forget_failures(self, name: str, wanted: dict[str, Wanted]) -> None:
         """Forget the configurations that failed and are no longer wanted, with their tracebacks."""
@@ -354,7 +368,7 @@ class ModelUpdates:
         """Start processes, or mark those that are too many."""
         if model.config == config:
             return
-        lasting = [one for one in model.replicas if not one.surplus and one.successor is None]
+        lasting = model.lasting
         model.config = config
         for replica in lasting[config.replicas :]:
             replica.surplus = True
@@ -415,6 +429,9 @@ def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
     same = msgspec.structs.replace(
         one,
         replicas=other.replicas,
+        min_replicas=other.min_replicas,
+        max_replicas=other.max_replicas,
+        scale_down_s=other.scale_down_s,
         total_replicas=other.total_replicas,
         labels=other.labels,
         memory_mb=other.memory_mb,

@@ -36,6 +36,7 @@ class QueueBacklog:
 
     Attributes:
         waiting: messages at each priority step, by the last claim, sweep or notification.
+        depth: all messages, by the last sweep.
         paused: the queue is paused; each sweep checks it again. Then nothing is known to wait.
         closed: another served model claims from it. Then nothing is known to wait either.
         wrong: how many guesses in a row were wrong.
@@ -44,6 +45,7 @@ class QueueBacklog:
     """
 
     waiting: list[int] = field(default_factory=lambda: [0] * _STEPS)
+    depth: int = 0
     paused: bool = False
     closed: bool = False
     wrong: int = 0
@@ -95,6 +97,11 @@ class Backlog:
         """Whether online jobs wait."""
         own, version = self.queues
         return any(own.waiting[:-1]) or any(version.waiting[:-1])
+
+    @property
+    def depth(self) -> int:
+        """How many jobs waited at the last sweep."""
+        return sum(queue.depth for queue in self.queues)
 
     @property
     def claimable(self) -> bool:
@@ -221,9 +228,10 @@ class Backlog:
         self.expected_place = None
 
     def raise_waiting(self, left: Sequence[int], number: int = OWN) -> None:
-        """Set the counts of a queue, but keep larger ones: they may be newer."""
+        """Set the counts of a queue by a sweep, but keep larger ones: they may be newer."""
         queue = self.queues[number]
         queue.set_waiting(left if left[0] < 0 else list(map(max, queue.waiting, left)))
+        queue.depth = 0 if queue.paused or queue.closed else sum(left)
 
     def returned(self, number: int, step: int) -> None:
         """Note that a job is back in a queue, at this place of a step."""
@@ -236,6 +244,7 @@ class Backlog:
         if queue.closed != closed:
             queue.closed = closed
             queue.waiting = [0] * _STEPS if closed else [1] * _STEPS
+            queue.depth = 0
 
     def guess(self, places: Sequence[int]) -> None:
         """Assume after a batch that new messages wait at these places, if such guesses pay off.

@@ -133,6 +133,15 @@ class ServedModel:
         )
 
     @property
+    def lasting(self) -> list[Replica]:
+        """Its replicas that are not to end, the loaded ones first.
+
+        Of those the last one gets a batch only if the others have one.
+        """
+        lasting = [one for one in self.replicas if not one.surplus and one.successor is None]
+        return sorted(lasting, key=lambda replica: replica.state is not Phase.READY)
+
+    @property
     def idle(self) -> bool:
         """Whether a loaded replica waits for a batch."""
         return any(replica.idle for replica in self.replicas)

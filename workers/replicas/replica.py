@@ -51,6 +51,7 @@ class Replica:
         load_timeout_s: how long it may load and warm up.
 
     Attributes:
+        idle_since: when its last batch ended, or it was loaded.
         staged: the batch that was sent behind the one that runs.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
@@ -84,6 +85,7 @@ class Replica:
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
     staged: Batch | None = None
+    idle_since: float = 0.0
     staged_began: bool = False
     preempt_requested: bool = False
     overlap: bool = False
@@ -224,7 +226,7 @@ class Replica:
         """
         batch, staged = self.batch, self.staged
         if batch is not None and batch.seq == seq:
-            self.batch, self.staged = staged, None
+            self.batch, self.staged, self.idle_since = staged, None, now
             if staged is not None:
                 staged.begin(now)
             return batch
@@ -247,6 +249,7 @@ class Replica:
     def ready(self, info: dict[str, Any]) -> None:
         """Note that the process has loaded its handler and run it."""
         self.enter(Phase.READY)
+        self.idle_since = time.monotonic()
         self.error = ""
         self.due_at = NEVER
         self.fits, self.helpers = info["fits"], info["helpers"]

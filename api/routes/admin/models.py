@@ -97,6 +97,16 @@ class ModelDetail(Model, kw_only=True):
     device: str
     labels: Annotated[list[str], Meta(description="Only workers with all of these serve it.")]
     replicas: Count
+    min_replicas: Annotated[
+        Count, Meta(description="The fewest processes of a worker, with `max_replicas`.")
+    ]
+    max_replicas: Annotated[
+        Count | None,
+        Meta(description="The most processes of a worker, by demand; null: it has `replicas`."),
+    ]
+    scale_down_s: Annotated[
+        Amount, Meta(description="With `max_replicas`: seconds that a process may be idle.")
+    ]
     total_replicas: Annotated[
         Count | None, Meta(description="Shared by all workers; null: each has `replicas`.")
     ]

@@ -124,17 +124,26 @@ def set_options(
 @models_group.command()
 def scale(
     model: ModelArgument,
-    replicas: int = argument("REPLICAS", "Model processes in each worker.", ..., min=0),
+    replicas: int | None = argument("[REPLICAS]", "Model processes in each worker.", None, min=0),
     version: OfVersion = "",
     total: bool = flag("--total", "Processes of all workers together (total_replicas)."),
+    least: int | None = option("--min N", "The fewest by demand (min_replicas).", None, min=1),
+    most: int | None = option("--max N", "The most by demand (max_replicas).", None, min=1),
     wait: WaitSeconds = None,
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
     """Set how many model processes each worker runs, or with --total all workers together."""
-    number = {"total_replicas" if total else "replicas": replicas}
+    given = {
+        "total_replicas" if total else "replicas": replicas,
+        "min_replicas": least,
+        "max_replicas": most,
+    }
+    numbers = {key: number for key, number in given.items() if number is not None}
+    if not numbers or (total and replicas is None):
+        raise InvalidRequest("the number of processes is missing", hint="Give it, or --max N.")
     with client_of(url) as client:
-        done = client.set_model_options(model, number, version=version, wait=wait)
+        done = client.set_model_options(model, numbers, version=version, wait=wait)
     _print(done, as_json=as_json)
 
 

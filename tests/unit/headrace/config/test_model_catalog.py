@@ -115,6 +115,23 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
         ("allowed_batch_sizes", "[8, 1, 8]", "a size is given twice; remove one"),
         ("max_batch_cost", "0", "expected int >= 1, got 0"),
         ("cost", "bytes", "it needs max_batch_cost; add that key"),
+        ("min_replicas", "2", "it needs max_replicas; add that key"),
+        (
+            "min_replicas",
+            "2\n    max_replicas: 1",
+            "it is 2, more than max_replicas, 1; change one of them",
+        ),
+        (
+            "replicas",
+            "3\n    max_replicas: 2",
+            "it is 3, more than max_replicas, 2; change one of them",
+        ),
+        (
+            "max_replicas",
+            "2\n    total_replicas: 4",
+            "it does not go with total_replicas; leave one of them out",
+        ),
+        ("scale_down_s", "9", "it needs max_replicas; add that key"),
         ("cost", "words", "invalid enum value 'words', got 'words'"),
         (
             "batch_key",

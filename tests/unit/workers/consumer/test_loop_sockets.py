@@ -21,7 +21,8 @@ WAIT_S = 30.0
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
     """Without models, and with leases that have just lost their connection."""
-    away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None)
+    settings = SimpleNamespace(device_slots=0)
+    away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None, settings=settings)
     nobody: Any = SimpleNamespace()
     made = Consumer(
         [], away, away, nobody, nobody, nobody, nobody, Dispatcher([]), nobody, nobody, nobody

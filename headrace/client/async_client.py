@@ -88,6 +88,7 @@ class AsyncClient(ClientBase):
     reload_model = _awaiting(registry.reload_model)
     remove_model = _awaiting(registry.remove_model)
     model_changes = _awaiting(registry.model_changes)
+    model_events = _iterating(registry.model_events)
     model_differences = _awaiting(registry.model_differences)
     model_traffic = _awaiting(registry.model_traffic)
     route_model = _awaiting(registry.route_model)

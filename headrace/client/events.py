@@ -1,9 +1,11 @@
-"""A job's events: reads the event stream and resumes it after a failure (see sansio.py)."""
+"""Reads event streams and resumes them after a failure: those of jobs, and others (sansio.py)."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +24,8 @@ from headrace.client.sansio import (
 )
 from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
+
+T = TypeVar("T")
 
 #: Seconds without data after which a stream is broken; the server sends a comment every 15 s.
 SILENCE_S: Final = 45.0
@@ -63,23 +67,39 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | None = None
 
 
+class ServerEvent(NamedTuple):
+    """An event as the server sends it.
+
+    Attributes:
+        name: its kind.
+        event_id: as `last_event_id` it resumes the events after this one.
+        data: its JSON.
+    """
+
+    name: str
+    event_id: str
+    data: dict[str, Any]
+
+
 class Parser:
     """Parses the lines of a stream to events.
 
     Attributes:
         retry_s: seconds that the server asks its clients to wait before they reconnect.
+        last_id: where to resume the stream; also an id without an event sets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_id: str = "") -> None:
         self.retry_s = AGAIN_S
+        self.last_id = last_id
         self._rest = b""
         self._fields: dict[str, str] = {}
 
-    def feed(self, chunk: bytes) -> list[JobEvent]:
+    def feed(self, chunk: bytes) -> list[ServerEvent]:
         """Add bytes and return the events that are complete.
 
         Raises:
-            UnexpectedAnswer: it is not a stream of a job's events.
+            UnexpectedAnswer: it is not a stream of events with JSON.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LINE_MAX_BYTES:
@@ -104,24 +124,26 @@ class Parser:
         elif name:
             self._fields[name] = value
 
-    def _event(self) -> JobEvent | None:
+    def _event(self) -> ServerEvent | None:
         fields, self._fields = self._fields, {}
+        self.last_id = fields.get("id") or self.last_id
         if "data" not in fields:
             return None
-        try:
-            data: dict[str, Any] = msgspec.json.decode(fields["data"], type=dict[str, Any])
-            ended = fields.get("event") == "ended"
-            common = {"id": data["id"], "status": data["status"]} if ended else data
-            event = {**common, "name": fields.get("event", ""), "event_id": fields.get("id", "")}
-            if ended:
-                event["job"] = data
-                event["attempts"] = data.get("attempts", 0)
-            return msgspec.convert(event, JobEvent)
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise UnexpectedAnswer(
-                f"the event stream cannot be read: {error}",
-                hint="Check that the client is not older than the server.",
-            ) from None
+        with _readable():
+            data = msgspec.json.decode(fields["data"], type=dict[str, Any])
+        return ServerEvent(fields.get("event", ""), fields.get("id", ""), data)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Raise UnexpectedAnswer for an event that cannot be read."""
+    try:
+        yield
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise UnexpectedAnswer(
+            f"the event stream cannot be read: {error}",
+            hint="Check that the client is not older than the server.",
+        ) from None
 
 
 def events(
@@ -137,28 +159,59 @@ def events(
         JobNotFound: no job has this id.
         ServerUnreachable: the server was unreachable for longer than `retry_s`.
     """
+    path = job_request("GET", job, below="/events").path
+    yield from follow(session, path, last_event_id, _job_event)
+
+
+def follow(
+    session: Session,
+    path: str,
+    last_event_id: str | None,
+    read: Callable[[ServerEvent], tuple[T | None, bool]],
+) -> Stream[T]:
+    """Yield the events of a stream, also while the server restarts, and none of them twice.
+
+    Args:
+        session: the server.
+        path: where the stream is.
+        last_event_id: the id of the last known event; only later events are yielded.
+        read: returns what to yield for an event, and whether this was the last one.
+
+    Raises:
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
+        UnexpectedAnswer: an event cannot be read.
+    """
     last, deadline = last_event_id or "", RetryDeadline(session)
     while True:
-        request = job_request("GET", job, wait_s=SILENCE_S, below="/events")
         headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
-        opened = yield OpenStream(
-            HttpRequest(request.method, request.path, headers=headers, wait_s=SILENCE_S)
-        )
+        opened = yield OpenStream(HttpRequest("GET", path, headers=headers, wait_s=SILENCE_S))
         if not (yield from succeeded(session, deadline, opened.outcome)):
             continue
         if opened.reader is None:
             return  # 204: there are no more events
-        parser = Parser()
+        parser = Parser(last)
         while True:
             chunk: bytes | ConnectionFailed = yield ReadStream(opened.reader)
             if not chunk or isinstance(chunk, ConnectionFailed):
                 break
             deadline = RetryDeadline(session)
             for event in parser.feed(chunk):
-                last = event.event_id or last
-                yield Yield([event])
-                if event.job is not None:
+                with _readable():
+                    item, ended = read(event)
+                if item is not None:
+                    yield Yield([item])
+                if ended:
                     yield CloseStream(opened.reader)
                     return
+            last = parser.last_id
         yield CloseStream(opened.reader)
         yield Pause(parser.retry_s)
+
+
+def _job_event(event: ServerEvent) -> tuple[JobEvent, bool]:
+    data, ended = event.data, event.name == "ended"
+    if ended:
+        common = {"id": data["id"], "status": data["status"]}
+        data = {**common, "job": data, "attempts": data.get("attempts", 0)}
+    names = {"name": event.name, "event_id": event.event_id}
+    return msgspec.convert({**data, **names}, JobEvent), ended

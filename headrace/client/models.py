@@ -460,9 +460,15 @@ class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the registered models, in words, with its author."""
+    """One change of the registered models, in words, with its author.
+
+    Attributes:
+        event_id: as `last_event_id` of `model_events` it resumes after this change; "" from
+            `model_changes`.
+    """
 
     model: str
     what: str
     by: str
     at: datetime
+    event_id: str = ""

@@ -9,10 +9,11 @@ from urllib.parse import quote
 import msgspec
 
 from headrace.client.errors import decoded
+from headrace.client.events import ServerEvent, follow
 from headrace.client.models import ModelChange, ModelDifference, ModelTraffic, Registration
 from headrace.client.requests import JSON_HEADERS
 from headrace.client.retries import Session, exchange, fetch
-from headrace.client.sansio import HttpRequest, Plan
+from headrace.client.sansio import HttpRequest, Plan, Stream
 
 
 class _Changes(msgspec.Struct):
@@ -149,6 +150,27 @@ def model_changes(session: Session, *, limit: int = 100) -> Plan[list[ModelChang
     """Return the newest changes of the registered models, the last one first."""
     request = HttpRequest("GET", "/api/v1/registry/changes", {"limit": str(limit)})
     return (yield from fetch(session, request, _Changes)).changes
+
+
+def model_events(session: Session, *, last_event_id: str | None = None) -> Stream[ModelChange]:
+    """Yield each change of the registered models from now on, also while the server restarts.
+
+    It has no end: leave the loop, or close the iterator.
+
+    Args:
+        last_event_id: `event_id` of the last known change; later ones are yielded first, as far
+            back as the newest 1,000.
+
+    Raises:
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
+    """
+    yield from follow(session, "/api/v1/registry/events", last_event_id, _model_change)
+
+
+def _model_change(event: ServerEvent) -> tuple[ModelChange | None, bool]:
+    if event.name != "change":
+        return None, False  # of a newer server
+    return msgspec.convert({**event.data, "event_id": event.event_id}, ModelChange), False
 
 
 def model_differences(session: Session) -> Plan[list[ModelDifference]]:

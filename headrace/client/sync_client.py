@@ -88,6 +88,7 @@ class Client(ClientBase):
     reload_model = _blocking(registry.reload_model)
     remove_model = _blocking(registry.remove_model)
     model_changes = _blocking(registry.model_changes)
+    model_events = _iterating(registry.model_events)
     model_differences = _blocking(registry.model_differences)
     model_traffic = _blocking(registry.model_traffic)
     route_model = _blocking(registry.route_model)

@@ -78,7 +78,8 @@ class _ChangeStream:
     async def _send(self, write: Write, changed: asyncio.Event, gone: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._services.settings.event_stream_max_s
-        await put(write, HEAD)
+        # The id alone: a client whose connection is lost before the first change misses none.
+        await put(write, HEAD + b"id: %s\n\n" % self._last.encode())
         # Checked before each look: a stream with many changes has no heartbeats.
         while not self._registry.closing and await self._still_admitted():
             changed.clear()

@@ -156,3 +156,20 @@ def test_while_redis_is_away_a_submit_waits_for_it(models: Path, shell: str) -> 
         server.start()
         with FakeWorker(server.url, "echo", doubled):
             assert client.result(submitted.result(60)) == 4
+
+
+@shells
+def test_changes_of_models_are_read_through_a_kill(api: ApiProcess, shell: str) -> None:
+    with client_of(shell, api.url) as client, client_of(shell, api.url) as operator:
+        changes = client.model_events(last_event_id="0-0")
+        first = next(changes)  # of the models file
+        operator.reload_model("echo")
+        assert next(changes).what == "reloaded 1.0"
+        api.kill()
+        api.start()
+        operator.reload_model("echo")
+        last = next(changes)
+        changes.close()
+        later = client.model_events(last_event_id=first.event_id)
+        assert [next(later).what, next(later)] == ["reloaded 1.0", last]
+        later.close()

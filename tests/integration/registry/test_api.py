@@ -280,6 +280,17 @@ def test_changes_are_streamed_and_resumed_on_another_process(
             assert [event.data["model"] for event in reader.events] == ["spare", "words", "spare"]
 
 
+def test_a_stream_of_changes_begins_with_an_id(api: ApiServer) -> None:
+    with api.http.stream("GET", "/api/v1/registry/events") as stream:
+        lines = stream.iter_lines()
+        begin = next(line for line in lines if line.startswith("id:"))
+        assert api.http.post("/api/v1/models/words/reload").is_success
+        assert next(line for line in lines if line.startswith("event:")) == "event: change"
+    last_id = begin.removeprefix("id:").strip()
+    with reading(f"{api.url}/api/v1/registry/events", last_id) as reader:
+        assert reader.wait_for("change").data["what"] == "reloaded 1.0"
+
+
 def test_an_api_starts_with_a_model_that_is_not_readable(redis_db: RedisServer, file: Path) -> None:
     with redis_db.client() as client:
         client.hset(keys.MODELS, "broken", BROKEN)

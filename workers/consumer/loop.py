@@ -242,6 +242,7 @@ class Consumer:
             self._sweep_at = now + SWEEP_S
             for model in self.models:
                 self._leases.sweep(model, now)
+            self._updates.sweep_left_out(now)
             self._leases.expire_waiting()
             self._leases.read_registry(self._registry.changed)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())

@@ -21,6 +21,7 @@ from headrace.observability.worker_report import ModelStats, RegistryProgress
 from headrace.redis import keys
 from headrace.registry.catalog import RegisteredConfig
 from workers.consumer.autoscaler import Autoscaler
+from workers.consumer.left_out import LeftOutModels
 from workers.consumer.replica_leases import ReplicaLeases, Version
 from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import NEVER
@@ -94,6 +95,7 @@ class ModelUpdates:
         self._problems: dict[Version, str] = {}
         self._replica_leases = ReplicaLeases(models, leases)
         self._autoscaler = Autoscaler(leases.settings.device_slots)
+        self._left_out = LeftOutModels(leases)
         self._pending = False
         self._generation = self._reached = 0
         self._unsettled: set[str] = set()
@@ -131,6 +133,12 @@ class ModelUpdates:
             }
         )
         self._autoscaler.want([one.config for one in self._wanted.values()])
+        served = {name for name, _ in self._wanted}
+        self._left_out.want(
+            one.config
+            for name, version, one in found
+            if one.config is not None and (name, version) in self._elsewhere and name not in served
+        )
         self._pending = True
 
     def scale(self, now: float) -> None:
@@ -138,6 +146,10 @@ class ModelUpdates:
         if self._autoscaler.scales:
             serving = [one for one in self._models if one.life is Life.SERVING]
             self._autoscaler.check([one for one in serving if self._is_current(one)], now)
+
+    def sweep_left_out(self, now: float) -> None:
+        """Sweep the queues of models that this worker leaves out, if that is due."""
+        self._left_out.sweep(now)
 
     def lease_replicas(self, now: float, *, stopping: bool) -> None:
         """Renew the leases of replicas; return them if the worker stops."""

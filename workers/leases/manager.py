@@ -35,6 +35,7 @@ from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.connection import ANSWER_MAX_S, Outbox, PipelinedConnection
 from workers.leases.reap_clock import ReapClock
+from workers.models.backlog import VERSION
 from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -331,21 +332,25 @@ class LeaseManager:
         """Promote delayed jobs that are due, and reap expired leases; of all versions' queues."""
         # The reply sets it again; until then it would cause a sweep in each turn.
         model.next_due_at = NEVER
-        self._sweep(model, model.queue, now)
+        self._sweep(model, model.queue, self._losses(model), now)
 
-    def _sweep(self, model: ServedModel, queue: str, now: float) -> None:
+    def sweep_left_out(self, queue: str, losses: str, now: float) -> None:
+        """Do the same for a model that this worker does not serve, by the name of its queue."""
+        self._sweep(None, queue, losses, now)
+
+    def _sweep(self, model: ServedModel | None, queue: str, losses: str, now: float) -> None:
         def swept(reply: Any, at: float) -> None:
             result = queue_scripts.read_sweep(reply)
             self._reap_clock.set_server_time(result.now_us, at)
-            model.swept(queue, result, at)
+            if model is not None:
+                model.swept(queue, result, at)
             for used in result.used:
-                self._sweep(model, used, at)
+                self._sweep(model, used, losses, at)
 
-        own, version = model.queues
+        own = model.queues[VERSION] if model is not None and queue == model.queue else ""
         sweep = queue_scripts.sweep(
-            queue, reap_until_us=self._reap_clock.until_us(now),
-            losses=self._losses(model), orphaned_max=model.callbacks.orphaned_room,
-            own=version if queue == own else "",
+            queue, reap_until_us=self._reap_clock.until_us(now), losses=losses,
+            orphaned_max=model.callbacks.orphaned_room if model is not None else 0, own=own,
         )  # fmt: skip
         self._outbox.add(sweep, swept)
 

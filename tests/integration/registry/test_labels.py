@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 
 
 @dataclass
@@ -121,3 +122,39 @@ def test_a_worker_that_fits_no_model_serves_once_one_fits(
         done = api.http.patch("/api/v1/models/special", json={"options": {"labels": []}})
         assert done.is_success, done.text
         worker.wait_ready("special")
+
+
+def test_jobs_of_a_lost_worker_are_queued_again_by_one_that_lacks_the_label(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated", "labels": ["gpu=a100"]}
+    models = write_models(tmp_path, everywhere={"handler": "echo"}, special=gated)
+    worker_of = partial(celery_worker, redis_db.url, models, tmp_path)
+    labels = {"HEADRACE_WORKER_LABELS": "gpu=a100"}
+    with (
+        api_server(redis_db.url, load_catalog(models), read_declared(models)) as api,
+        worker_of(node="cpu0@two", environ={"HEADRACE_LEASE_TTL_S": "2"}) as two,
+        worker_of(node="cpu0@one", environ={"HEADRACE_LEASE_TTL_S": "2", **labels}) as one,
+    ):
+        two.wait_ready("everywhere")
+        one.wait_ready("special")
+
+        def state(job_id: str) -> Any:
+            return api.http.get(f"/api/v1/jobs/{job_id}").json()["status"]
+
+        def submit(**options: Any) -> str:
+            body = {"input": {"until": str(tmp_path / "gate")}, "options": options}
+            answer = api.http.post("/api/v1/jobs", json={"model": "special", **body})
+            assert answer.is_success, answer.text
+            return str(answer.json()["id"])
+
+        job = submit()
+        wait_until(lambda: state(job) == "running", "the job runs")
+        one.kill()
+        wait_until(lambda: state(job) == "queued", "the job is in its queue again", 120)
+        expires = submit(expires=0.1)
+        wait_until(lambda: state(expires) == "expired", "the other job has expired", 120)
+
+        (tmp_path / "gate").touch()
+        with worker_of(node="cpu0@three", environ=labels):
+            wait_until(lambda: state(job) == "succeeded", "the job has run", 120)

@@ -1,0 +1,43 @@
+"""Sweeps the queues of the models that this worker leaves out.
+
+A model may be left out by all workers that live. Then nobody else returns the jobs of a lost
+worker to its queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from headrace.config.model_catalog import ModelConfig
+from workers.jobs.settlement import RetryPolicy
+from workers.leases.manager import LeaseManager
+
+#: How often. Workers that serve a model sweep its queues each second.
+LEFT_OUT_SWEEP_S: Final = 5.0
+
+
+class LeftOutModels:
+    """The models that one worker leaves out."""
+
+    def __init__(self, leases: LeaseManager) -> None:
+        self._leases = leases
+        self._losses: dict[str, str] = {}
+        self._sweep_at = 0.0
+
+    def want(self, configs: Iterable[ModelConfig]) -> None:
+        """Set what is left out: one version of each model."""
+        most = self._leases.settings.max_deliveries
+        self._losses = {
+            config.queue: RetryPolicy(
+                base_s=config.retry_backoff_s, max_s=config.retry_backoff_max_s
+            ).loss_arguments(most)
+            for config in configs
+        }
+
+    def sweep(self, now: float) -> None:
+        """Sweep the queues of all versions, if that is due."""
+        if self._losses and now >= self._sweep_at:
+            self._sweep_at = now + LEFT_OUT_SWEEP_S
+            for queue, losses in self._losses.items():
+                self._leases.sweep_left_out(queue, losses, now)

@@ -58,6 +58,11 @@ class Site:
         told = (line for line in self.lines if event in line["event"])
         return [line for line in told if fields.items() <= line.items()]
 
+    def failed_requests(self) -> list[dict[str, Any]]:
+        """The lines about commands of Redis that failed for a request."""
+        lines = self.about("Redis command failed: ")
+        return [line for line in lines if line["part"] == "api" and "request" in line]
+
     def submit(self, model: str, do: str, **options: Any) -> str:
         said = {"model": model, "input": {"do": do, "text": INPUT, "answer": RESULT}, **options}
         answer = self.http.post("/api/v1/jobs", json=said)
@@ -129,7 +134,13 @@ def _everything_happens(site: Site) -> None:
     site.server.stop(kill=True)
     wait_until(lambda: site.about("Redis is away"), "the worker has noticed", 60)
     body = json.dumps({"do": "talk", "text": INPUT}).encode()
-    assert site.http.post("/api/v1/models/talking/jobs", content=body).status_code == 503
+
+    def logged_for_a_request() -> bool:
+        # One such line is written each second, and it may be about what the API does by itself.
+        assert site.http.post("/api/v1/models/talking/jobs", content=body).status_code == 503
+        return bool(site.failed_requests())
+
+    wait_until(logged_for_a_request, "a failed command is logged with its request")
     site.server.start()
     wait_until(lambda: site.http.get("/ready").status_code == 200, "all is back", 90)
     site.ended(site.submit("talking", "talk"))
@@ -254,12 +265,6 @@ def test_a_request_has_an_id(site: Site) -> None:
 
 
 def test_errors_of_a_request_are_found_by_its_id(site: Site) -> None:
-    # Of what the API says by itself, as each second, there is no request.
-    lines = [
-        line
-        for line in site.about("Redis command failed: ")
-        if line["part"] == "api" and "request" in line
-    ]
-    [line] = lines[:1]
+    line = site.failed_requests()[0]
     assert len(line["request"]) > 12
     assert site.about("request", request=line["request"], status=503)

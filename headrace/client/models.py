@@ -447,7 +447,8 @@ class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One place where the registered models differ from the models file.
 
     Attributes:
-        option: the option; None: the models file does not have this version.
+        option: the option; None: the models file does not have this version; `version`: it has,
+            and the version was removed.
         declared: its value in the models file; None: none, or it is not shown.
         present: the value that holds; None: it is not shown.
     """

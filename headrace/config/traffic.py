@@ -156,6 +156,17 @@ class Traffic(
         return ", ".join(words)
 
 
+def known_parts(written: Any) -> Any:
+    """Return traffic that is stored, without the parts that only a newer Headrace knows."""
+    if not isinstance(written, Mapping):
+        return written
+    found = {key: part for key, part in written.items() if key in Traffic.__struct_fields__}
+    if isinstance(sticky := found.get("sticky"), Mapping):
+        kinds = {key: kind for key, kind in sticky.items() if key in Sticky.__struct_fields__}
+        found["sticky"] = kinds or None
+    return found
+
+
 def read_traffic(value: object) -> Traffic:
     """Return the traffic that is written in a models file.
 

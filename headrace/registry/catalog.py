@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headrace.config.model_catalog import Catalog, ModelConfig, load_catalog, read_model
 from headrace.config.model_options import DEFAULT_VERSION
 from headrace.config.settings import Settings
+from headrace.config.traffic import known_parts
 from headrace.errors import ConfigError
 from headrace.models.catalog import with_source
 from headrace.models.source import SourceReader, reason
@@ -132,6 +133,8 @@ class ConfigReader:
         if known is not None and known[0] == one:
             return known[1]
         options = {**one.options, "version": version}
+        if "traffic" in options:
+            options["traffic"] = known_parts(options["traffic"])
         model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
         try:
             model = with_source(self._sources, model, self._settings)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.config.suggestions import did_you_mean, listing, unknown_model
-from headrace.config.traffic import Traffic, read_traffic
+from headrace.config.traffic import Traffic, known_parts, read_traffic
 from headrace.errors import Conflict, InvalidRequest, ModelNotFound
 
 #: The options of a version as a models file or a request has them.
@@ -123,12 +123,14 @@ class Registry:
         file: the SHA-256 of the models file that was applied last; "" if none was.
         models: by name, in order of their names.
         change: the id of the newest change; see `Revision`.
+        declared: the version of each model in that file.
     """
 
     generation: int = 0
     file: str = ""
     models: Mapping[str, RegisteredModel] = field(default_factory=dict)
     change: str = ""
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def revision(self) -> Revision:
@@ -184,7 +186,8 @@ class Difference(NamedTuple):
     """One place where the registry differs from the models file.
 
     Attributes:
-        option: the option; "" for a version that the file does not have.
+        option: the option; "" for a version that the file does not have; `version` for one that
+            the file has and that was removed.
         declared: its value in the file; None if it has none there.
         present: the value that holds.
     """
@@ -335,7 +338,11 @@ def reload(registry: Registry, name: str, *versions: str) -> list[Change]:
 
 def differences(registry: Registry) -> list[Difference]:
     """Return where the registry differs from the models file."""
-    rows: list[Difference] = []
+    rows = [
+        Difference(name, version, "version", version, None)
+        for name, version in registry.declared.items()
+        if name not in registry.models or version not in registry.models[name].versions
+    ]
     for name, model in registry.models.items():
         for version, one in model.versions.items():
             if one.declared is None:
@@ -359,10 +366,11 @@ def differences(registry: Registry) -> list[Difference]:
 def _declared_traffic(options: Options) -> Traffic | None:
     """Return the traffic among the options of a models file, which were checked when it was read.
 
-    A process that does not know a part of it, as of an older Headrace, has none.
+    A process of an older Headrace has none if it cannot read it.
     """
     try:
-        return read_traffic(options["traffic"]) if options.get("traffic") is not None else None
+        written = known_parts(options.get("traffic"))
+        return read_traffic(written) if written is not None else None
     except ValueError:
         return None
 

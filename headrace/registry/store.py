@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.config.traffic import known_parts
 from headrace.errors import ConfigError, Conflict, HeadraceError
 from headrace.jobs.job import Time, iso
 from headrace.redis import keys
@@ -34,7 +35,7 @@ LOG_MAX: Final = 1000
 #: Reads the revision; `revision_of` reads its reply.
 READ_REVISION: Final[Command] = ("HMGET", keys.REGISTRY, "generation", "change")
 _READ: Final[tuple[Command, ...]] = (
-    ("HMGET", keys.REGISTRY, "generation", "change", "file"),
+    ("HMGET", keys.REGISTRY, "generation", "change", "file", "declared"),
     ("HGETALL", keys.MODELS),
 )
 
@@ -92,7 +93,12 @@ class RegistryStore:
         return _registry(self._client.read_all(_READ))
 
     def write(
-        self, registry: Registry, changes: Sequence[Change], by: str, *, file: str = ""
+        self,
+        registry: Registry,
+        changes: Sequence[Change],
+        by: str,
+        *,
+        applied: DeclaredModels | None = None,
     ) -> int:
         """Write changes, all of them or none; return the new generation.
 
@@ -100,13 +106,13 @@ class RegistryStore:
             registry: the state from which the changes were made.
             changes: what to write.
             by: who makes them, for the log.
-            file: the SHA-256 of the models file that they apply.
+            applied: the models file that they apply.
 
         Raises:
             Conflict: one of the models was changed meanwhile; the message names the author.
             ValueError: two changes are of one model.
         """
-        answer = self._client.call(_change(registry, changes, by, file))
+        answer = self._client.call(_change(registry, changes, by, applied))
         return _generation(answer)
 
     def apply(self, declared: DeclaredModels, by: str, *, prune: bool) -> list[Change]:
@@ -125,7 +131,7 @@ class RegistryStore:
     def _apply(self, declared: DeclaredModels, by: str, *, prune: bool) -> list[Change]:
         registry = self.read()
         changes = declared.changes(registry, prune=prune)
-        self.write(registry, changes, by, file=declared.digest)
+        self.write(registry, changes, by, applied=declared)
         return changes
 
     def log(self, count: int = 100) -> list[LoggedChange]:
@@ -149,7 +155,12 @@ class AsyncRegistryStore:
         return revision_of(found)
 
     async def write(
-        self, registry: Registry, changes: Sequence[Change], by: str, *, file: str = ""
+        self,
+        registry: Registry,
+        changes: Sequence[Change],
+        by: str,
+        *,
+        applied: DeclaredModels | None = None,
     ) -> int:
         """Write changes, all of them or none; see `RegistryStore.write`.
 
@@ -157,7 +168,7 @@ class AsyncRegistryStore:
             Conflict: one of the models was changed meanwhile; the message names the author.
             ValueError: two changes are of one model.
         """
-        return _generation(await self._client.call(_change(registry, changes, by, file)))
+        return _generation(await self._client.call(_change(registry, changes, by, applied)))
 
     async def apply_new(self, declared: DeclaredModels, by: str) -> list[Change]:
         """Apply a models file with `prune`, unless it was applied last; see `RegistryStore.apply`.
@@ -175,7 +186,7 @@ class AsyncRegistryStore:
         if registry.file == declared.digest:
             return []
         changes = declared.changes(registry, prune=True)
-        await self.write(registry, changes, by, file=declared.digest)
+        await self.write(registry, changes, by, applied=declared)
         return changes
 
     async def log_end(self) -> str:
@@ -221,10 +232,17 @@ def revision_of(reply: Sequence[bytes | None]) -> Revision:
 
 def _registry(replies: Sequence[Any]) -> Registry:
     # The generation is read first: if a change comes between, its publication brings a new read.
-    (*revision, file), stored = replies
+    (*revision, file, declared), stored = replies
     generation, change = revision_of(revision)
     models = {_text(name): _decode(name, value) for name, value in sorted(_pairs(stored).items())}
-    return Registry(generation, _text(file), models, change)
+    return Registry(generation, _text(file), models, change, _versions(declared))
+
+
+def _versions(declared: bytes | None) -> dict[str, str]:
+    """Return the models of the models file; none if an older Headrace has applied it."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(declared or b"{}", type=dict[str, str])
+    return {}
 
 
 def _text(value: bytes | None) -> str:
@@ -239,7 +257,10 @@ def _pairs(stored: Any) -> Mapping[bytes, bytes]:
 
 def _decode(field: bytes, value: bytes) -> RegisteredModel:
     try:
-        model = msgspec.msgpack.decode(value.partition(b" ")[2], type=RegisteredModel)
+        fields = msgspec.msgpack.decode(value.partition(b" ")[2])
+        if isinstance(fields, dict) and "traffic" in fields:
+            fields["traffic"] = known_parts(fields["traffic"])
+        model = msgspec.convert(fields, RegisteredModel)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         problem = str(error)
     else:
@@ -254,11 +275,17 @@ def _decode(field: bytes, value: bytes) -> RegisteredModel:
     )
 
 
-def _change(registry: Registry, changes: Sequence[Change], by: str, file: str) -> Command:
+def _change(
+    registry: Registry, changes: Sequence[Change], by: str, applied: DeclaredModels | None
+) -> Command:
     if len({change.name for change in changes}) < len(changes):
         # They were made from one state, so the last one would undo the others.
         raise ValueError("two changes are of one model")
-    args: list[Arg] = [file, LOG_MAX, secrets.token_hex(8)]
+    file, declared = "", b""
+    if applied is not None:
+        versions = {name: version for name, (version, _) in applied.models.items()}
+        file, declared = applied.digest, msgspec.json.encode(versions)
+    args: list[Arg] = [file, declared, LOG_MAX, secrets.token_hex(8)]
     now_s = time.time()
     for change in changes:
         before = change.before.generation if change.before is not None else 0

@@ -1,7 +1,7 @@
 """Sweeps the queues of the models that this worker leaves out.
 
-A model may be left out by all workers that live. Then nobody else returns the jobs of a lost
-worker to its queue.
+A model may be left out by all workers that live. Then no other worker returns the jobs of a lost
+one to their queue.
 """
 
 from __future__ import annotations

@@ -37,7 +37,11 @@ class ModelDifference(msgspec.Struct, kw_only=True):
     model: ModelName
     version: str
     option: Annotated[
-        str | None, Meta(description="Null: the models file does not have this version.")
+        str | None,
+        Meta(
+            description="Null: the models file does not have this version. `version`: it has, and "
+            "the version was removed."
+        ),
     ]
     declared: Annotated[
         Any, Meta(description="Its value in the models file; null: none, or it is not shown.")

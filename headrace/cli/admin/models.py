@@ -282,6 +282,8 @@ def diff(as_json: options.Json = False, url: options.Url = None) -> None:
 def _difference(one: ModelDifference) -> tuple[str, ...]:
     if one.option is None:
         return (one.model, one.version, "", "not in the file", "")
+    if one.option == "version":
+        return (one.model, one.version, "", "in the file", "removed")
     values = (
         "" if value is None else output.short_line(output.as_json(value))
         for value in (one.declared, one.present)

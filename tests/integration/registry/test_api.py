@@ -18,6 +18,7 @@ from headrace.redis.script_client import ScriptClient
 from headrace.registry.catalog import ConfigReader, read_declared
 from headrace.registry.model import register
 from headrace.registry.store import RegistryStore
+from tests.harness.clients.commands import Commands
 from tests.harness.clients.events import reading
 from tests.harness.fakes.worker import publish_state
 from tests.harness.servers.api_server import ApiServer, api_server
@@ -217,7 +218,9 @@ def test_a_removal_that_a_worker_has_not_finished_is_pending(
         client.zrem(keys.WORKERS, "w")
 
 
-def test_differences_from_the_models_file_are_listed_without_secrets(api: ApiServer) -> None:
+def test_differences_from_the_models_file_are_listed_without_secrets(
+    api: ApiServer, file: Path
+) -> None:
     url = "/api/v1/models/words"
     assert api.http.get("/api/v1/registry/differences").json() == {"differences": []}
     change = {"options": {"replicas": 2, "max_batch_size": 2, "options": {"key": "s3cret"}}}
@@ -232,6 +235,11 @@ def test_differences_from_the_models_file_are_listed_without_secrets(api: ApiSer
         ("words", "1.0", "replicas", None, 2),
         ("words", "2", None, None, None),
     ]
+    assert api.http.delete("/api/v1/models/spare").is_success
+    first, *_ = api.http.get("/api/v1/registry/differences").json()["differences"]
+    assert tuple(first.values()) == ("spare", "1.0", "version", "1.0", None)
+    lines = Commands(api.url, file.parent).lines("models", "diff")
+    assert any(line.split() == ["spare", "1.0", "in", "the", "file", "removed"] for line in lines)
 
 
 def test_every_change_is_logged_with_its_author(api: ApiServer) -> None:

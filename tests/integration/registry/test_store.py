@@ -7,10 +7,12 @@ import datetime
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import Settings
+from headrace.config.traffic import Traffic
 from headrace.errors import Conflict
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -125,16 +127,44 @@ def test_a_models_file_is_applied_and_then_served(store: RegistryStore, tmp_path
     file.write_text("models: {words: {handler: echo, version: '2.0', options: {names: {1: one}}}}")
     declared = read_declared(file)
     seen = store.read()
-    store.write(seen, declared.changes(seen, prune=True), "the file", file=declared.digest)
+    store.write(seen, declared.changes(seen, prune=True), "the file", applied=declared)
 
     found = store.read()
     configs = ConfigReader(
         Settings(timeout_s=7.0, state_dir=tmp_path), load_catalog(file, timeout_s=7)
     )
-    assert found.file == declared.digest
+    assert (found.file, found.declared) == (declared.digest, {"words": "2.0"})
     assert declared.changes(found, prune=True) == []
     (model,) = configs.versions(found)["words"].values()
     assert (model.version, model.options, model.timeout_s) == ("2.0", {"names": {1: "one"}}, 7.0)
+
+
+def test_what_only_a_newer_headrace_knows_is_left_out(
+    store: RegistryStore, redis_db: RedisServer, tmp_path: Path
+) -> None:
+    newer = {
+        "weights": {"1.0": 3},
+        "sticky": {"cookie": "user"},
+        "shadow": "1.0",
+        "mirrors": ["2.0"],
+    }
+    options = {"handler": "echo", "traffic": newer, "version": "1.0"}
+    written = {
+        "name": "words", "generation": 1, "declared_default": "1.0", "colour": "red",
+        "versions": {"1.0": {"declared": options, "since": 7}},
+    }  # fmt: skip
+    with redis_db.client() as client:
+        for traffic in ({}, {"traffic": newer}):
+            value = b"1 " + msgspec.msgpack.encode({**written, **traffic})
+            client.hset(keys.MODELS, "words", value)
+            found = store.read()
+            routing = found.get("words").routing
+            assert routing == Traffic(weights={"1.0": 3}, shadow="1.0")
+    settings = Settings(state_dir=tmp_path)
+    reader = ConfigReader(settings, Catalog(tmp_path / "models.yaml", {}))
+    ((_, _, registered),) = reader.all(found)
+    assert registered.config is not None, registered.problem
+    assert registered.config.traffic == routing
 
 
 def test_the_asyncio_store_does_the_same(redis_db: RedisServer) -> None:

@@ -1,11 +1,11 @@
 -- Change registered models, all of them or none. A model's value is its generation, a space, and msgpack.
--- KEYS: none. ARGV: 1 SHA-256 of the models file that these changes apply ('': they apply none), 2 how many changes the log
---       keeps, 3 an id of this call, then per model: name, the generation that the change was made from (0: it did not exist), its new value ('':
---       it is removed), the entry of the log (JSON).
+-- KEYS: none. ARGV: 1 SHA-256 of the models file that these changes apply ('': they apply none), 2 its models and their
+--       versions (JSON), 3 how many changes the log keeps, 4 an id of this call, then per model: name, the generation that
+--       the change was made from (0: it did not exist), its new value ('': it is removed), the entry of the log (JSON).
 -- Returns {generation of the registry} if all were written, or were by an earlier call that is now repeated; else {-1, name
 -- of a model that was changed meanwhile, its value or ''}.
 local changed = {}
-for i = 4, #ARGV, 4 do
+for i = 5, #ARGV, 4 do
   local name, expected, new = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local old = redis.call('HGET', keys.MODELS, name) or ''
   if old ~= new then
@@ -13,7 +13,7 @@ for i = 4, #ARGV, 4 do
     changed[#changed + 1] = i
   end
 end
-if ARGV[1] ~= '' then redis.call('HSET', keys.REGISTRY, 'file', ARGV[1]) end
+if ARGV[1] ~= '' then redis.call('HSET', keys.REGISTRY, 'file', ARGV[1], 'declared', ARGV[2]) end
 if #changed == 0 then return {tonumber(redis.call('HGET', keys.REGISTRY, 'generation') or '0')} end
 for _, i in ipairs(changed) do
   if ARGV[i + 2] == '' then
@@ -21,9 +21,9 @@ for _, i in ipairs(changed) do
   else
     redis.call('HSET', keys.MODELS, ARGV[i], ARGV[i + 2])
   end
-  redis.call('XADD', keys.MODEL_LOG, 'MAXLEN', '~', ARGV[2], '*', 'change', ARGV[i + 3])
+  redis.call('XADD', keys.MODEL_LOG, 'MAXLEN', '~', ARGV[3], '*', 'change', ARGV[i + 3])
 end
-redis.call('HSET', keys.REGISTRY, 'change', ARGV[3])
+redis.call('HSET', keys.REGISTRY, 'change', ARGV[4])
 local generation = redis.call('HINCRBY', keys.REGISTRY, 'generation', 1)
 redis.call('PUBLISH', keys.MODEL_CHANGES, generation)
 return {generation}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -71,6 +73,22 @@ def test_a_change_over_the_api_stays_when_the_file_is_applied_again() -> None:
     version = registry.get("words").version("")
     assert version.options == {**WORDS, "weight": 2.0, "max_batch_size": 2}
     assert differences(registry) == [("words", "1.0", "max_batch_size", 8, 2)]
+
+
+def test_what_the_file_has_and_the_registry_has_no_more_is_a_difference() -> None:
+    registry = applied({"words": ("1.0", WORDS), "spare": ("1.0", WORDS), "kept": ("1.0", WORDS)})
+    registry = replace(registry, declared=dict.fromkeys(registry.models, "1.0"))
+    assert differences(registry) == []
+    removed = after(registry, register(registry, "words", "2.0", WORDS))
+    removed = after(removed, choose_default(removed, "words", "2.0"))
+    for name, version in (("words", "1.0"), ("spare", "")):
+        removed = after(removed, unregister(removed, name, version))
+    assert differences(replace(removed, declared=registry.declared)) == [
+        ("words", "1.0", "version", "1.0", None),
+        ("spare", "1.0", "version", "1.0", None),
+        ("words", "2.0", "", None, None),
+        ("words", "2.0", "default_version", "1.0", "2.0"),
+    ]
 
 
 def test_none_takes_a_change_back() -> None:

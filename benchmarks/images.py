@@ -9,6 +9,8 @@ number of its preprocess processes.
 
 `python -m benchmarks.images spin` measures the spinning of a model process's threads before they
 sleep, in the loop that decodes ahead: alone, and with another process that needs a core.
+
+`python -m benchmarks.images share` compares numbers of processes and of threads on the same cores.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from headrace.jobs.job import State
 from headrace.redis import keys
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
+from workers.replicas.cores import usable_cores
 from workers.replicas.devices import SPINS, model_environ, tuned
 
 BATCH = 32
@@ -218,6 +221,44 @@ def spinning(images: int, rounds: int) -> None:
         print(f"{name}, {company}: {rate:.1f} images/s, {1000 * cpu_s / images:.1f} ms of CPU each")
 
 
+def sharing(images: int, rounds: int) -> None:
+    """Print rate and CPU of some processes with some threads each, against one with all cores."""
+    cores = usable_cores()
+    shapes = [(1, cores), (1, 1), (cores, 1), (cores, cores)]
+    if cores > 3:
+        shapes += [(cores // 2, 1), (cores // 2, 2)]
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        loops = {
+            shape: [
+                stack.enter_context(bare_process(images, OMP_NUM_THREADS=str(shape[1])))
+                for _ in range(shape[0])
+            ]
+            for shape in shapes
+        }
+        for processes in loops.values():
+            for loop in processes:
+                loop.request("warm")
+        for _ in range(rounds):
+            for shape, processes in loops.items():
+                before, started = sum(one.cpu_s() for one in processes), time.perf_counter()
+                with ThreadPoolExecutor(len(processes)) as pool:
+                    list(pool.map(lambda loop: loop.request("turn"), processes))
+                wall_s = time.perf_counter() - started
+                cpu_s = sum(one.cpu_s() for one in processes) - before
+                count = images * len(processes)
+                found.setdefault(shape, []).append((count / wall_s, 1000 * cpu_s / count))
+    first = found[shapes[0]]
+    for (number, threads), runs in found.items():
+        rates = [rate / alone for (rate, _), (alone, _) in zip(runs, first, strict=True)]
+        cpu_ms = median(ms for _, ms in runs)
+        print(
+            f"{number} processes x {threads} threads: {interval(rates)} of one process with all "
+            f"cores, {cpu_ms:.1f} ms of CPU an image",
+            flush=True,
+        )
+
+
 @contextmanager
 def busy_process() -> Iterator[None]:
     """Run a process that uses one core, for ten minutes at most."""
@@ -233,7 +274,7 @@ def busy_process() -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "what", nargs="?", default="images", choices=("images", "python", "spin", "bare")
+        "what", nargs="?", default="images", choices=("images", "python", "spin", "share", "bare")
     )
     parser.add_argument("--images", type=int, default=320)
     parser.add_argument("--pairs", type=int, default=7)
@@ -243,6 +284,8 @@ def main() -> None:
         bare(options.images)
     elif options.what == "python":
         pure_python(options.images, 3)
+    elif options.what == "share":
+        sharing(options.images, options.pairs)
     elif options.what == "spin":
         spinning(options.images, options.pairs)
     else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.labels import why_no_worker
+from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_worker
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError
 from headrace.jobs.ids import VERSION
@@ -39,6 +39,7 @@ class ServingWorker(msgspec.Struct, frozen=True):
     pid: int
     state: ModelState
     labels: list[str] = []
+    capacity: Capacity = Capacity()
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -71,8 +72,8 @@ class ModelStatuses:
         self._seen: dict[tuple[str, str, str], float] = {}
         self._reported: dict[str, list[str]] = {}
         self._asked: dict[tuple[str, str], ModelConfig] = {}
-        # The labels of each worker, by its node name.
-        self._labels: dict[str, list[str]] = {}
+        # Each live worker, by its node name.
+        self._hosts: dict[str, Host] = {}
         # The models of workers that do not report their version, as of an older Headrace.
         self._unversioned: frozenset[str] = frozenset()
         self._read_at = -FRESH_S
@@ -88,7 +89,9 @@ class ModelStatuses:
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
         """Return the state of every registered model by the workers' reports, and cache it."""
-        self._labels = {one.node: one.labels for one in reports.values() if one.node}
+        self._hosts = {
+            one.node: Host(one.labels, one.capacity) for one in reports.values() if one.node
+        }
         serving = _serving(reports)
         statuses = {
             model.name: _status(serving.get(model.name, [])) for model in self._catalog.served
@@ -133,10 +136,13 @@ class ModelStatuses:
             options: its options in the registry; those of its source are not among them.
         """
         config = self._catalog.versions.get(model, {}).get(version)
-        labels = options.get("labels", config.labels if config is not None else [])
-        if not isinstance(labels, list):
+        return why_no_worker(needs_of(config or Needs(), options), self._hosts) or None
+
+    def why_unfit(self, model: ModelConfig) -> str | None:
+        """Return in words why no live worker can host a model; None if one can."""
+        if model.name in self._catalog.pipelines:
             return None
-        return why_no_worker([str(one) for one in labels], self._labels) or None
+        return why_no_worker(needs_of(model), self._hosts) or None
 
     def versions(self, model: ModelConfig) -> list[str]:
         """Return the versions that jobs may ask for: the declared one, then those of workers."""
@@ -203,7 +209,7 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
         for name, state in report.models.items():
             # Of several versions in one worker, those that are not the default one have both names.
             serving[name.partition(VERSION_SEPARATOR)[0]].append(
-                ServingWorker(owner, report.pid, state, report.labels)
+                ServingWorker(owner, report.pid, state, report.labels, report.capacity)
             )
     return serving
 

@@ -51,7 +51,8 @@ _MODEL: Final = {
 _WORKER: Final = {
     "worker": "cpu0@host-5f1c9a2e", "node": "cpu0@host", "pid": 4710, "version": "1.0",
     "device": "cpu", "labels": ["gpu=a100"],
-    "state": "ready", "replicas": 1, "ready_replicas": 1, "model_pids": [4711], "error": None,
+    "state": "ready", "replicas": 1, "ready_replicas": 1, "threads": 4, "cpus": ["0-3"],
+    "memory_mb": 214, "model_pids": [4711], "error": None,
 }  # fmt: skip
 _QUEUE: Final = {
     "name": "headrace.digits", "model": "digits", "version": "1.0",
@@ -168,7 +169,7 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "timeout_s": 60.0, "min_timeout_s": 0.1, "max_restarts_per_minute": 10,
             "max_retries": None, "retry_backoff_s": 1.0, "retry_backoff_max_s": 60.0,
             "parameters": {"top_k": {"type": "integer", "default": 3}}, "headers": ["x-tenant"],
-            "error": None, "workers": [_WORKER],
+            "error": None, "unserved": None, "workers": [_WORKER],
             "inputs": {"schema": None, "content_types": ["image/png", "image/jpeg"]},
             "outputs": {
                 "schema": {

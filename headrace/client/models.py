@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -139,6 +139,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         outputs: what it returns, in the same form; None: it declares nothing.
         versions: those that jobs may ask for; the workers may serve others than the declared one.
         traffic: where jobs go that name no version; None: to the default version.
+        unserved: why no worker can host it; None: one can.
     """
 
     name: str
@@ -150,7 +151,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     handler: str | None = None
     device: str | None = None
     labels: list[str] | None = None
-    replicas: int | None = None
+    replicas: int | Literal["auto"] | None = None
     min_replicas: int | None = None
     max_replicas: int | None = None
     scale_down_s: float | None = None
@@ -163,6 +164,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
     headers: list[str] | None = None
     error: str | None = None
+    unserved: str | None = None
     workers: list[dict[str, Any]] | None = None
     inputs: dict[str, Any] | None = None
     outputs: dict[str, Any] | None = None

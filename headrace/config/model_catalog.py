@@ -85,10 +85,14 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         asked_version: the version that the jobs of this queue ask for; "" for none, as in the
             catalog.
         declared: whether these are the options of this version; of others only workers know them.
+        replicas: 1 where `auto_replicas` is set, until a worker resolves it.
+        auto_replicas: its `replicas` are `auto`.
     """
 
     name: str
     handler: str = ""
+    replicas: int = 1
+    auto_replicas: bool = False
     folder: str = ""
     written: tuple[str, ...] = ()
     requirements: Requirements | None = None
@@ -482,7 +486,10 @@ def model_of(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfi
     sizes = values.get("allowed_batch_sizes")
     if sizes is not None:
         values = {"max_batch_size": max(sizes), **values, "allowed_batch_sizes": sorted(sizes)}
-    model = ModelConfig(name=name, **{**values, "handler": values.get("handler") or ""})
+    values = {**values, "handler": values.get("handler") or ""}
+    if values.get("replicas") == "auto":
+        values |= {"replicas": 1, "auto_replicas": True}
+    model = ModelConfig(name=name, **values)
     if model.weights is None:
         return model
     weights = (base_dir / Path(model.weights).expanduser()).absolute()

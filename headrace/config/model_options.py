@@ -91,8 +91,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             them.
         version: shown with each job, and jobs may ask for it; write it in quotes.
         device: its device: cpu, cuda, cuda:N; auto: the worker's GPU if it has one, else the CPU.
+        device_ids: the numbers of the GPUs on their host that may run the model; a CPU may too.
         labels: only workers with all of these labels (worker_labels, a setting) serve the model.
-        replicas: model processes in each worker; with max_replicas, those that it starts with.
+        replicas: model processes in each worker; auto: half of its cores, or 1 on a GPU. With
+            max_replicas, those that it starts with.
         min_replicas: the fewest model processes in each worker, with max_replicas.
         max_replicas: the most model processes in each worker, which then starts and ends some by
             demand.
@@ -155,8 +157,12 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str, Meta(min_length=1, max_length=64, extra_json_schema={"pattern": VERSION})
     ] = DEFAULT_VERSION
     device: Annotated[str, Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    device_ids: (
+        Annotated[list[Annotated[int, Meta(ge=0, le=1023)]], Meta(min_length=1, max_length=64)]
+        | None
+    ) = None
     labels: Annotated[list[Label], Meta(max_length=32)] = msgspec.field(default_factory=list)
-    replicas: Annotated[int, Meta(ge=0, le=256)] = 1
+    replicas: Annotated[int, Meta(ge=0, le=256)] | Literal["auto"] = 1
     min_replicas: Annotated[int, Meta(ge=1, le=256)] = 1
     max_replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
     scale_down_s: _Limit = 60.0

@@ -37,5 +37,5 @@ def _replica_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "max_replicas", "it does not go with total_replicas; leave one of them out"
     for key in ("min_replicas", "replicas"):
         given = values.get(key)
-        if given is not None and given > most:
+        if isinstance(given, int) and given > most:
             yield key, f"it is {given}, more than max_replicas, {most}; change one of them"

@@ -38,11 +38,13 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_API_KEY",
         "HEADRACE_CA_FILE",
         "HEADRACE_INCARNATION",
+        "HEADRACE_MODEL_CPUS",
         "HEADRACE_MODEL_LIFE",
         "HEADRACE_MODEL_PARENT",
         "HEADRACE_NODE",
         "HEADRACE_SPOOL_DIR",
         "HEADRACE_URL",
+        "HEADRACE_WORKER_SHARE",
     }
 )
 
@@ -110,6 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 3
     device_slots: Annotated[int, Meta(ge=0, le=256)] = 0
     worker_labels: tuple[Label, ...] = ()
+    pin_cores: Literal["off", "cores", "numa"] = "off"
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     inline_limit_bytes: Annotated[int, Meta(ge=0, le=16 * MIB)] = 16 * 1024
     payload_store: Literal["redis", "file", "s3"] = "redis"
@@ -249,9 +252,10 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     level = document.data.get("log_level")
     if isinstance(level, str):
         document.data["log_level"] = level.lower()
-    if isinstance(document.data.get("auth"), bool):
-        # YAML reads on and off without quotes as true and false.
-        document.data["auth"] = "on" if document.data["auth"] else "off"
+    for key in ("auth", "pin_cores"):
+        if isinstance(document.data.get(key), bool):
+            # YAML reads on and off without quotes as true and false.
+            document.data[key] = "on" if document.data[key] else "off"
     url = document.data.pop("redis_url", None)
     values = read_fields(document, (), Settings)
     if url is not None:

@@ -71,6 +71,8 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
         return model
     found = reader.read(model.source, model.sha256, model.written)
     written = {key: getattr(model, key) for key in model.written}
+    if model.auto_replicas and "replicas" in written:
+        written["replicas"] = "auto"
     values = {"timeout_s": model.timeout_s, **found.options, **written}
     values["options"] = {**found.options.get("options", {}), **model.options}
     for key, text in option_problems(values):

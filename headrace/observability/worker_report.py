@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from headrace.config.capacity import Capacity
 from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.redis.clock import US_PER_S
 
@@ -225,6 +226,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         id: its number on the host; the UUID of a MIG device.
         busy_ratio: the part of the last sample period in which a kernel ran, 0 to 1.
+        gpu: the number on the host of the GPU, or of the one that the MIG device is part of.
     """
 
     id: str
@@ -235,6 +237,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes: int | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    gpu: int | None = None
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -242,11 +245,13 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         models: the memory of each model's processes in bytes.
+        gpu_processes: the GPU memory of each process in bytes, as far as the driver reports it.
     """
 
     host: HostFigures | None = None
     devices: list[DeviceFigures] = []
     models: dict[str, int] = {}
+    gpu_processes: dict[int, int] = {}
 
 
 #: The state of a model is the first of these that one of its replicas, or one of its workers, has;
@@ -271,6 +276,9 @@ class ModelState(msgspec.Struct, frozen=True):
         backoff_us: first and longest wait before a retry, unless the job has its own.
         version: the version of the model; "" from a worker that does not report it.
         total_replicas: how many all workers together should have; None: each has its own number.
+        threads: with how many threads each process computes; 0 if it is not known.
+        cpus: the logical CPUs of each pinned process, such as "0-3".
+        memory_mib: what one replica took at its last load; 0 if it was not measured.
     """
 
     state: str
@@ -286,6 +294,9 @@ class ModelState(msgspec.Struct, frozen=True):
     )
     version: str = ""
     total_replicas: int | None = None
+    threads: int = 0
+    cpus: list[str] = []
+    memory_mib: int = 0
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):
@@ -312,6 +323,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
         clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
         labels: which models it serves (`worker_labels`).
         registry: how far it follows the registry of models; None if it does not.
+        capacity: what it can host.
     """
 
     node: str
@@ -322,6 +334,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     clock_s: float = 0.0
     labels: list[str] = []
     registry: RegistryProgress | None = None
+    capacity: Capacity = Capacity()
 
 
 #: The fields of `hr:worker:<owner>` next to the states of the models. No model has such a name.
@@ -338,6 +351,7 @@ class _Own(msgspec.Struct, frozen=True):
     pid: int = 0
     versions: dict[str, str] = {}
     labels: list[str] = []
+    capacity: Capacity = Capacity()
 
 
 _own_of: Final = msgspec.json.Decoder(_Own).decode
@@ -366,5 +380,13 @@ def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return WorkerReport(
-        own.node, own.pid, models, figures, own.versions, clock_s, own.labels, registry
+        own.node,
+        own.pid,
+        models,
+        figures,
+        own.versions,
+        clock_s,
+        own.labels,
+        registry,
+        own.capacity,
     )

@@ -37,7 +37,7 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     console = _console([device.name for device in devices], settings, check_broker(url))
     report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
-    children = [components.worker_child(device, settings, variables, report) for device in devices]
+    children = components.worker_children(devices, settings, variables, report)
     ready = f"{len(children)} workers on {redact_url(url)}"
     Supervisor(children, console, on_ready=partial(report, ready)).run()
 

@@ -198,9 +198,16 @@ def node_name(device: Device) -> str:
 
 
 def worker_child(
-    device: Device, settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
+    device: Device,
+    settings: Settings,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+    share: str = "0/1",
 ) -> ChildSpec:
-    """Return the Celery worker of one device. Each start has an incarnation of its own."""
+    """Return the Celery worker of one device. Each start has an incarnation of its own.
+
+    `share` is which of how many workers of this host it is, from 0.
+    """
     node = node_name(device)
     url = environ["HEADRACE_REDIS_URL"]
 
@@ -209,6 +216,7 @@ def worker_child(
             **_celery_environ(environ),
             "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
             "HEADRACE_NODE": node,
+            "HEADRACE_WORKER_SHARE": share,
             INCARNATION: f"{node}-{secrets.token_hex(4)}",
         }
 
@@ -219,6 +227,19 @@ def worker_child(
         device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
         new_environment, release, lambda env: _has_key(url, keys.worker(env[INCARNATION])),
     )  # fmt: skip
+
+
+def worker_children(
+    devices: Sequence[Device],
+    settings: Settings,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+) -> list[ChildSpec]:
+    """Return the Celery workers of this host, which share its cores."""
+    return [
+        worker_child(device, settings, environ, report, f"{number}/{len(devices)}")
+        for number, device in enumerate(devices)
+    ]
 
 
 def background_child(

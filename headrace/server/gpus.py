@@ -6,9 +6,12 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 _NVIDIA_SMI_TIMEOUT_S: Final = 20.0
+#: Where MPS has its pipes if CUDA_MPS_PIPE_DIRECTORY does not set it.
+_MPS_PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108
 _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 
@@ -77,6 +80,12 @@ def list_gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return parse_listing(listed.stdout) if listed.returncode == 0 else []
+
+
+def mps_runs(environ: Mapping[str, str]) -> bool:
+    """Return whether NVIDIA's Multi-Process Service runs here, by the pipe of its daemon."""
+    folder = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_PIPES)
+    return (folder / "control").exists()
 
 
 def parse_listing(text: str) -> list[str]:

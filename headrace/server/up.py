@@ -127,7 +127,7 @@ class Up:
         environ = components.environment(settings, self._broker_url, self._environ)
         children += components.api_children(settings, environ, self._listeners)
         devices = worker_devices(self._environ, options.workers)
-        children += [components.worker_child(d, settings, environ, self._report) for d in devices]
+        children += components.worker_children(devices, settings, environ, self._report)
         if options.background:
             children.append(components.background_child(settings, environ, self._report))
         if options.runner:

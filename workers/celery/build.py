@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.config.labels import missing_labels
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -20,7 +19,7 @@ from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
 from headrace.observability.logs import batch_tag
 from headrace.observability.tracing import tracing
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.worker_report import DeviceFigures, ModelStats
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
@@ -42,9 +41,9 @@ from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import PARENT_VARIABLE
-from workers.replicas.cores import allowed_cpus, usable_cores
-from workers.replicas.devices import device_of, model_environ, tuned
+from workers.replicas.devices import device_of, tuned
 from workers.replicas.orphan_guard import OrphanGuard
+from workers.replicas.placement import Placement
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 
@@ -58,13 +57,15 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         SystemExit: the payload stores are misconfigured.
     """
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
-    builder = ModelBuilder(catalog, settings, os.environ, owner)
+    gpus = GpuMetrics(os.environ)
+    builder = ModelBuilder(catalog, settings, os.environ, owner, gpus.read())
+    placement = builder.placement
     registry = RegistryReader(redis_url, settings, catalog)
     registered = registry.read_at_start()
     _prune_environments(settings, registered)
     registered = registered or _changing_models(catalog)
     models = []
-    for config, loads in _first_models(catalog, registered, settings.worker_labels):
+    for config, loads in _first_models(catalog, registered, placement):
         model = builder.build(config)
         model.loads = loads
         models.append(model)
@@ -72,8 +73,9 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     timeout_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     host_metrics = HostMetrics(
-        GpuMetrics(os.environ).read, partial(model_pids, models), settings.state_dir
+        gpus.read, partial(model_pids, models), settings.state_dir, gpus.processes
     )
+    placement.figures = host_metrics.newest
     event_publisher = EventPublisher(
         worker.hostname,
         event_channel(celery_url(redis_url).database),
@@ -96,7 +98,9 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     dispatcher = Dispatcher(models, settings.device_slots)
     notifier = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
     host_metrics.start()
-    report = WorkerReporter(owner, worker.hostname, host_metrics.latest, settings.worker_labels)
+    report = WorkerReporter(
+        owner, worker.hostname, host_metrics.latest, settings.worker_labels, placement.capacity
+    )
     return Consumer(
         models,
         leases,
@@ -108,6 +112,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         dispatcher,
         notifier,
         builder.build,
+        placement,
         registry,
         registered,
     )
@@ -138,7 +143,7 @@ def _prune_environments(settings: Settings, registered: Found | None) -> None:
 
 
 def _first_models(
-    catalog: Catalog, registered: Found | None, labels: Collection[str]
+    catalog: Catalog, registered: Found | None, placement: Placement
 ) -> list[tuple[ModelConfig, int]]:
     """Return what a worker serves at first, and the reloads of each: one version per model.
 
@@ -154,7 +159,7 @@ def _first_models(
     return [
         (_without_leases(config), loads)
         for config, loads in found.values()
-        if not missing_labels(config.labels, labels)
+        if not placement.misfits(config)
     ]
 
 
@@ -195,19 +200,19 @@ class ModelBuilder:
         settings: the settings.
         environ: the environment of the worker.
         owner: the name of this incarnation of the worker.
+        devices: the GPUs of the worker, as the driver reports them.
     """
 
     def __init__(
-        self, catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
+        self,
+        catalog: Catalog,
+        settings: Settings,
+        environ: Mapping[str, str],
+        owner: str = "",
+        devices: Sequence[DeviceFigures] = (),
     ) -> None:
-        processes = sum(one.max_replicas or one.replicas for one in catalog.models.values())
-        side_by_side = min(settings.device_slots or processes, processes)
+        self.placement = Placement(catalog.models.values(), settings, environ, devices)
         self._environ = environ
-        self._child_environ = model_environ(environ, side_by_side)
-        logger.info(
-            "%d cores in %d logical CPUs: %d model processes compute with %s threads each",
-            usable_cores(), len(allowed_cpus()), processes, self._child_environ["OMP_NUM_THREADS"],
-        )  # fmt: skip
         self._settings = settings
         self._folder = catalog.base_dir
         self._logs = [settings.log_format, settings.log_level, batch_tag(owner)]
@@ -222,12 +227,13 @@ class ModelBuilder:
             key: its name in the worker; "" for the name of the model.
             stats: the counters that it continues; None for new ones.
         """
-        settings, environ = self._settings, self._child_environ
+        settings, placement, environ = self._settings, self.placement, self.placement.environ
+        config = placement.resolve(config)
         device = device_of(config, self._environ)
         init = {**config.init_frame(self._folder, device), "logs": self._logs}
         environ = tuned(environ, device) if config.malloc_tuning else environ
-        template = Replica(init, environ, config.load_timeout_s)
-        replicas = [Replica(init, environ, config.load_timeout_s) for _ in range(config.replicas)]
+        template = Replica(init, environ, config.load_timeout_s, placement.seats)
+        replicas = [template.another() for _ in range(config.replicas)]
         retries = config.max_retries if config.max_retries is not None else settings.max_retries
         payloads = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
         return ServedModel(

@@ -39,6 +39,7 @@ from workers.models.settling import BatchResult
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
+from workers.replicas.placement import Placement
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import replica_for_second, stage_at
@@ -78,6 +79,7 @@ class Consumer:
         dispatcher: Dispatcher,
         notifier: CanvasNotifier,
         build: Callable[[ModelConfig, str, ModelStats | None], ServedModel],
+        placement: Placement,
         registry: RegistryReader,
         registered: Found | None = None,
     ) -> None:
@@ -93,10 +95,19 @@ class Consumer:
         self._finished: list[FinishedBatch] = []
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
-        self._replica_manager = ReplicaManager(self._selector, leases, observer, orphan_guard)
+        self._replica_manager = ReplicaManager(
+            self._selector, leases, observer, orphan_guard, placement
+        )
         self._registry = registry
         self._updates = ModelUpdates(
-            models, build, leases, notifications, dispatcher, self._replica_manager, observer
+            models,
+            build,
+            placement,
+            leases,
+            notifications,
+            dispatcher,
+            self._replica_manager,
+            observer,
         )
         if registered is not None:
             self._updates.want(registered, registry.generation)

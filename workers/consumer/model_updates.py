@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.config.labels import missing_labels
 from headrace.config.model_catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats, RegistryProgress
 from headrace.redis import keys
@@ -30,7 +29,7 @@ from workers.leases.notifications import QueueNotifications
 from workers.models.backlog import OWN, PLACES
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import STARTING, Phase
-from workers.replicas.replica import Replica
+from workers.replicas.placement import Placement
 from workers.scheduling.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -61,6 +60,7 @@ class ModelUpdates:
     Args:
         models: the served models; the list is changed in place.
         build: builds a served model from its configuration, its key and its counters.
+        placement: decides which models fit this worker.
 
     Attributes:
         watching: the model of each position of the notifications; None if it is free.
@@ -70,6 +70,7 @@ class ModelUpdates:
         self,
         models: list[ServedModel],
         build: Callable[[ModelConfig, str, ModelStats | None], ServedModel],
+        placement: Placement,
         leases: LeaseManager,
         notifications: QueueNotifications,
         dispatcher: Dispatcher,
@@ -78,6 +79,7 @@ class ModelUpdates:
     ) -> None:
         self._models = models
         self._build = build
+        self._placement = placement
         self._leases = leases
         self._notifications = notifications
         self._dispatcher = dispatcher
@@ -89,7 +91,7 @@ class ModelUpdates:
         self._wanted: dict[Version, Wanted] | None = None
         # A configuration that could not be loaded is tried again when it changes.
         self._failed: dict[Version, Failed] = {}
-        # What is for workers with other labels, and the labels that this one lacks.
+        # What does not fit this worker, and why.
         self._elsewhere: dict[Version, list[str]] = {}
         # What is wrong with the options of a version, so that it is not served as it is registered.
         self._problems: dict[Version, str] = {}
@@ -109,16 +111,17 @@ class ModelUpdates:
         self._generation = generation
         before, elsewhere = self._wanted or {}, self._elsewhere
         self._wanted, self._elsewhere, self._problems = {}, {}, {}
-        labels = self._leases.settings.worker_labels
         for name, version, registered in found:
             if registered.config is not None:
-                if missing := missing_labels(registered.config.labels, labels):
-                    self._elsewhere[name, version] = missing
-                    if elsewhere.get((name, version)) != missing:
-                        fields = {"model": name, "version": version, "labels": missing}
-                        logger.info("not served here: this worker lacks labels", extra=fields)
+                if why := self._placement.misfits(registered.config):
+                    self._elsewhere[name, version] = why
+                    if elsewhere.get((name, version)) != why:
+                        fields = {"model": name, "version": version}
+                        text = "not served here: this worker %s"
+                        logger.info(text, ", ".join(why), extra=fields)
                     continue
-                wanted = Wanted(registered.config, registered.loads, registered.is_default)
+                config = self._placement.resolve(registered.config)
+                wanted = Wanted(config, registered.loads, registered.is_default)
                 self._wanted[name, version] = wanted
             else:
                 self._problems[name, version] = registered.problem
@@ -384,9 +387,8 @@ class ModelUpdates:
         model.config = config
         for replica in lasting[config.replicas :]:
             replica.surplus = True
-        template = model.template
         for _ in range(config.replicas - len(lasting)):
-            model.replicas.append(Replica(template.init, template.environ, template.load_timeout_s))
+            model.replicas.append(model.template.another())
         self._dispatcher.set_shares()
         self._pending = True
 
@@ -444,8 +446,10 @@ def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
         min_replicas=other.min_replicas,
         max_replicas=other.max_replicas,
         scale_down_s=other.scale_down_s,
+        auto_replicas=other.auto_replicas,
         total_replicas=other.total_replicas,
         labels=other.labels,
+        device_ids=other.device_ids,
         memory_mb=other.memory_mb,
         traffic=other.traffic,
     )

@@ -25,6 +25,7 @@ from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import STARTING, Phase
 from workers.replicas.orphan_guard import OrphanGuard
+from workers.replicas.placement import Placement
 from workers.replicas.process_end import OomKills, ProcessEnd
 from workers.replicas.replica import Replica
 
@@ -49,12 +50,14 @@ class ReplicaManager:
         leases: LeaseManager,
         observer: WorkerObserver,
         orphan_guard: OrphanGuard,
+        placement: Placement,
     ) -> None:
         self.new_loss = False
         self._selector = selector
         self._leases = leases
         self._observer = observer
         self._orphan_guard = orphan_guard
+        self._placement = placement
         self._memory_at = 0.0
         self._oom_kills = OomKills()
 
@@ -68,11 +71,13 @@ class ReplicaManager:
             for replica in list(model.replicas):
                 if replica.process is None:
                     if loads and now >= replica.restart_at:
-                        self._restart(model, replica, now)
+                        self._restart(models, model, replica, now)
                 elif replica.overdue(now):
                     if replica.state in STARTING:
                         self.load_failed(model, replica, replica.error)
                     self.lost(model, replica, now)
+                elif check_memory:
+                    self._measure(model, replica)
             self._recycle(model, now, check_memory)
 
     def check(self, models: list[ServedModel], now: float) -> None:
@@ -111,6 +116,7 @@ class ReplicaManager:
         """
         replica.ready(info)
         model.replica_history.add_load(info["load_s"])
+        model.load_mib = self._placement.used_mib(model.device, replica.pids) or model.load_mib
         if replica.fits:
             model.observe_memory(model.config.max_batch_size, replica.fits)
         logger.info("loaded in %.2f s", info["load_s"], extra=about(model))
@@ -257,13 +263,40 @@ class ReplicaManager:
             model.replicas.remove(replica)
         self.new_loss = True
 
-    def _restart(self, model: ServedModel, replica: Replica, now: float) -> None:
+    def _restart(
+        self, models: Sequence[ServedModel], model: ServedModel, replica: Replica, now: float
+    ) -> None:
         replica.restart_at = model.replica_history.restart_at(now)
         if replica.restart_at <= now:
+            if why := self._why_no_room(models, model):
+                self.load_failed(model, replica, why)
+                replica.ended(now)
+                self.new_loss = True
+                return
             self._start(model, replica, now)
         else:
             reason = model.replica_history.wait_reason(now).partition("\n")[0]
             logger.error("%s", reason, extra=about(model))
+
+    def _why_no_room(self, models: Sequence[ServedModel], model: ServedModel) -> str:
+        """Return in words why there is no memory for one more replica; "" if there is, or may be.
+
+        Of replicas that load, what they do not have yet is not free.
+        """
+        loading_mib = 0.0
+        for other in models:
+            if other.device != model.device:
+                continue
+            need = other.config.memory_mb or other.load_mib
+            for one in other.replicas:
+                if need and one.state in STARTING:
+                    loading_mib += max(0.0, need - self._placement.used_mib(other.device, one.pids))
+        return self._placement.why_no_room(model.config, model.device, model.load_mib, loading_mib)
+
+    def _measure(self, model: ServedModel, replica: Replica) -> None:
+        """Note what a replica takes, until that of this model is known."""
+        if not model.load_mib and replica.state is Phase.READY:
+            model.load_mib = self._placement.used_mib(model.device, replica.pids)
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
         model.deadlines.least_time.forget()
@@ -291,7 +324,8 @@ class ReplicaManager:
                 model.replica_history.add_recycle()
                 if model.config.recycle_overlap:
                     old = replica
-                    old.successor = Replica(old.init, old.environ, old.load_timeout_s)
+                    old.successor = old.another()
+                    old.successor.seat = old.seat
                     model.replicas.append(old.successor)
                 else:
                     replica.enter(Phase.DRAINING)

@@ -30,6 +30,7 @@ from workers.model_process.startup import (
     context_of,
     die_with_parent,
     handler_of,
+    pin_to_cores,
     warm_up,
     why_not_loaded,
 )
@@ -45,6 +46,8 @@ BATCHES_MAX: Final = 8
 def main() -> None:
     """Load the handler that the first frame names, warm it up, then run batches until stopped."""
     die_with_parent(int(os.environ.get(PARENT_VARIABLE, "0").partition(":")[0]))
+    # Before any thread starts.
+    not_pinned = pin_to_cores(os.environ)
     write_stacks_to(int(sys.argv[2]))
     # Ctrl-C signals the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,6 +59,8 @@ def main() -> None:
     shape, level, tag = config["logs"]
     fields = {"model": config["model"]}
     logs.configure(shape, level, "model", environ=os.environ, user_code=True, fields=fields)
+    if not_pinned:
+        logger.warning("%s", not_pinned)
     # Before the handler loads, as it may be instrumented itself.
     spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()

@@ -31,6 +31,7 @@ from workers.model_process.outcomes import (
     text_of,
     without_secrets,
 )
+from workers.protocol.phases import CPUS_VARIABLE
 
 logger = logging.getLogger("headrace.model")
 
@@ -75,6 +76,22 @@ def die_with_parent(parent: int) -> None:
     # The parent may have died before the line above.
     if parent and os.getppid() != parent:
         os._exit(0)
+
+
+def pin_to_cores(environ: Mapping[str, str]) -> str:
+    """Pin this process to the cores that its worker has chosen; later threads inherit this.
+
+    Returns:
+        Why it is not pinned; "" if it is, or if it should not be.
+    """
+    cpus = environ.get(CPUS_VARIABLE, "")
+    if not cpus:
+        return ""
+    try:
+        os.sched_setaffinity(0, map(int, cpus.split(",")))
+    except (OSError, ValueError, AttributeError) as error:
+        return f"the process is not pinned to the CPUs {cpus}: {error}"
+    return ""
 
 
 def why_not_loaded(error: BaseException) -> str:

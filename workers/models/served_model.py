@@ -75,6 +75,7 @@ class ServedModel:
         next_due_at: when the next delayed job joins the queue; NEVER if unknown.
         prepare_s: recent seconds of `preprocess` for one input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
+        load_mib: the memory that one replica took at the last load; 0 if it was not measured.
         replica_history: what happened to its replicas.
         stats: its counters and histograms.
         retry_policy: how often and when its jobs are retried, unless their message sets it.
@@ -106,7 +107,7 @@ class ServedModel:
         self.hold_until: float | None = None
         self.free_since: float | None = None
         self.next_due_at = NEVER
-        self.prepare_s = self.starved = 0.0
+        self.prepare_s = self.starved = self.load_mib = 0.0
         self.stats = stats or ModelStats()
         self.replica_history = ReplicaHistory(config.max_restarts_per_minute, self.stats)
         self.retry_policy = RetryPolicy(

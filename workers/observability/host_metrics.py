@@ -54,13 +54,16 @@ class HostMetrics:
         devices: Callable[[], list[DeviceFigures]],
         processes: Callable[[], Mapping[str, list[int]]],
         folder: Path,
+        gpu_processes: Callable[[], dict[int, int]] = dict,
     ) -> None:
         self._devices = devices
         self._processes = processes
         self._folder = folder
+        self._gpu_processes = gpu_processes
         self._host = socket.gethostname()
         # The bytes and when they were measured, replaced together.
         self._last: tuple[bytes, float] = (NOTHING, 0.0)
+        self._figures = Figures()
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -77,18 +80,24 @@ class HostMetrics:
         figures, at = self._last
         return figures if time.monotonic() - at <= STALE_S else NOTHING
 
+    def newest(self) -> Figures:
+        """Return the newest figures, however old they are."""
+        return self._figures
+
     def measure(self) -> Figures:
         """Measure now, and return the figures."""
         return Figures(
             self._measured_host(),
             self._devices(),
             {model: resident_bytes(pids) for model, pids in self._processes().items()},
+            self._gpu_processes(),
         )
 
     def _run(self) -> None:
         while True:
             try:
-                self._last = (_encode(self.measure()), time.monotonic())
+                self._figures = self.measure()
+                self._last = (_encode(self._figures), time.monotonic())
             except Exception:
                 # The worker does not depend on the figures.
                 logger.warning("host and devices cannot be measured", exc_info=True)
@@ -145,6 +154,18 @@ class GpuMetrics:
             self._again_at = now + AGAIN_S
             return []
 
+    def processes(self) -> dict[int, int]:
+        """Return the GPU memory of each process in bytes, as far as the driver reports it.
+
+        In a container the driver may have other pids than the worker.
+        """
+        found: dict[int, int] = {}
+        for handle in self._handles or ():
+            with contextlib.suppress(pynvml.NVMLError):
+                for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    found[one.pid] = found.get(one.pid, 0) + (one.usedGpuMemory or 0)
+        return found
+
 
 def _handle(name: str) -> Any:
     if name.isdecimal():
@@ -164,11 +185,18 @@ def _figures(handle: Any) -> DeviceFigures:
         busy_ratio=None if busy is None else busy.gpu / 100,
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_bytes=None if memory is None else int(memory.total),
+        gpu=_supported(_gpu_number, handle),
         temperature_celsius=_supported(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_watts=None if power is None else power / MILLIWATTS,
     )
+
+
+def _gpu_number(handle: Any) -> int:
+    if pynvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
+        handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return int(pynvml.nvmlDeviceGetIndex(handle))
 
 
 def _supported(query: Callable[..., T], *arguments: Any) -> T | None:

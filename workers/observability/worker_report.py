@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.config.capacity import Capacity
 from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import (
     BEST_FIRST,
@@ -23,7 +24,10 @@ from headrace.redis.traffic import TRAFFIC
 from workers.models.backlog import OWN, VERSION
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import Phase
+from workers.replicas.cores import write_cpus
+from workers.replicas.devices import threads_of
 
+NO_CAPACITY: Final = Capacity()
 _encode: Final = msgspec.json.encode
 
 
@@ -35,18 +39,23 @@ class WorkerReporter:
         node: its Celery node name.
         figures: returns the newest `Figures` as JSON.
         labels: which models it serves.
+        capacity: what it can host.
     """
 
     def __init__(
-        self, owner: str, node: str, figures: Callable[[], bytes], labels: Sequence[str] = ()
+        self,
+        owner: str,
+        node: str,
+        figures: Callable[[], bytes],
+        labels: Sequence[str] = (),
+        capacity: Capacity = NO_CAPACITY,
     ) -> None:
         self._owner = owner
         self._node = node
         self._figures = figures
         self._reported: set[str] = set()
-        self._worker = _encode(
-            {"node": node, "pid": os.getpid(), "versions": running_versions(), "labels": labels}
-        )
+        own = {"node": node, "pid": os.getpid(), "versions": running_versions()}
+        self._worker = _encode({**own, "labels": labels, "capacity": capacity})
 
     def commands(
         self, models: Sequence[ServedModel], progress: RegistryProgress | None = None
@@ -118,6 +127,9 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "lost": model.replica_history.lost,
         "starved": round(model.starved, 3),
         "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
+        "threads": threads_of(model.template.environ),
+        "cpus": [write_cpus(r.seat) for r in model.replicas if r.process is not None and r.seat],
+        "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
         "backoff_us": model.retry_policy.backoff_us,
         "since": max((replica.since for replica in model.replicas), default=0.0),

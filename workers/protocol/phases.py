@@ -28,6 +28,8 @@ from typing import Final
 PARENT_VARIABLE: Final = "HEADRACE_MODEL_PARENT"
 #: Set likewise; names one start of one model process.
 LIFE_VARIABLE: Final = "HEADRACE_MODEL_LIFE"
+#: Set in a model process that is pinned to cores: their logical CPUs, separated by commas.
+CPUS_VARIABLE: Final = "HEADRACE_MODEL_CPUS"
 #: Makes a model process write the stacks of its threads.
 TRACE_SIGNAL: Final = signal.SIGUSR2
 

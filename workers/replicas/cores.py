@@ -10,20 +10,83 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+#: Which of how many workers of this host this one is, such as "1/2"; a supervisor that starts
+#: several workers sets it.
+ENV_SHARE: Final = "HEADRACE_WORKER_SHARE"
 
 _CPUS: Final = Path("/sys/devices/system/cpu")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_NODES: Final = Path("/sys/devices/system/node")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_NODE: Final = re.compile(r"node(\d+)")
+_SHARE: Final = re.compile(r"(\d+)/(\d+)")
+
+
+class Core(NamedTuple):
+    """A physical core.
+
+    Attributes:
+        node: its NUMA node.
+        cpu: the logical CPU of its first hyper-thread that this process may use.
+    """
+
+    node: int
+    cpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCores:
+    """The cores of one worker.
+
+    Attributes:
+        count: how many it computes with; at least 1.
+        cores: its physical cores, by NUMA node. There are more than `count` if a cgroup limits it.
+        cpus: how many logical CPUs the process may run on.
+        allowed: how many physical cores these have.
+        limit: the limit of the cgroup in cores; None: it has none.
+        share: which of how many workers of this host it is.
+    """
+
+    count: int
+    cores: tuple[Core, ...]
+    cpus: int
+    allowed: int
+    limit: float | None
+    share: tuple[int, int]
+
+    @override
+    def __str__(self) -> str:
+        words = [f"{self.allowed} physical cores in {self.cpus} logical CPUs"]
+        if self.cpus > self.allowed:
+            words.append("hyper-threads left out")
+        if self.limit is not None and self.limit < self.allowed:
+            words.append(f"the container's limit is {self.limit:g} cores")
+        number, workers = self.share
+        if workers > 1:
+            words.append(f"worker {number + 1} of {workers} on this host")
+        if self.count != self.allowed:
+            words.append(f"cores of this worker: {self.count}")
+        return ", ".join(words)
 
 
 @cache
+def own_cores() -> WorkerCores:
+    """Return the cores of this worker."""
+    return worker_cores(allowed_cpus(), os.environ)
+
+
 def usable_cores() -> int:
     """Return how many cores this process may compute with; at least 1."""
-    return count_cores(allowed_cpus())
+    return own_cores().count
 
 
 def allowed_cpus() -> set[int]:
@@ -33,20 +96,86 @@ def allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def count_cores(
-    cpus: set[int], sys: Path = _CPUS, cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP
-) -> int:
-    """Return how many physical cores these logical CPUs have, within the limit of the cgroup.
+def worker_cores(
+    cpus: Collection[int],
+    environ: Mapping[str, str],
+    sys: Path = _CPUS,
+    nodes: Path = _NODES,
+    cgroups: Path = CGROUPS,
+    own: Path = OWN_CGROUP,
+) -> WorkerCores:
+    """Return the cores of a worker that may use these logical CPUs.
 
     Args:
         cpus: the numbers of the logical CPUs.
+        environ: the environment, with the worker's share.
         sys: the folder of the kernel with a folder for each logical CPU.
+        nodes: the folder of the kernel with a folder for each NUMA node.
         cgroups: the folder where the cgroups are mounted.
         own: the file that names the cgroups of this process.
     """
-    cores = len({_siblings(sys, cpu) for cpu in cpus})
-    limits = [limit for folder in _cgroup_folders(cgroups, own) for limit in _limits(folder)]
-    return max(1, math.ceil(min([cores, *limits])))
+    cores = physical_cores(cpus, sys, nodes)
+    limit = min(
+        (one for folder in cgroup_folders(cgroups, own) for one in _limits(folder)), default=None
+    )
+    number, workers = share = _share(environ)
+    own_part = cores[len(cores) * number // workers : len(cores) * (number + 1) // workers]
+    # More workers than cores: some share one.
+    own_part = own_part or [cores[number % len(cores)]]
+    count = float(len(own_part))
+    if limit is not None:
+        count = min(count, limit if workers == 1 else math.ceil(limit) // workers)
+    return WorkerCores(
+        max(1, math.ceil(count)), tuple(own_part), len(cpus), len(cores), limit, share
+    )
+
+
+def physical_cores(cpus: Collection[int], sys: Path = _CPUS, nodes: Path = _NODES) -> list[Core]:
+    """Return the physical cores of logical CPUs, by NUMA node; a node is 0 if it is not known."""
+    node_of: dict[int, int] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for folder in nodes.iterdir():
+            if match := _NODE.fullmatch(folder.name):
+                listed = read_cpus((folder / "cpulist").read_text())
+                node_of |= dict.fromkeys(listed, int(match.group(1)))
+    first: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        first.setdefault(_siblings(sys, cpu), cpu)
+    return sorted(Core(node_of.get(cpu, 0), cpu) for cpu in first.values())
+
+
+def read_cpus(text: str) -> list[int]:
+    """Return the numbers in a list of the kernel, such as "0-3,8".
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return found
+
+
+def write_cpus(cpus: Sequence[int]) -> str:
+    """Return numbers in increasing order as a list of the kernel."""
+    parts: list[str] = []
+    low = high = -1
+    for cpu in cpus:
+        if parts and cpu == high + 1:
+            parts.pop()
+        else:
+            low = cpu
+        high = cpu
+        parts.append(f"{low}-{high}" if high > low else str(low))
+    return ",".join(parts)
+
+
+def _share(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return which of how many workers this one is; 0 of 1 without a valid one."""
+    match = _SHARE.fullmatch(environ.get(ENV_SHARE, ""))
+    number, workers = map(int, match.groups()) if match else (0, 1)
+    return (number, workers) if number < workers else (0, 1)
 
 
 def _siblings(sys: Path, cpu: int) -> str:
@@ -58,15 +187,17 @@ def _siblings(sys: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def _cgroup_folders(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Yield the folders of this process' cgroups and of all above them."""
+def cgroup_folders(
+    cgroups: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "cpu"
+) -> Iterator[Path]:
+    """Yield the folders of this process' cgroups, and of all above them, that have a controller."""
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
+            if controllers and controller not in controllers.split(","):
                 continue
             # The folder of version 1 has its controllers in another order, and a link `cpu`.
-            root = cgroups / "cpu" if controllers else cgroups
+            root = cgroups / controller if controllers else cgroups
             folder = root / name.lstrip("/")
             yield folder
             if folder != root:

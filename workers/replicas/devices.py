@@ -29,8 +29,12 @@ def device_of(model: ModelConfig, environ: Mapping[str, str]) -> str:
     """
     if model.device != "auto":
         return model.device
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    return "cuda:0" if visible not in ("", "-1", "none", "NoDevFiles") else "cpu"
+    return "cuda:0" if has_gpu(environ) else "cpu"
+
+
+def has_gpu(environ: Mapping[str, str]) -> bool:
+    """Return whether a worker has a GPU."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1", "none", "NoDevFiles")
 
 
 def threads_per_process(processes: int) -> int:
@@ -59,6 +63,12 @@ def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:
     if "OMP_WAIT_POLICY" not in environ:
         shares["GOMP_SPINCOUNT"] = SPINS
     return {**shares, **environ, "PYTHONUNBUFFERED": "1"}
+
+
+def threads_of(environ: Mapping[str, str]) -> int:
+    """Return with how many threads a model process of this environment computes; 0: not known."""
+    given = environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isascii() and given.isdecimal() else 0
 
 
 def tuned(environ: Mapping[str, str], device: str) -> dict[str, str]:

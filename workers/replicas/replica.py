@@ -21,8 +21,16 @@ import psutil
 
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import FrameSocket, readable
-from workers.protocol.phases import LIFE_VARIABLE, PARENT_VARIABLE, STARTING, TRACE_SIGNAL, Phase
+from workers.protocol.phases import (
+    CPUS_VARIABLE,
+    LIFE_VARIABLE,
+    PARENT_VARIABLE,
+    STARTING,
+    TRACE_SIGNAL,
+    Phase,
+)
 from workers.replicas.orphan_guard import end_marked
+from workers.replicas.seats import NOT_PINNED, Seat, Seats
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +57,11 @@ class Replica:
         init: the first frame, with what the process needs to load the handler.
         environ: its environment.
         load_timeout_s: how long it may load and warm up.
+        seats: the cores to which the processes of the worker are pinned.
 
     Attributes:
         idle_since: when its last batch ended, or it was loaded.
+        seat: the cores of its process, also after its end; empty if it is not pinned.
         staged: the batch that was sent behind the one that runs.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
@@ -78,6 +88,8 @@ class Replica:
     init: dict[str, Any]
     environ: dict[str, str]
     load_timeout_s: float = NEVER
+    seats: Seats = field(default_factory=Seats)
+    seat: Seat = NOT_PINNED
     state: Phase = Phase.RESTARTING
     error: str = ""
     since: float = field(default_factory=time.time)
@@ -118,6 +130,10 @@ class Replica:
         """Whether it is ready and has no batch."""
         return self.state is Phase.READY and self.batch is None
 
+    def another(self) -> Replica:
+        """Return a replica that is started as this one."""
+        return Replica(self.init, self.environ, self.load_timeout_s, self.seats)
+
     def start(self, now: float, mark: str) -> FrameSocket:
         """Start the process; call it on a thread that lives as long as the worker.
 
@@ -134,10 +150,12 @@ class Replica:
             module, packages = "workers.model_process", self.init.get("requirements") or {}
             if packages:
                 module = "workers.model_process.packaged"
+            self.seat = self.seats.take(self.seat)
+            pinned = {CPUS_VARIABLE: ",".join(map(str, self.seat))} if self.seat else {}
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, (*passed, *packages.values()))],
                 pass_fds=passed,
-                env={**self.environ, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
+                env={**self.environ, **pinned, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -309,10 +327,14 @@ class Replica:
         """Return the stacks that the process' C code has written, at a crash or on request."""
         return self._stacks.text() if self._stacks is not None else ""
 
+    @property
+    def pids(self) -> list[int]:
+        """The process and its helpers; empty without a process."""
+        return [self.process.pid, *self.helpers] if self.process is not None else []
+
     def memory_mib(self) -> float:
         """Return the resident memory of the process and its helpers, in MiB."""
-        pids = [self.process.pid, *self.helpers] if self.process is not None else []
-        return resident_bytes(pids) / MIB
+        return resident_bytes(self.pids) / MIB
 
     def lost_device(self, cause: str, now: float) -> None:
         """Note that the process has lost its device to a job and ends; send it no more batches."""
@@ -348,6 +370,7 @@ class Replica:
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         self.process = None
+        self.seats.free(self.seat)
         if self.state is not Phase.STOPPED:
             # Also those that left the process group; after an orderly end none is left.
             end_marked(LIFE_VARIABLE, self._life)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -61,6 +61,13 @@ class ModelWorker(msgspec.Struct):
     labels: Annotated[list[str], Meta(description="Those of the worker (`worker_labels`).")]
     replicas: Count
     ready_replicas: Count
+    threads: Annotated[Count, Meta(description="Of each process; 0: not known.")]
+    cpus: Annotated[
+        list[str], Meta(description="The CPUs of each process that is pinned, such as `0-3`.")
+    ]
+    memory_mb: Annotated[
+        Count, Meta(description="What one replica took at its last load, in MiB; 0: not measured.")
+    ]
     model_pids: list[int]
     error: _Error
 
@@ -96,7 +103,9 @@ class ModelDetail(Model, kw_only=True):
     handler: str
     device: str
     labels: Annotated[list[str], Meta(description="Only workers with all of these serve it.")]
-    replicas: Count
+    replicas: Annotated[
+        Count | Literal["auto"], Meta(description="`auto`: each worker decides by its cores.")
+    ]
     min_replicas: Annotated[
         Count, Meta(description="The fewest processes of a worker, with `max_replicas`.")
     ]
@@ -131,6 +140,7 @@ class ModelDetail(Model, kw_only=True):
         list[str], Meta(description="The headers of a submit that reach the handler.")
     ]
     error: _Error
+    unserved: Annotated[str | None, Meta(description="Why no worker can host it; null: one can.")]
     workers: list[ModelWorker]
     inputs: Annotated[
         DeclaredValue | None, Meta(description="What it takes; null: anything is accepted.")
@@ -149,7 +159,7 @@ class ModelDetail(Model, kw_only=True):
 _CONFIGURED: Final = (
     set(ModelDetail.__struct_fields__)
     .intersection(ModelConfig.__struct_fields__)
-    .difference(("inputs", "outputs"))
+    .difference(("inputs", "outputs", "replicas"))
 )
 
 
@@ -179,11 +189,13 @@ async def get_model(services: Services, _: Request, model: str) -> Reply:
     status = (await services.model_statuses.statuses())[config.name]
     detail = ModelDetail(
         **{name: getattr(config, name) for name in _CONFIGURED},
+        replicas="auto" if config.auto_replicas else config.replicas,
         queue=config.queue,
         state=status.state,
         ready_replicas=status.ready,
         versions=services.model_statuses.versions(config),
         error=status.error or None,
+        unserved=services.model_statuses.why_unfit(config),
         workers=[_worker(served) for served in status.workers],
         inputs=_declared(config.inputs),
         outputs=_declared(config.outputs),
@@ -221,6 +233,9 @@ def _worker(served: ServingWorker) -> ModelWorker:
         labels=served.labels,
         replicas=state.replicas,
         ready_replicas=state.ready,
+        threads=state.threads,
+        cpus=state.cpus,
+        memory_mb=state.memory_mib,
         model_pids=state.pids,
         error=state.error or None,
     )

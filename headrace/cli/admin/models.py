@@ -124,7 +124,7 @@ def set_options(
 @models_group.command()
 def scale(
     model: ModelArgument,
-    replicas: int | None = argument("[REPLICAS]", "Model processes in each worker.", None, min=0),
+    replicas: str | None = argument("[REPLICAS]", "Model processes in each worker, or auto.", None),
     version: OfVersion = "",
     total: bool = flag("--total", "Processes of all workers together (total_replicas)."),
     least: int | None = option("--min N", "The fewest by demand (min_replicas).", None, min=1),
@@ -135,7 +135,7 @@ def scale(
 ) -> None:
     """Set how many model processes each worker runs, or with --total all workers together."""
     given = {
-        "total_replicas" if total else "replicas": replicas,
+        "total_replicas" if total else "replicas": replicas and _replicas(replicas, total=total),
         "min_replicas": least,
         "max_replicas": most,
     }
@@ -340,6 +340,20 @@ def _shares(found: ModelTraffic) -> list[tuple[str, str]]:
     return [*facts, *_shadow(found), ("set by", "the models file" if found.declared else "the API")]
 
 
+def _replicas(text: str, *, total: bool) -> int | str:
+    """Return the number of replicas, or "auto".
+
+    Raises:
+        InvalidRequest: the text is neither.
+    """
+    if text == "auto" and not total:
+        return text
+    if not text.isascii() or not text.isdecimal():
+        known = "a number of 0 or more" + ("" if total else ", or auto")
+        raise InvalidRequest(f"REPLICAS: {text[:64]!r} is no number", hint=f"Give {known}.")
+    return int(text)
+
+
 def _options(given: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in given:
@@ -437,8 +451,20 @@ def _facts(model: Model) -> list[tuple[str, str]]:
         text = (
             f"{worker.get('node')}{labels}{version}, {worker.get('device')}: {worker.get('state')}"
         )
-        facts.append(("worker", text))
+        facts.append(("worker", f"{text}{_placement(worker)}"))
     return facts
+
+
+def _placement(worker: dict[str, Any]) -> str:
+    """Return how the model processes of a worker are placed, as far as it reports that."""
+    parts = [output.count(worker.get("replicas", 0), "replica")]
+    if worker.get("threads"):
+        parts[0] += f" of {output.count(worker['threads'], 'thread')}"
+    if worker.get("cpus"):
+        parts.append(f"on CPUs {' and '.join(worker['cpus'])}")
+    if worker.get("memory_mb"):
+        parts.append(f"{worker['memory_mb']} MiB each")
+    return "; " + ", ".join(parts)
 
 
 def _in_words(value: object) -> str:

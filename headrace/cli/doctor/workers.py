@@ -19,7 +19,7 @@ from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok
 from headrace.cli.doctor.deployment import Deployment, WorkerSeen
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
-from headrace.config.labels import why_no_worker
+from headrace.config.capacity import Host, needs_of, why_no_worker
 from headrace.config.paths import ENV_URL
 from headrace.errors import ConfigError
 from headrace.observability.versions import running_versions
@@ -102,14 +102,14 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
     # A pipeline needs no worker; the check `errands` covers it.
     yield from _shared_replicas(deployment)
     missing = sorted(set(deployment.catalog.models) - served)
-    labels = {seen.node: report.labels for seen, report in deployment.alive}
+    hosts = {seen.node: Host(report.labels, report.capacity) for seen, report in deployment.alive}
     for name in list(missing):
-        if why := why_no_worker(deployment.catalog.models[name].labels, labels):
+        if why := why_no_worker(needs_of(deployment.catalog.models[name]), hosts):
             missing.remove(name)
             yield warn(
                 f"no worker serves {name}: {why}",
-                "start a worker with these labels (HEADRACE_WORKER_LABELS), or change `labels` of "
-                "the model",
+                "start a worker that fits (HEADRACE_WORKER_LABELS, a GPU, more memory), or change "
+                "`labels`, `device`, `device_ids` or `memory_mb` of the model",
             )
     if missing:
         yield warn(

@@ -69,12 +69,13 @@ def tell(
     models: Mapping[str, Mapping[str, Any]] | None = None,
     figures: Figures | None = None,
     versions: Mapping[str, str] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> str:
     """Say what a worker of this host (or another) would say each second; its node."""
     node = f"{owner}@{host or socket.gethostname()}"
     encode = msgspec.json.encode
-    own = {"node": node, "pid": os.getpid() if pid is None else pid, "versions": versions or {}}
-    fields = {"": encode(own), FIGURES: encode(figures or Figures())}
+    known = {"node": node, "pid": os.getpid() if pid is None else pid, "versions": versions or {}}
+    fields = {"": encode({**known, **(own or {})}), FIGURES: encode(figures or Figures())}
     fields[CLOCK] = encode(time.time() + ahead_s)
     for name, said in (models or {}).items():
         state = {"state": "ready", "replicas": 1, "ready": 1, "device": "cpu", **said}

@@ -13,13 +13,18 @@ from typing import Any
 
 import pynvml
 
-OK, NOT_SUPPORTED, NOT_FOUND, LOST = 0, 3, 6, 15
+OK, NOT_SUPPORTED, NOT_FOUND, TOO_SMALL, LOST = 0, 3, 6, 7, 15
 GIB = 1024**3
 
 
 @dataclass
 class Gpu:
-    """One GPU, as its driver tells of it; None for what it does not support."""
+    """One GPU, as its driver tells of it; None for what it does not support.
+
+    Attributes:
+        parent: the place of the GPU that a MIG device is part of.
+        processes: the pid and the memory in bytes of each process on it.
+    """
 
     uuid: str
     name: str = "NVIDIA Test 80GB"
@@ -28,6 +33,8 @@ class Gpu:
     total: int = 80 * GIB
     celsius: int | None = 61
     milliwatts: int | None = 415_250
+    parent: int = 0
+    processes: tuple[tuple[int, int], ...] = ()
 
 
 TWO = (
@@ -129,6 +136,20 @@ def _index(_library: Library, handle: Any, out: Any) -> int:
     return OK
 
 
+def _parent(library: Library, handle: Any, out: Any) -> int:
+    return _give(out, _gpu(library, handle).parent)
+
+
+def _processes(library: Library, handle: Any, count: Any, rows: Any) -> int:
+    found = _gpu(library, handle).processes
+    room, count._obj.value = count._obj.value, len(found)
+    if room < len(found):
+        return TOO_SMALL
+    for row, (pid, used) in zip(rows or (), found, strict=False):
+        row.pid, row.usedGpuMemory = pid, used
+    return OK
+
+
 _FUNCTIONS: dict[str, Any] = {
     "nvmlInitWithFlags": lambda _library, _flags: OK,
     "nvmlInit_v2": lambda _library: OK,
@@ -141,6 +162,8 @@ _FUNCTIONS: dict[str, Any] = {
     "nvmlDeviceGetIndex": _index,
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetUtilizationRates": _rates,
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": _parent,
+    "nvmlDeviceGetComputeRunningProcesses_v3": _processes,
     "nvmlDeviceGetTemperature": _number("celsius"),
     "nvmlDeviceGetPowerUsage": _number("milliwatts"),
 }

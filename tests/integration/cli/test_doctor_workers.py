@@ -255,6 +255,23 @@ def test_what_workers_say_of_their_hosts(
         client.delete(keys.worker("a"), keys.WORKERS)
 
 
+@breaks("placement")
+def test_processes_that_are_pinned_to_the_same_cores(redis_db: RedisServer, models: Path) -> None:
+    pinned = {"capacity": {"device": "cpu", "cores": 2, "pin_cores": "cores", "memory_mib": 900}}
+    state = {"replicas": 1, "threads": 2, "cpus": ["0-1"], "memory_mib": 80}
+    figures = Figures(HostFigures("far", 4, 0.5, 100, 50), [])
+    with redis_db.client() as client:
+        verdict(found("placement", redis_db.url, models), "skip")
+        tell(client, "a", models={"echo": state}, figures=figures, own=pinned)
+        one = found("placement", redis_db.url, models)
+        verdict(one, "ok", "cpu, 2 cores, pin_cores cores, 900 MiB of memory, 0 free")
+        verdict(one, "ok", "echo: 1 replica of 2 threads on CPUs 0-1, 80 MiB each")
+        tell(client, "b", models={"echo": state}, figures=figures, own=pinned)
+        both = found("placement", redis_db.url, models)
+        verdict(both, "warn", "CPUs 0-1 of far have 2 pinned processes", "taskset")
+        client.delete(keys.worker("a"), keys.worker("b"), keys.WORKERS)
+
+
 @breaks("payload-store")
 def test_a_store_of_payloads_that_is_nearly_full(redis_db: RedisServer, models: Path) -> None:
     with redis_db.client() as client:

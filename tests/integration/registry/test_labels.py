@@ -82,7 +82,7 @@ def test_labels_change_while_jobs_wait_and_none_is_lost(
     wait_until(lambda: "special" not in hosts.one.states(), "the worker has left the model")
     (version,) = hosts.call("GET", "/special/versions")["versions"]
     assert version["unserved"] == (
-        "no worker has the labels gpu=h100: cpu0@one lacks gpu=h100, cpu0@two lacks gpu=h100"
+        "no worker fits: cpu0@one lacks gpu=h100, cpu0@two lacks gpu=h100"
     )
     job = hosts.call("POST", "/special/jobs", x=1)
     wait_until(lambda: hosts.job(job["id"])["waiting_for"] == "replica", "no worker takes it")

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.labels import missing_labels, why_no_worker
+from headrace.config.labels import missing_labels
 from headrace.config.settings import load_settings
 from headrace.errors import ConfigError
-
-WORKERS = {"a@one": ["gpu=a100", "zone=b"], "b@two": ["zone=b"]}
 
 
 def test_a_worker_fits_if_it_has_every_label() -> None:
     assert missing_labels([], []) == []
     assert missing_labels(["zone=b"], ["gpu=a100", "zone=b"]) == []
     assert missing_labels(["gpu=h100", "zone=b"], ["gpu=a100", "zone=b"]) == ["gpu=h100"]
-
-
-def test_the_words_name_each_worker_and_what_it_lacks() -> None:
-    assert why_no_worker([], WORKERS) == ""
-    assert why_no_worker(["gpu=a100"], WORKERS) == ""
-    assert why_no_worker(["gpu=h100", "zone=b"], WORKERS) == (
-        "no worker has the labels gpu=h100, zone=b: a@one lacks gpu=h100, b@two lacks gpu=h100"
-    )
-    assert why_no_worker([], {}) == "no worker runs"
 
 
 def test_the_setting_takes_a_list_and_refuses_what_is_no_label() -> None:

@@ -106,8 +106,8 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
     [
         ("version", "1.0", 'expected str, got float; write it in quotes: "1.0"'),
         ("replicas", "-1", "expected int >= 0, got -1"),
-        ("replicas", "two", "expected int, got 'two'"),
-        ("replicas", "true", "expected int, got bool"),
+        ("replicas", "two", "invalid enum value 'two', got 'two'"),
+        ("replicas", "true", "expected int | str, got bool"),
         ("max_batch_delay_ms", "-1", "expected float >= 0.0, got -1"),
         ("max_queue_depth", '"5"', "expected int, got '5'"),
         ("allowed_batch_sizes", "[]", "expected list of length >= 1, got []"),

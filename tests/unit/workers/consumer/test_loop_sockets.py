@@ -25,8 +25,9 @@ def consumer() -> Iterator[Consumer]:
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None, settings=settings)
     nobody: Any = SimpleNamespace()
     made = Consumer(
-        [], away, away, nobody, nobody, nobody, nobody, Dispatcher([]), nobody, nobody, nobody
-    )
+        [], away, away, nobody, nobody, nobody, nobody, Dispatcher([]), nobody, nobody, nobody,
+        nobody,
+    )  # fmt: skip
     yield made
     made._selector.close()
     assert made._connector.close(WAIT_S)

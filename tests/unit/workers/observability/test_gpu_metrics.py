@@ -13,6 +13,7 @@ from workers.observability.host_metrics import AGAIN_S, GpuMetrics
 FIRST = DeviceFigures(
     id="0", uuid=TWO[0].uuid, name="NVIDIA Test 80GB", busy_ratio=0.75,
     memory_used_bytes=60 * GIB, memory_bytes=80 * GIB, temperature_celsius=61, power_watts=415.25,
+    gpu=0,
 )  # fmt: skip
 
 
@@ -39,10 +40,14 @@ def test_without_gpus_the_driver_is_not_asked(visible: str | None) -> None:
 
 
 def test_what_a_driver_does_not_tell_is_left_out() -> None:
-    part = Gpu("MIG-33333333-0000-0000-0000-000000000000", busy=None, celsius=None, milliwatts=None)
-    with installed(part):
+    part = Gpu(
+        "MIG-33333333-0000-0000-0000-000000000000",
+        busy=None, celsius=None, milliwatts=None, parent=1,
+    )  # fmt: skip
+    with installed(TWO[0], TWO[1], part):
         (device,) = GpuMetrics({"CUDA_VISIBLE_DEVICES": part.uuid}).read()
     assert device.id == device.uuid == part.uuid
+    assert device.gpu == 1
     assert (device.busy_ratio, device.temperature_celsius, device.power_watts) == (None, None, None)
     assert device.memory_used_bytes == 60 * GIB
 
@@ -81,3 +86,14 @@ def test_a_host_without_the_library(
         with caplog.at_level(logging.WARNING):
             assert GpuMetrics({"CUDA_VISIBLE_DEVICES": "0"}).read() == []
     assert "NVML Shared Library Not Found" in caplog.text
+
+
+def test_the_memory_of_each_process() -> None:
+    busy = Gpu("GPU-44444444-0000-0000-0000-000000000000", processes=((7, GIB), (8, 2 * GIB)))
+    with installed(busy) as library:
+        reader = GpuMetrics({"CUDA_VISIBLE_DEVICES": "0"})
+        assert reader.processes() == {}
+        reader.read()
+        assert reader.processes() == {7: GIB, 8: 2 * GIB}
+        library.error = LOST
+        assert reader.processes() == {}

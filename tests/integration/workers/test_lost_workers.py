@@ -190,13 +190,15 @@ def test_of_two_workers_that_die_together_only_the_one_to_blame_fails(
 
 
 def test_five_deaths_of_the_worker_fail_no_good_job(redis_db: RedisServer, tmp_path: Path) -> None:
+    gate, begun = tmp_path / "gate", 0
     with site(redis_db, tmp_path, max_batch_size=8) as at:
-        ids = at.client.submit("m", *[{"do": "answer", "takes_s": 0.05}] * 24)
+        ids = at.client.submit("m", *[{"do": "answer", "gate": str(gate)}] * 24)
         for _ in range(5):
-            begun = len(at.batches())
             wait_until(lambda: len(at.batches()) > begun, "a batch begins")  # noqa: B023
             at.workers[0].kill()
+            begun = len(at.batches())
             at.tend()
+        gate.touch()
         jobs = at.wait(*ids)
         assert {job.state for job in jobs} == {State.SUCCEEDED}
 

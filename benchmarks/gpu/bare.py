@@ -71,9 +71,10 @@ class Loop:
         def decode() -> list[Future[list[Any]]]:
             return [decoders.submit(handler.preprocess, [one]) for one in islice(images, batch)]
 
-        following = decode()
-        while time.perf_counter() < until:
-            ready, following = following, decode()
+        following, first = decode(), True
+        # One batch at the least, however long this process stood still.
+        while first or time.perf_counter() < until:
+            ready, following, first = following, decode(), False
             yield list(chain.from_iterable(future.result() for future in ready))
 
     def _load(self, precision: str, batch: int) -> Handler:

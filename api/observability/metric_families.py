@@ -168,6 +168,9 @@ REDIS_MEMORY: Final = _gauge("redis_memory_used_bytes", "Memory that Redis uses.
 REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "The maxmemory of Redis; 0 if it has none.")
 READY: Final = _gauge("model_ready_replicas", "Loaded replicas of all workers.", _MODEL)
 REPLICAS: Final = _gauge("model_replicas", "Replicas that live workers should have.", _MODEL)
+WORKER: Final = _gauge(
+    "worker_info", "1, with the labels of a live worker, joined by commas.", ("worker", "labels")
+)
 MODEL_MEMORY: Final = _gauge(
     "model_memory_bytes",
     "Resident memory of a model's processes in one worker.",

@@ -197,6 +197,8 @@ def _shared(fields: Fields) -> Iterator[MetricSamples]:
 
 
 def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
+    named = {(worker.node, ",".join(worker.labels)): 1 for worker in workers if worker.node}
+    yield MetricSamples(f.WORKER, list(named), list(named.values()))
     memory = {
         (model, worker.node): used_bytes
         for worker in workers

@@ -221,8 +221,10 @@ DEVICES: Final = (
 PROCESSES: Final = (
     Column("WORKER", lambda r: one_line(r.worker), left=True),
     Column("MODEL", lambda r: one_line(r.model), left=True),
-    Column("MEMORY", lambda r: size(r.memory)),
+    Column("MEMORY", lambda r: size(r.memory) if r.memory else ""),
 )
+#: Only where a worker has labels.
+LABELS: Final = Column("LABELS", lambda r: one_line(r.labels), MEDIUM, left=True)
 #: The columns by which models can be sorted, in the order of the key `s`.
 SORTS: Final = ("", *(column.head for column in MODELS if column.sort is not None))
 
@@ -312,7 +314,9 @@ def _below(view: View, width: int, room: int) -> list[Text]:
         width: columns of the terminal.
         room: maximum number of lines; a table without room for a row is dropped.
     """
-    parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (PROCESSES, view.processes))
+    labelled = any(row.labels for row in view.processes)
+    processes = (*PROCESSES, LABELS) if labelled else PROCESSES
+    parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (processes, view.processes))
     drawn: list[Text] = []
     for group in _side_by_side([_table(c, rows, width) for c, rows in parts if rows], width):
         left = room - len(drawn)

@@ -29,6 +29,7 @@ SERIES: Final[Mapping[str, Labels]] = {
     "headrace_broker_up": (),
     "headrace_build_info": ("version",),
     "headrace_workers": (),
+    "headrace_worker_info": ("worker", "labels"),
     "headrace_requests_waiting": (),
     "headrace_queue_depth": ("model", "priority"),
     "headrace_queue_oldest_age_seconds": ("model", "priority"),

@@ -87,11 +87,17 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """The processes of a model on one worker."""
+    """The processes of a model on one worker.
+
+    Attributes:
+        model: "" for a worker with labels that has no process.
+        labels: those of the worker, joined by commas.
+    """
 
     worker: str
     model: str
     memory: float
+    labels: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +150,24 @@ def view_of(now: Sample, before: Sample | None) -> View:
             PlaceRow(now, "device", (host, device), name)
             for host, device, name in sorted(now.of("device_info"))
         ],
-        processes=sorted(
-            (
-                ProcessRow(worker, model, memory)
-                for (model, worker), memory in now.of("model_memory_bytes").items()
-            ),
-            key=lambda row: (row.worker, row.model),
-        ),
+        processes=_processes(now),
         requests_s=span.rate("api_requests_total"),
         errors_s=span.rate("api_requests_total", only=lambda labels: labels[2].startswith("5")),
         trips_s=span.rate("redis_round_trips_total"),
         redis_memory=now.one("redis_memory_used_bytes"),
         redis_limit=now.one("redis_memory_max_bytes"),
     )
+
+
+def _processes(now: Sample) -> list[ProcessRow]:
+    labels = dict(key[:2] for key in now.of("worker_info"))
+    rows = [
+        ProcessRow(worker, model, memory, labels.get(worker, ""))
+        for (model, worker), memory in now.of("model_memory_bytes").items()
+    ]
+    idle = labels.keys() - {row.worker for row in rows}
+    rows += [ProcessRow(worker, "", 0, labels[worker]) for worker in idle if labels[worker]]
+    return sorted(rows, key=lambda row: (row.worker, row.model))
 
 
 def _model(name: str, now: Sample, span: Span) -> ModelRow:

@@ -132,6 +132,8 @@ def test_hosts_and_devices_are_shown_once_though_workers_share_them(
             ("echo", "w1@test"): 3 * GIB,
             ("echo", "w2@test"): 3 * GIB,
         }
+        info = samples(api, "headrace_worker_info")
+        assert info == {("", "w1@test"): 1, ("", "w2@test"): 1}
         # A worker that is gone takes its figures with it.
         client.delete(keys.worker("w1"), keys.worker("w2"))
         assert samples(api, "headrace_host_cpu_ratio") == {}

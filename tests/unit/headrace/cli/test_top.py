@@ -209,6 +209,20 @@ def test_a_long_list_is_scrolled_and_says_where_it_is() -> None:
     assert [line.split()[0] for line in last if line.startswith("model-")] == names[-count:]
 
 
+def test_labels_of_workers_are_shown_where_any_worker_has_some() -> None:
+    plain = sample(2.0, "m")
+    assert not any("LABELS" in line for line in texts(view_of(plain, None), ViewOptions(width=140)))
+    info = {("gpu0@a", "gpu=a100,zone=b"): 1.0, ("gpu1@b", "gpu=h200"): 1.0, ("cpu@c", ""): 1.0}
+    now = Sample(2.0, {**plain.series, "headrace_worker_info": info}, plain.states)
+    for width in (80, 140):
+        rows = [line.split() for line in texts(view_of(now, None), ViewOptions(width=width))]
+        assert ["WORKER", "MODEL", "MEMORY", "LABELS"] in [row[-4:] for row in rows]
+        assert ["gpu0@a", "m", "1.0", "GiB", "gpu=a100,zone=b"] in [row[-5:] for row in rows]
+        assert ["gpu1@b", "gpu=h200"] in [row[-2:] for row in rows]
+    narrow = texts(view_of(now, None), ViewOptions(width=60))
+    assert not any("LABELS" in line for line in narrow)
+
+
 def test_models_are_sorted_by_a_column_and_the_column_says_so() -> None:
     view = shown("a", "b", "c")  # each with one more that waits
     down = texts(view, ViewOptions(80, 24, sort="WAIT"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import pytest
 from headrace.cli.doctor import workers
 from headrace.config.model_catalog import load_catalog
 from headrace.registry.catalog import read_declared
+from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import celery_worker, write_models
-from workers.replicas.cores import allowed_cpus, read_cpus, usable_cores
+from workers.replicas.cores import ENV_SHARE, allowed_cpus, read_cpus, usable_cores
+from workers.replicas.memory import total_mib
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 MUCH_MIB = 50_000_000
@@ -26,9 +31,10 @@ def cpus_of(pid: int) -> set[int]:
     """The CPUs that all threads of a process may run on."""
     found: set[int] = set()
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        for line in (thread / "status").read_text().splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                found |= set(read_cpus(line.partition(":")[2]))
+        with contextlib.suppress(FileNotFoundError):  # the thread has just ended
+            for line in (thread / "status").read_text().splitlines():
+                if line.startswith("Cpus_allowed_list:"):
+                    found |= set(read_cpus(line.partition(":")[2]))
     return found
 
 
@@ -111,15 +117,22 @@ def test_a_model_that_fits_no_worker_is_left_out_with_the_reason(
         path = "/api/v1/models/large"
         api.http.patch(path, json={"options": {"memory_mb": 1}}).raise_for_status()
         wait_until(lambda: shown("large")["state"] == "ready", "the model is served")
-        # Now it has no room for another replica: what it took at its load counts no more.
-        api.http.patch(path, json={"options": {"replicas": "auto"}}).raise_for_status()
+        command = Commands(api.url, tmp_path)
+        command.lines("models", "scale", "large", "auto")
         wait_until(lambda: shown("large")["replicas"] == "auto", "replicas are auto")
+        placed = "\n".join(command.lines("models", "large"))
+        assert re.search(
+            r"worker +cpu0@one.* ready; 1 replica of \d+ threads?, \d+ MiB each", placed
+        )
+        assert "no worker fits: cpu0@one has no GPU" in "\n".join(command.lines("models", "card"))
+        for arguments in (("some",), ("-1",), ("auto", "--total")):
+            refused = command.run("models", "scale", "large", *arguments)
+            assert refused.returncode == 2, refused
 
 
 def test_a_load_without_room_is_refused_in_words(redis_db: RedisServer, tmp_path: Path) -> None:
-    from workers.replicas.memory import available_mib, total_mib
-
-    need = int((available_mib() + total_mib()) / 2)
+    # As much as the host has, of which some is always used.
+    need = int(total_mib())
     models = write_models(tmp_path, words={"handler": "echo", "memory_mb": need})
     with celery_worker(redis_db.url, models, tmp_path, environ=NO_GPU) as worker:
         wait_until(lambda: worker.states().get("words", {}).get("error"), "the load is refused")
@@ -127,3 +140,22 @@ def test_a_load_without_room_is_refused_in_words(redis_db: RedisServer, tmp_path
         assert state["state"] == "failed"
         assert f"it needs {need} MiB of memory (memory_mb)" in state["error"]
         assert not state["pids"]
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+def test_workers_of_one_host_have_cores_of_their_own(redis_db: RedisServer, tmp_path: Path) -> None:
+    models = write_models(tmp_path, words={"handler": "echo"})
+    found: list[set[int]] = []
+    with ExitStack() as stack:
+        for number in range(2):
+            environ = {**NO_GPU, "HEADRACE_PIN_CORES": "cores", ENV_SHARE: f"{number}/2"}
+            node = f"cpu{number}@one"
+            worker = stack.enter_context(
+                celery_worker(redis_db.url, models, tmp_path, node=node, environ=environ)
+            )
+            worker.wait_ready("words")
+            state = worker.states()["words"]
+            found.append(cpus_of(state["pids"][0]))
+            assert state["threads"] == len(found[-1])
+            assert f"worker {number + 1} of 2 on this host" in worker.log
+    assert not found[0] & found[1]

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from headrace.server.gpus import Device, list_gpus, parse_listing, visible_gpus, worker_devices
+from headrace.config.settings import Settings
+from headrace.server.components import worker_children
+from headrace.server.gpus import (
+    Device,
+    list_gpus,
+    mps_runs,
+    parse_listing,
+    visible_gpus,
+    worker_devices,
+)
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
@@ -68,3 +77,35 @@ def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     fake_driver(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed' >&2; exit 9")
     assert list_gpus() == []
+
+
+def test_a_worker_for_each_part_of_a_split_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "GPU 0: NVIDIA A100 (UUID: GPU-aaaa)",
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-1111)",
+        "  MIG 3g.20gb     Device  1: (UUID: MIG-2222)",
+        "GPU 1: NVIDIA A100 (UUID: GPU-bbbb)",
+    ]
+    fake_driver(tmp_path, monkeypatch, "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    assert worker_devices({}, None) == [
+        Device("gpu0", "MIG-1111"),
+        Device("gpu1", "MIG-2222"),
+        Device("gpu2", "GPU-bbbb"),
+    ]
+
+
+def test_the_workers_of_a_host_share_its_cores() -> None:
+    devices = [Device("cpu0", ""), Device("cpu1", "")]
+    environ = {"HEADRACE_REDIS_URL": "redis://nowhere"}
+    children = worker_children(devices, Settings(), environ, lambda _: None)
+    shares = [child.environment()["HEADRACE_WORKER_SHARE"] for child in children]
+    assert shares == ["0/2", "1/2"]
+
+
+def test_mps_is_found_by_the_pipe_of_its_daemon(tmp_path: Path) -> None:
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert not mps_runs(environ)
+    (tmp_path / "control").touch()
+    assert mps_runs(environ)

@@ -41,6 +41,7 @@ SLOW: Final = (
     "integration/server/test_up.py",
     "integration/server/test_upgrade.py",
     "integration/webhooks/test_kills.py",
+    "integration/workers/test_on_demand.py",
 )
 TESTS: Final = Path(__file__).parent
 

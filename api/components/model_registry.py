@@ -342,12 +342,14 @@ def removal_state(
 
 
 def _served(report: WorkerReport, name: str) -> set[str]:
-    """Return the versions of a model that one worker serves."""
-    return {
+    """Return the versions of a model that one worker serves, or would load on demand."""
+    versions = {
         state.version
         for key, state in report.models.items()
         if key.partition(VERSION_SEPARATOR)[0] == name
     }
+    labels = (label.partition(VERSION_SEPARATOR) for label in report.unloaded)
+    return versions | {version for model, _, version in labels if model == name}
 
 
 def _last_change(model: RegisteredModel | None) -> str:

@@ -16,7 +16,13 @@ from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_wor
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError
 from headrace.jobs.ids import VERSION
-from headrace.observability.worker_report import BEST_FIRST, ModelState, WorkerReport
+from headrace.jobs.serialization import WaitingFor
+from headrace.observability.worker_report import (
+    BEST_FIRST,
+    UNLOADED_STATE,
+    ModelState,
+    WorkerReport,
+)
 from headrace.queue.job_queue import JobQueue
 from headrace.redis.keys import VERSION_SEPARATOR
 
@@ -46,17 +52,21 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """One model, over all workers.
 
     Attributes:
-        state: ready, draining, warming, loading, restarting, failed, stopped or no-worker.
+        state: ready, draining, warming, loading, unloaded, restarting, failed, stopped or
+            no-worker.
+        problem: why no worker can load it on demand.
     """
 
     state: str
     ready: int
     workers: list[ServingWorker]
+    problem: str = ""
 
     @property
     def error(self) -> str:
         """The first error of a worker, with a traceback; else ""."""
-        return next((served.state.error for served in self.workers if served.state.error), "")
+        errors = (served.state.error for served in self.workers if served.state.error)
+        return next(errors, self.problem)
 
 
 class ModelStatuses:
@@ -67,6 +77,8 @@ class ModelStatuses:
         self._catalog = catalog
         # The models, and the pairs of model and version, with a loaded replica.
         self._ready: frozenset[str | tuple[str, str]] = frozenset()
+        # The models that a worker has, loaded or not.
+        self._taken: frozenset[str] = frozenset()
         # When a worker was last seen with this version of a model (model, version, worker); and the
         # models for jobs that ask for one.
         self._seen: dict[tuple[str, str, str], float] = {}
@@ -92,10 +104,12 @@ class ModelStatuses:
         self._hosts = {
             one.node: Host(one.labels, one.capacity) for one in reports.values() if one.node
         }
-        serving = _serving(reports)
+        serving, unloaded = _serving(reports), _unloaded(reports)
         statuses = {
-            model.name: _status(serving.get(model.name, [])) for model in self._catalog.served
+            model.name: _status(serving.get(model.name, []), unloaded.get(model.name))
+            for model in self._catalog.served
         }
+        self._taken = frozenset(n for n, one in statuses.items() if one.state != NO_WORKER)
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
             statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
@@ -170,10 +184,22 @@ class ModelStatuses:
             found = self._asked[name, version] = model.of_version(version)
         return found
 
-    async def has_ready(self, model: str, version: str = "") -> bool:
-        """Return whether any worker has a loaded replica, of this version unless it is ""."""
+    async def waiting_for(self, model: str, version: str = "") -> WaitingFor:
+        """Return what a queued job waits for; None if a replica is loaded.
+
+        Args:
+            model: its model.
+            version: the version that it asks for; "" for none.
+        """
         await self.refresh()
-        return ((model, version) if version else model) in self._ready
+        if ((model, version) if version else model) in self._ready:
+            return None
+        config = self._catalog.models.get(model)
+        if version:
+            config = self._catalog.versions.get(model, {}).get(version, config)
+        if config is None or not config.on_demand or model not in self._taken:
+            return "replica"
+        return "load"
 
     async def refresh(self) -> None:
         """Read the state of the models, unless it was read less than FRESH_S seconds ago.
@@ -214,11 +240,29 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
     return serving
 
 
-def _status(workers: list[ServingWorker]) -> ModelStatus:
+def _unloaded(reports: dict[str, WorkerReport]) -> dict[str, str]:
+    """Return the models that a worker loads on demand, and why it cannot; "" if one can."""
+    found: dict[str, str] = {}
+    for report in reports.values():
+        for label, problem in report.unloaded.items():
+            name = label.partition(VERSION_SEPARATOR)[0]
+            found[name] = problem and found.get(name, problem)
+    return found
+
+
+def _status(workers: list[ServingWorker], unloaded: str | None = None) -> ModelStatus:
+    """Return the state of a model.
+
+    Args:
+        workers: those that serve it.
+        unloaded: why no worker can load it on demand; "" if one can, None if none would.
+    """
     best, ready = NO_WORKER, 0
+    if unloaded is not None:
+        best = "failed" if unloaded else UNLOADED_STATE
     for served in workers:
         state = served.state
         ready += state.ready
         if _RANKS.get(state.state, len(BEST_FIRST)) < _RANKS[best]:
             best = state.state
-    return ModelStatus(best, ready, workers)
+    return ModelStatus(best, ready, workers, unloaded or "")

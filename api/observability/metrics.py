@@ -26,6 +26,7 @@ from headrace.observability.totals import (
     read_labelled,
 )
 from headrace.observability.worker_report import (
+    UNLOADED_STATE,
     DeviceFigures,
     HostFigures,
     ShadowResult,
@@ -165,6 +166,8 @@ def _shadows(totals: Totals, names: Names, shadows: Models) -> MetricSamples:
 def _models(
     statuses: Mapping[str, ModelStatus], totals: Totals, names: Names
 ) -> Iterator[MetricSamples]:
+    # An unloaded model should have none, so that this is no reason for an alert.
+    statuses = {n: one for n, one in statuses.items() if one.state != UNLOADED_STATE}
     labels = [(model,) for model in statuses]
     replicas = [
         sum(served.state.replicas for served in status.workers) for status in statuses.values()

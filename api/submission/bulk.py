@@ -33,7 +33,7 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
-from headrace.jobs.serialization import fresh_line, job_object
+from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
@@ -134,8 +134,8 @@ class BulkSubmitter:
             for row in rows
             if row.request is not None
         }
-        ready = {one: await self._services.model_statuses.has_ready(*one) for one in asked}
-        return b"\n".join([*(self._answer(row, ready) for row in rows), b""])
+        waits = {one: await self._services.model_statuses.waiting_for(*one) for one in asked}
+        return b"\n".join([*(self._answer(row, waits) for row in rows), b""])
 
     def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
         lines, accepted = [], 0
@@ -367,15 +367,15 @@ class BulkSubmitter:
         for (name, version), count in admitted.items():
             self._services.counters.admitted(name, version, count)
 
-    def _answer(self, row: BulkLine, ready: dict[tuple[str, str], bool]) -> bytes:
+    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], WaitingFor]) -> bytes:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.request is not None:
             model = row.request.model
-            has_replica = ready[model.name, model.asked_version]
-            return _fresh(row.request, outcome.created_us, has_replica)
+            waiting_for = waits[model.name, model.asked_version]
+            return _fresh(row.request, outcome.created_us, waiting_for)
         if isinstance(outcome, Job):
-            has_replica = ready.get((outcome.model, outcome.asked_version), True)
-            return job_object(outcome, has_replica=has_replica)
+            waiting_for = waits.get((outcome.model, outcome.asked_version))
+            return job_object(outcome, waiting_for=waiting_for)
         members = {"line": row.number} | ({"job": row.job.id} if row.job is not None else {})
         if isinstance(outcome, HeadraceError):
             reply = problem(outcome, self._path, **members)
@@ -384,12 +384,12 @@ class BulkSubmitter:
         return b'{"error":%s}' % reply.body
 
 
-def _fresh(request: ValidatedRequest, created_us: int, has_replica: bool) -> bytes:
+def _fresh(request: ValidatedRequest, created_us: int, waiting_for: WaitingFor) -> bytes:
     if request.options.metadata is not None:
-        return job_object(fresh_job(request, created_us), has_replica=has_replica)
+        return job_object(fresh_job(request, created_us), waiting_for=waiting_for)
     model, state = request.model, fresh_state(request.options)
     return fresh_line(
-        request.identity.job_id, model.name, model.version, state, created_us, has_replica,
+        request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
         model.asked_version,
     )  # fmt: skip
 

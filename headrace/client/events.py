@@ -45,7 +45,8 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
         status: the job's status at the event.
         attempts: how often the job has begun.
         queue_position: its place in the queue, while it is queued; 1 is next.
-        waiting_for: `replica` while it is queued and no worker has the model loaded.
+        waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
+            on demand, else `replica`.
         due_at: when it joins its queue, while it is scheduled.
         started_at: when it started, once it runs.
         progress: the progress that its handler reports.

@@ -100,6 +100,11 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     declared: bool = True
 
     @property
+    def on_demand(self) -> bool:
+        """Whether a worker loads it at its first job."""
+        return self.load == "on_demand"
+
+    @property
     def queue(self) -> str:
         """Return the name of the queue that its jobs join."""
         if self.asked_version:

@@ -102,6 +102,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         total_replicas: model processes in the whole deployment, which the workers share; replicas
             does not count then.
         memory_mb: the memory that one replica needs, in MiB. Default: what the last load took.
+        load: eager: a worker loads the model when it starts; on_demand: at the first job.
+        idle_unload_s: seconds without jobs after which a model with load on_demand is unloaded; 0:
+            only when another model needs its room.
         weight: its share of the device's time, relative to the other models.
         max_batch_size: the most inputs of one batch.
         max_batch_delay_ms: how long the oldest input may wait for a fuller batch, in milliseconds.
@@ -168,6 +171,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scale_down_s: _Limit = 60.0
     total_replicas: Annotated[int, Meta(ge=0, le=4096)] | None = None
     memory_mb: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
+    load: Literal["eager", "on_demand"] = "eager"
+    idle_unload_s: _Seconds = 300.0
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     max_batch_size: _BatchSize = 32
     max_batch_delay_ms: Annotated[float, Meta(ge=0, le=60_000)] = 5.0

@@ -113,6 +113,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device_slots: Annotated[int, Meta(ge=0, le=256)] = 0
     worker_labels: tuple[Label, ...] = ()
     pin_cores: Literal["off", "cores", "numa"] = "off"
+    max_loaded_models: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    loaded_memory_mb: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
+    load_turn_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 10.0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     inline_limit_bytes: Annotated[int, Meta(ge=0, le=16 * MIB)] = 16 * 1024
     payload_store: Literal["redis", "file", "s3"] = "redis"

@@ -29,7 +29,9 @@ from headrace.jobs.progress import Progress
 from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
-REPLICA: Final = "replica"
+#: What a queued job waits for, if no replica of its model is loaded: that a worker loads it at its
+#: first job, or that one serves it at all.
+WaitingFor = Literal["load", "replica", None]
 
 
 class StageTimings(msgspec.Struct):
@@ -93,10 +95,10 @@ class JobObject(msgspec.Struct):
     timings: Timings | None
     metadata: Annotated[dict[str, Any] | None, Meta(description="The client's own.")]
     waiting_for: Annotated[
-        Literal["replica", None],
+        WaitingFor,
         Meta(
-            description="`replica` while it is queued and no worker has the model loaded, in the "
-            "version that it asks for."
+            description="While it is queued and no worker has the model loaded, in the version "
+            "that it asks for: `load` if a worker loads it on demand, else `replica`."
         ),
     ]
     urls: JobUrls
@@ -154,7 +156,7 @@ _TIMINGS: Final = (
 def job_object(
     job: Job,
     *,
-    has_replica: bool = True,
+    waiting_for: WaitingFor = None,
     with_result: bool = True,
     with_traceback: bool = True,
 ) -> bytes:
@@ -174,7 +176,7 @@ def job_object(
         batch_size=job.batch_size or None,
         timings=_timings(job) if job.timings else None,
         metadata=_raw(job.metadata_json.encode()) if job.metadata_json else None,
-        waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
+        waiting_for=waiting_for if state is State.QUEUED else None,
         urls=_urls(job.id),
         requested_version=job.asked_version or UNSET,
     )
@@ -215,25 +217,30 @@ def fresh_line(
     version: str,
     state: State,
     created_us: int,
-    has_replica: bool,
+    waiting_for: WaitingFor,
     asked_version: str = "",
 ) -> bytes:
     """Return the job object of a job without metadata that was just enqueued, faster."""
-    blank = _fresh_blank(model, version, state, created_us, has_replica, asked_version)
+    blank = _fresh_blank(model, version, state, created_us, waiting_for, asked_version)
     if not blank:
         job = Job(job_id, model, version, state, created_us, asked_version=asked_version)
-        return job_object(job, has_replica=has_replica)
+        return job_object(job, waiting_for=waiting_for)
     name = job_id.encode()
     return blank % (name, name, name)
 
 
 @lru_cache(maxsize=256)
 def _fresh_blank(
-    model: str, version: str, state: State, created_us: int, has_replica: bool, asked_version: str
+    model: str,
+    version: str,
+    state: State,
+    created_us: int,
+    waiting_for: WaitingFor,
+    asked_version: str,
 ) -> bytes:
     """Return the object of such jobs with a `%s` for each id; b"" if the ids are ambiguous."""
     job = Job(_BLANK, model, version, state, created_us, asked_version=asked_version)
-    text = job_object(job, has_replica=has_replica)
+    text = job_object(job, waiting_for=waiting_for)
     slot = _BLANK.encode()
     return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""
 

@@ -185,6 +185,11 @@ class ModelStats:
         self._sums[name] += sum(values)
         self._observed = True
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened since the last `drain`."""
+        return not (self._deltas or self._observed or self._batches)
+
     def drain(self) -> list[tuple[str, str]]:
         """Return the increments since the last call, for workers/report.lua."""
         self._observe_batches()
@@ -254,10 +259,12 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_processes: dict[int, int] = {}
 
 
+#: The state of a model that a worker loads at its first job.
+UNLOADED_STATE: Final = "unloaded"
 #: The state of a model is the first of these that one of its replicas, or one of its workers, has;
 #: `stopped` counts as no worker.
 BEST_FIRST: Final = (
-    "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
+    "ready", "draining", "warming", "loading", UNLOADED_STATE, "restarting", "failed", "stopped",
 )  # fmt: skip
 
 
@@ -324,6 +331,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
         labels: which models it serves (`worker_labels`).
         registry: how far it follows the registry of models; None if it does not.
         capacity: what it can host.
+        unloaded: `<model>@<version>` that it loads at the first job -> why it cannot; "" if it can.
     """
 
     node: str
@@ -335,15 +343,18 @@ class WorkerReport(msgspec.Struct, frozen=True):
     labels: list[str] = []
     registry: RegistryProgress | None = None
     capacity: Capacity = Capacity()
+    unloaded: dict[str, str] = {}
 
 
 #: The fields of `hr:worker:<owner>` next to the states of the models. No model has such a name.
 FIGURES: Final = ":figures"
 CLOCK: Final = ":clock"
 REGISTRY: Final = ":registry"
+UNLOADED: Final = ":unloaded"
 _FIGURES: Final = FIGURES.encode()
 _CLOCK: Final = CLOCK.encode()
 _REGISTRY: Final = REGISTRY.encode()
+_UNLOADED: Final = UNLOADED.encode()
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -359,12 +370,13 @@ _state_of: Final = msgspec.json.Decoder(ModelState).decode
 _figures_of: Final = msgspec.json.Decoder(Figures).decode
 _seconds_of: Final = msgspec.json.Decoder(float).decode
 _progress_of: Final = msgspec.json.Decoder(RegistryProgress).decode
+_unloaded_of: Final = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. Fields that cannot be read, as of another version, are ignored."""
     own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
-    registry = None
+    registry, unloaded = None, dict[str, str]()
     for name, value in fields.items():
         try:
             if name == _FIGURES:
@@ -373,6 +385,8 @@ def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
                 clock_s = _seconds_of(value)
             elif name == _REGISTRY:
                 registry = _progress_of(value)
+            elif name == _UNLOADED:
+                unloaded = _unloaded_of(value)
             elif name:
                 models[name.decode()] = _state_of(value)
             else:
@@ -389,4 +403,5 @@ def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
         own.labels,
         registry,
         own.capacity,
+        unloaded,
     )

@@ -120,11 +120,14 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
 
 def _changing_models(catalog: Catalog) -> Found | None:
     """Return the models of the worker's own file if the number of replicas of any changes."""
-    models = catalog.models.values()
-    if all(config.total_replicas is None and config.max_replicas is None for config in models):
+    if not any(
+        config.total_replicas is not None or config.max_replicas is not None or config.on_demand
+        for config in catalog.models.values()
+    ):
         return None
     return [
-        (config.name, config.version, RegisteredConfig(config, 0, True, "")) for config in models
+        (config.name, config.version, RegisteredConfig(config, 0, True, ""))
+        for config in catalog.models.values()
     ]
 
 
@@ -159,7 +162,7 @@ def _first_models(
     return [
         (_without_leases(config), loads)
         for config, loads in found.values()
-        if not placement.misfits(config)
+        if not config.on_demand and not placement.misfits(config)
     ]
 
 

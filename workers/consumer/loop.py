@@ -258,7 +258,10 @@ class Consumer:
             self._leases.read_registry(self._registry.changed)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
             self._updates.scale(now)
-            for command in self._report.commands(self.models, self._updates.progress()):
+            if not self._stopping.is_set():
+                self._updates.find_work(now)
+            progress, unloaded = self._updates.progress(), self._updates.unloaded()
+            for command in self._report.commands(self.models, progress, unloaded):
                 self._leases.send(command)
             self._transfer.sweep(now)
         for command in self.observer.events(now):

@@ -21,6 +21,7 @@ from headrace.redis import keys
 from headrace.registry.catalog import RegisteredConfig
 from workers.consumer.autoscaler import Autoscaler
 from workers.consumer.left_out import LeftOutModels
+from workers.consumer.on_demand import OnDemandModels, Wanted
 from workers.consumer.replica_leases import ReplicaLeases, Version
 from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import NEVER
@@ -37,14 +38,6 @@ logger = logging.getLogger(__name__)
 #: The phases of a replica that is not loaded yet, but will be.
 _COMING: Final = STARTING | {Phase.RESTARTING}
 _NO_LISTS: Final[list[list[str]]] = [[] for _ in range(PLACES // 2)]
-
-
-class Wanted(NamedTuple):
-    """One version that the worker should serve."""
-
-    config: ModelConfig
-    loads: int
-    is_default: bool
 
 
 class Failed(NamedTuple):
@@ -88,6 +81,8 @@ class ModelUpdates:
         self.watching: list[ServedModel | None] = list(models)
         for position, model in enumerate(models):
             model.position = position
+        # All that is registered for this worker, and what of it should be loaded.
+        self._registered: dict[Version, Wanted] = {}
         self._wanted: dict[Version, Wanted] | None = None
         # A configuration that could not be loaded is tried again when it changes.
         self._failed: dict[Version, Failed] = {}
@@ -98,6 +93,7 @@ class ModelUpdates:
         self._replica_leases = ReplicaLeases(models, leases)
         self._autoscaler = Autoscaler(leases.settings.device_slots)
         self._left_out = LeftOutModels(leases)
+        self._on_demand = OnDemandModels(models, leases)
         self._pending = False
         self._generation = self._reached = 0
         self._unsettled: set[str] = set()
@@ -109,8 +105,8 @@ class ModelUpdates:
         A version with wrong options is served on as it is.
         """
         self._generation = generation
-        before, elsewhere = self._wanted or {}, self._elsewhere
-        self._wanted, self._elsewhere, self._problems = {}, {}, {}
+        before, elsewhere = self._registered, self._elsewhere
+        self._registered, self._elsewhere, self._problems = {}, {}, {}
         for name, version, registered in found:
             if registered.config is not None:
                 if why := self._placement.misfits(registered.config):
@@ -122,12 +118,42 @@ class ModelUpdates:
                     continue
                 config = self._placement.resolve(registered.config)
                 wanted = Wanted(config, registered.loads, registered.is_default)
-                self._wanted[name, version] = wanted
+                self._registered[name, version] = wanted
             else:
                 self._problems[name, version] = registered.problem
                 logger.error("model not changed: %s", registered.problem, extra={"model": name})
                 if (name, version) in before:
-                    self._wanted[name, version] = before[name, version]
+                    self._registered[name, version] = before[name, version]
+        served = {name for name, _ in self._registered}
+        self._left_out.want(
+            one.config
+            for name, version, one in found
+            if one.config is not None and (name, version) in self._elsewhere and name not in served
+        )
+        on_demand = {v: one for v, one in self._registered.items() if one.config.on_demand}
+        needed = [v for v, one in on_demand.items() if self._is_needed(v, one)]
+        self._on_demand.want(on_demand, needed)
+        self._want_loaded()
+
+    def _is_needed(self, version: Version, wanted: Wanted) -> bool:
+        """Return whether a version that loads on demand must be loaded now.
+
+        It is served already, or it is the default one and another one has the model's own queue.
+        """
+        for model in self._of(version[0], Life.SERVING):
+            own = not model.backlog.queues[OWN].closed
+            if model.config.version == version[1] or (wanted.is_default and own):
+                return True
+        return False
+
+    def _want_loaded(self) -> None:
+        """Want all that is registered, without what is unloaded."""
+        self._on_demand.changed = False
+        self._wanted = {
+            version: one
+            for version, one in self._registered.items()
+            if version not in self._on_demand or self._on_demand.is_loaded(version)
+        }
         self._replica_leases.want(
             {
                 version: total
@@ -136,12 +162,6 @@ class ModelUpdates:
             }
         )
         self._autoscaler.want([one.config for one in self._wanted.values()])
-        served = {name for name, _ in self._wanted}
-        self._left_out.want(
-            one.config
-            for name, version, one in found
-            if one.config is not None and (name, version) in self._elsewhere and name not in served
-        )
         self._pending = True
 
     def scale(self, now: float) -> None:
@@ -161,8 +181,18 @@ class ModelUpdates:
         else:
             self._replica_leases.renew(now)
 
+    def find_work(self, now: float) -> None:
+        """Decide which models are loaded on demand, and look for work of the others."""
+        self._on_demand.look(now, {v: one.error for v, one in self._failed.items()})
+
+    def unloaded(self) -> dict[str, str]:
+        """Return the versions that this worker loads on demand; see `OnDemandModels.unloaded`."""
+        return self._on_demand.unloaded()
+
     def step(self, now: float) -> None:
         """Take the next step of each model that differs from what is wanted."""
+        if self._on_demand.changed:
+            self._want_loaded()
         for numbers in (self._replica_leases, self._autoscaler):
             if numbers.changed:
                 numbers.changed, self._pending = False, True
@@ -192,6 +222,7 @@ class ModelUpdates:
                     updating.add(name)
         lasting = {version: one.error for version, one in self._failed.items()} | self._problems
         failed |= {_label(*version): error for version, error in lasting.items()}
+        failed |= self._on_demand.errors()
         return RegistryProgress(self._reached, sorted(updating), failed)
 
     def _is_current(self, model: ServedModel) -> bool:
@@ -218,6 +249,7 @@ class ModelUpdates:
         for model in self._of(name, Life.SERVING):
             version = model.config.version
             last = not wanted or (name, version) in self._elsewhere
+            last = last or (name, version) in self._on_demand
             if version not in wanted and (last or model.backlog.queues[OWN].closed):
                 self._retire(model)
         for model in self._of(name, Life.RETIRING):
@@ -423,6 +455,8 @@ class ModelUpdates:
         self._drain_surplus(model, now)
         if model.replicas or model.held or model.unfinished or model.backlog.claiming:
             return
+        if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
+            return  # the next report has its last counts
         self._dispatcher.remove(model, now)
         self._models.remove(model)
         for other in self._of(model.config.name, Life.SERVING):
@@ -451,6 +485,8 @@ def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
         labels=other.labels,
         device_ids=other.device_ids,
         memory_mb=other.memory_mb,
+        load=other.load,
+        idle_unload_s=other.idle_unload_s,
         traffic=other.traffic,
     )
     return same == other

@@ -57,7 +57,8 @@ class ReplicaLeases:
         """
         self._left |= self._totals.keys() - totals.keys()
         self._left -= totals.keys()
-        self._asked = {v for v, total in totals.items() if self._totals.get(v) != total}
+        changed = {v for v, total in totals.items() if self._totals.get(v) != total}
+        self._asked = changed | (self._asked & totals.keys())
         for version in totals.keys() - self._totals.keys():
             ready = max(map(_ready, self._models_of(version)), default=0)
             self._granted[version] = min(ready, totals[version])

@@ -372,6 +372,27 @@ class LeaseManager:
 
         self._outbox.add(READ_REVISION, read)
 
+    def find_work(
+        self, queues: Sequence[str], found: Callable[[list[str], float], None], now: float
+    ) -> None:
+        """Find which queues have work, among those that this worker does not serve.
+
+        Args:
+            queues: groups of queues, as `queue_scripts.find_work` takes them.
+            found: gets the queues with work, and the time, once for each group.
+            now: the monotonic time.
+        """
+
+        def replied(reply: Any, at: float) -> None:
+            now_us, *names = reply
+            # A worker without a loaded model sweeps nothing.
+            self._reap_clock.set_server_time(int(now_us), at)
+            found([name.decode() for name in names], at)
+
+        until_us = self._reap_clock.until_us(now)
+        for group in queues:
+            self._outbox.add(queue_scripts.find_work(group, until_us), replied)
+
     def lease_replicas(
         self, others: int, arguments: Sequence[Arg], granted: Callable[[Any], None], now: float
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +16,7 @@ from headrace.observability.worker_report import (
     CLOCK,
     FIGURES,
     REGISTRY,
+    UNLOADED,
     RegistryProgress,
 )
 from headrace.redis import keys
@@ -29,6 +30,7 @@ from workers.replicas.devices import threads_of
 
 NO_CAPACITY: Final = Capacity()
 _encode: Final = msgspec.json.encode
+_NOTHING: Final[Mapping[str, str]] = {}
 
 
 class WorkerReporter:
@@ -54,17 +56,30 @@ class WorkerReporter:
         self._node = node
         self._figures = figures
         self._reported: set[str] = set()
+        self._unloaded: tuple[Mapping[str, str], bytes] = ({}, b"{}")
         own = {"node": node, "pid": os.getpid(), "versions": running_versions()}
         self._worker = _encode({**own, "labels": labels, "capacity": capacity})
 
     def commands(
-        self, models: Sequence[ServedModel], progress: RegistryProgress | None = None
+        self,
+        models: Sequence[ServedModel],
+        progress: RegistryProgress | None = None,
+        unloaded: Mapping[str, str] = _NOTHING,
     ) -> list[Command]:
-        """Return the commands that write the report, and reset the counters."""
+        """Return the commands that write the report, and reset the counters.
+
+        Args:
+            models: the served models.
+            progress: how far the worker follows the registry.
+            unloaded: the versions that it would load on demand, and what is wrong with each.
+        """
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]
         if progress is not None:
             fields += (REGISTRY, _encode(progress))
+        if unloaded != self._unloaded[0]:
+            self._unloaded = unloaded, _encode(unloaded)
+        fields += (UNLOADED, self._unloaded[1])
         reported = _reported(models)
         for name, model in reported.items():
             fields += (name, _encode({"node": self._node, **model_report(model)}))

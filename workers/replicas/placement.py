@@ -63,7 +63,7 @@ class Placement:
             mps=bool(found) and mps_runs(environ),
         )
         resolved = [self.resolve(config) for config in models if not self.misfits(config)]
-        processes = sum(config.max_replicas or config.replicas for config in resolved)
+        processes = _processes(resolved, settings.max_loaded_models or 1)
         side_by_side = min(settings.device_slots or processes, processes)
         self.environ = model_environ(environ, side_by_side)
         threads = threads_of(self.environ)
@@ -141,6 +141,18 @@ class Placement:
         if device_of(config, self._given) != "cpu":
             return "as it runs on a GPU"
         return f"half of the {self._cores.count} cores"
+
+
+def _processes(models: Iterable[ModelConfig], most_on_demand: int) -> int:
+    """Return how many model processes a worker runs at a time."""
+    eager, others = 0, []
+    for config in models:
+        number = config.max_replicas or config.replicas
+        if config.on_demand:
+            others.append(number)
+        else:
+            eager += number
+    return eager + sum(sorted(others, reverse=True)[:most_on_demand])
 
 
 def _device_kind(environ: Mapping[str, str]) -> str:

@@ -151,10 +151,12 @@ async def job_or_null(services: Services, job: Job | None, with_result: bool) ->
     """Return the job object of one of several jobs, or null."""
     if job is None:
         return NULL
-    ready = job.state is not State.QUEUED or await services.model_statuses.has_ready(
-        job.model, job.asked_version
+    waiting_for = None
+    if job.state is State.QUEUED:
+        waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)
+    return job_object(
+        job, waiting_for=waiting_for, with_result=with_result, with_traceback=with_result
     )
-    return job_object(job, has_replica=ready, with_result=with_result, with_traceback=with_result)
 
 
 async def read_ids(services: Services, request: Request) -> list[str]:

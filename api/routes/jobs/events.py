@@ -38,7 +38,7 @@ from api.submission.decoding import read_query
 from headrace.errors import BrokerError
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import Job, State, iso
-from headrace.jobs.serialization import REPLICA, job_object
+from headrace.jobs.serialization import WaitingFor, job_object
 from headrace.queue.watcher import JobStatus, JobWatch, status_of
 
 #: Seconds of silence before a comment: proxies close connections that are silent for long.
@@ -164,12 +164,11 @@ class _EventStream:
             return True
         return False
 
-    async def _waits_for(self, status: JobStatus) -> str | None:
+    async def _waits_for(self, status: JobStatus) -> WaitingFor:
         if status.state is not State.QUEUED:
             return None
         job = self._job
-        ready = await self._services.model_statuses.has_ready(job.model, job.asked_version)
-        return None if ready else REPLICA
+        return await self._services.model_statuses.waiting_for(job.model, job.asked_version)
 
     async def _still_admitted(self) -> bool:
         authenticator = self._services.authenticator
@@ -234,7 +233,7 @@ class EventSequence:
         self.held = False
 
     def due(
-        self, status: JobStatus, now: float, waiting_for: str | None = None
+        self, status: JobStatus, now: float, waiting_for: WaitingFor = None
     ) -> list[StreamEvent]:
         """Return the events that are due; they count as sent."""
         events = self._unknown(self._events(status, waiting_for))
@@ -266,7 +265,7 @@ class EventSequence:
                 return events[ids.index(running) + 1 :]
         return events
 
-    def _events(self, status: JobStatus, waiting_for: str | None) -> list[StreamEvent]:
+    def _events(self, status: JobStatus, waiting_for: WaitingFor) -> list[StreamEvent]:
         """Return all events of the job's present state, oldest first."""
         state = status.state
         if state is State.QUEUED:

@@ -121,8 +121,8 @@ async def _read(
 
 
 async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
-    has_replica = await services.model_statuses.has_ready(job.model, job.asked_version)
-    body = job_object(job, has_replica=has_replica)
+    waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)
+    body = job_object(job, waiting_for=waiting_for)
     return Reply(202, body, headers=(NO_STORE, RETRY_AFTER, *applied))
 
 

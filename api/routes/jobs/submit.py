@@ -207,6 +207,6 @@ async def _submit(
     location = (b"location", (JOBS_PATH + job_id).encode())
     if job.state.final:
         return Reply(200, job_object(job), headers=(location, *applied))
-    has_replica = await services.model_statuses.has_ready(name, job.asked_version)
-    body = job_object(job, has_replica=has_replica)
+    waiting_for = await services.model_statuses.waiting_for(name, job.asked_version)
+    body = job_object(job, waiting_for=waiting_for)
     return Reply(202, body, headers=(location, RETRY_AFTER, *applied))

@@ -16,13 +16,18 @@ from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError, ModelsNotReady
 from headrace.jobs.job import Count
+from headrace.observability.worker_report import UNLOADED_STATE
 
 
 class ReadyQuery(msgspec.Struct):
     """The query of a readiness probe."""
 
     models: Annotated[
-        Literal["", "all"], Meta(description="`all` requires a loaded replica of every model.")
+        Literal["", "all"],
+        Meta(
+            description="`all` requires a loaded replica of every model, but of those that load on "
+            "demand."
+        ),
     ] = ""
 
 
@@ -57,8 +62,8 @@ async def ready(services: Services, request: Request) -> Reply:
     """Answer whether the API can accept requests.
 
     A model without a worker accepts jobs, so that its state is reported but not required;
-    `?models=all` requires a loaded replica of each. Where API keys are required, this route is the
-    one that needs none, so that it shows no tracebacks.
+    `?models=all` requires a loaded replica of each that does not load on demand. Where API keys are
+    required, this route is the one that needs none, so that it shows no tracebacks.
     """
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
     models = read_query(request, ReadyQuery).models
@@ -68,7 +73,11 @@ async def ready(services: Services, request: Request) -> Reply:
         return problem(error, request.path, broker="unavailable")
     open_to_all = services.authenticator is None
     states = {name: _state(status, with_error=open_to_all) for name, status in statuses.items()}
-    missing = [name for name, status in statuses.items() if not status.ready]
+    missing = [
+        name
+        for name, status in statuses.items()
+        if not (status.ready or status.state == UNLOADED_STATE)
+    ]
     if models == "all" and missing:
         strict = ModelsNotReady(
             f"no loaded replica of: {', '.join(missing)}",

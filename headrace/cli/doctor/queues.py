@@ -32,6 +32,12 @@ def queues(deployment: Deployment) -> Iterator[CheckResult]:
         for name, state in report.models.items()
         if state.ready or state.state in READY_STATES
     }
+    # The check `models` has those that cannot be loaded.
+    ready |= {
+        label.partition(keys.VERSION_SEPARATOR)[0]
+        for _, report in deployment.alive
+        for label in report.unloaded
+    }
     paused = deployment.redis.smembers(keys.PAUSED)
     for model in deployment.catalog.served:
         waiting = deployment.depths[model.name].total
@@ -57,8 +63,10 @@ def _versions_without_worker(deployment: Deployment, model: ModelConfig) -> Iter
         for _, report in deployment.alive
         if model.name in report.models
     }
+    unloaded = {label for _, report in deployment.alive for label in report.unloaded}
     for version, depth in deployment.version_depths.get(model.name, {}).items():
-        if depth.total and version not in serving:
+        label = f"{model.name}{keys.VERSION_SEPARATOR}{version}"
+        if depth.total and version not in serving and label not in unloaded:
             yield fail(
                 f"{count(depth.total, 'job')} waiting for version {version} of {model.name}, "
                 "which no worker serves",

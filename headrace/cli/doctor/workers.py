@@ -23,8 +23,9 @@ from headrace.config.capacity import Host, needs_of, why_no_worker
 from headrace.config.paths import ENV_URL
 from headrace.errors import ConfigError
 from headrace.observability.versions import running_versions
-from headrace.observability.worker_report import ModelState
+from headrace.observability.worker_report import ModelState, WorkerReport
 from headrace.redis.clock import US_PER_S
+from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.server import components
 from headrace.server.ports import http_get, http_url
 from headrace.server.supervisor.proc import start_time_ticks
@@ -76,17 +77,18 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
     """`models`: every model is loaded on all its processes."""
     if not deployment.alive:
         raise CheckSkipped("no worker runs")
-    served = set()
+    served, unloaded = set(), set()
     for seen, report in deployment.alive:
+        unloaded |= {label.partition(VERSION_SEPARATOR)[0] for label in report.unloaded}
+        yield from _not_loadable(seen, report)
         for name, state in report.models.items():
             served.add(name)
             where = f"{name} on {seen.node}"
             # Between two tries it loads again, and still has the error of the last one.
             retried = state.state in ("loading", "warming") and state.error
             if state.state == "failed" or retried:
-                last = (state.error.strip() or "unknown reason").splitlines()[-1]
                 yield fail(
-                    f"{where} could not be loaded: {last[:160]}",
+                    f"{where} could not be loaded: {_last_line(state.error)}",
                     f"headrace models {name} shows the traceback; it is retried every minute",
                 )
             elif state.state == "restarting":
@@ -101,7 +103,24 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
                 )
     # A pipeline needs no worker; the check `errands` covers it.
     yield from _shared_replicas(deployment)
-    missing = sorted(set(deployment.catalog.models) - served)
+    yield from _unserved(deployment, set(deployment.catalog.models) - served - unloaded)
+    more = f"; {len(unloaded - served)} load on demand" if unloaded - served else ""
+    yield ok(f"{len(served)} served: {named(sorted(served))}{more}")
+
+
+def _not_loadable(seen: WorkerSeen, report: WorkerReport) -> Iterator[CheckResult]:
+    """Yield the models that a worker cannot load on demand."""
+    for label, problem in report.unloaded.items():
+        if problem:
+            yield fail(
+                f"{label} cannot be loaded on {seen.node}: {_last_line(problem)}",
+                "headrace models MODEL shows the whole error; jobs of the model wait",
+            )
+
+
+def _unserved(deployment: Deployment, names: set[str]) -> Iterator[CheckResult]:
+    """Yield the models of the models file that no worker has."""
+    missing = sorted(names)
     hosts = {seen.node: Host(report.labels, report.capacity) for seen, report in deployment.alive}
     for name in list(missing):
         if why := why_no_worker(needs_of(deployment.catalog.models[name]), hosts):
@@ -116,7 +135,10 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
             f"no worker serves {named(missing)}",
             "give the workers the same models file as the API, and restart them",
         )
-    yield ok(f"{len(served)} served: {named(sorted(served))}")
+
+
+def _last_line(error: str) -> str:
+    return (error.strip() or "unknown reason").splitlines()[-1][:160]
 
 
 def _shared_replicas(deployment: Deployment) -> Iterator[CheckResult]:

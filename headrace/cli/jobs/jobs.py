@@ -180,6 +180,8 @@ def _note(job: Job) -> str:
 
 
 def _place(job: Job | JobEvent) -> str:
+    if job.waiting_for == "load":
+        return "the model is loaded on demand"
     if job.waiting_for:
         return f"no {job.waiting_for} of the model is loaded"
     return f"place {job.queue_position:,}" if job.queue_position else ""

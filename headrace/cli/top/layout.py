@@ -38,7 +38,9 @@ BAD_FROM: Final = 0.95
 WARN: Final = "yellow"
 BAD: Final = "bold red"
 DIM: Final = "bright_black"
-_STATES: Final = {"ready": "green", "failed": BAD, "restarting": "red", "no-worker": "red"}
+_STATES: Final = {
+    "ready": "green", "unloaded": DIM, "failed": BAD, "restarting": "red", "no-worker": "red",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

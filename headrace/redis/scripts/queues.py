@@ -10,6 +10,8 @@ from headrace.redis.scripts import Arg, Command, script
 
 #: The most due jobs, and the most expired leases, that one sweep handles.
 SWEEP_MAX_JOBS: Final = 500
+#: The most queues that one call looks at, as it blocks Redis.
+FIND_WORK_MAX_QUEUES: Final = 1000
 _SWEEP_HEAD: Final = 9
 
 
@@ -68,6 +70,18 @@ def read_sweep(reply: Sequence[Any]) -> SweepReply:
     ends = _SWEEP_HEAD + count
     used = [name.decode("utf-8", "replace") for name in reply[_SWEEP_HEAD:ends]]
     return SweepReply(promoted, reaped, due_in_us, waiting, now_us, used, list(reply[ends:]))
+
+
+def find_work(queues: str, reap_until_us: int) -> Command:
+    """Find the queues that have work, among those that a worker does not serve.
+
+    The reply is the time of Redis in us, then the names of these queues.
+
+    Args:
+        queues: their names, with a space between; at most FIND_WORK_MAX_QUEUES.
+        reap_until_us: as for `sweep`.
+    """
+    return script("queues/find_work").call([], reap_until_us, queues)
 
 
 def depth(queues: Iterable[str]) -> Command:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from headrace.jobs.ids import new_ids
 from headrace.jobs.job import Job, State, StoredResult, job_from_record
-from headrace.jobs.serialization import fresh_line, job_object
+from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
 from headrace.redis.fields import JobField
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
@@ -19,6 +19,7 @@ _ALWAYS = [
     "id", "model", "version", "status", "created_at", "started_at", "finished_at", "attempts",
     "queue_position", "batch_size", "timings", "metadata", "waiting_for", "urls",
 ]  # fmt: skip
+WAITING_FOR: tuple[WaitingFor, ...] = ("load", "replica", None)
 DUE_US = 1_700_000_005_250_000
 RECORD = {
     JobField.MODEL: "m", JobField.VERSION: "1",
@@ -58,10 +59,10 @@ def test_a_fresh_line_is_the_job_object(version: str) -> None:
     ids = [*new_ids(2), "mine:1@x.y_z"]
     times = (1_763_700_000_000_000, 1_763_700_000_000_001, 1_763_700_059_999_999)
     states = (State.QUEUED, State.SCHEDULED)
-    for job_id, created_us, state, has_replica in product(ids, times, states, (True, False)):
+    for job_id, created_us, state, waiting_for in product(ids, times, states, WAITING_FOR):
         plain = Job(job_id, "m", version, state, created_us)
-        line = fresh_line(job_id, "m", version, state, created_us, has_replica)
-        assert line == job_object(plain, has_replica=has_replica)
+        line = fresh_line(job_id, "m", version, state, created_us, waiting_for)
+        assert line == job_object(plain, waiting_for=waiting_for)
 
 
 @pytest.mark.parametrize(

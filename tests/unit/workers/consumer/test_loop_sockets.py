@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.settings import Settings
 from workers.consumer.loop import Consumer
 from workers.scheduling.dispatcher import Dispatcher
 
@@ -21,7 +22,7 @@ WAIT_S = 30.0
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
     """Without models, and with leases that have just lost their connection."""
-    settings = SimpleNamespace(device_slots=0)
+    settings = Settings(redis_url="redis://nowhere")
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None, settings=settings)
     nobody: Any = SimpleNamespace()
     made = Consumer(

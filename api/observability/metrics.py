@@ -200,8 +200,10 @@ def _shared(fields: Fields) -> Iterator[MetricSamples]:
 
 
 def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
-    named = {(worker.node, ",".join(worker.labels)): 1 for worker in workers if worker.node}
-    yield MetricSamples(f.WORKER, list(named), list(named.values()))
+    named: list[Labels] = list(
+        dict.fromkeys((one.node, ",".join(one.labels)) for one in workers if one.node)
+    )
+    yield MetricSamples(f.WORKER, named, [1] * len(named))
     memory = {
         (model, worker.node): used_bytes
         for worker in workers

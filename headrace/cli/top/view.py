@@ -160,7 +160,7 @@ def view_of(now: Sample, before: Sample | None) -> View:
 
 
 def _processes(now: Sample) -> list[ProcessRow]:
-    labels = dict(key[:2] for key in now.of("worker_info"))
+    labels = {place[0]: place[1] for place in now.of("worker_info")}
     rows = [
         ProcessRow(worker, model, memory, labels.get(worker, ""))
         for (model, worker), memory in now.of("model_memory_bytes").items()

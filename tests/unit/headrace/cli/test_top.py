@@ -30,7 +30,7 @@ from headrace.cli.top.layout import (
     lines,
     rate,
 )
-from headrace.cli.top.sample import SERIES, Sample, parse, quantile
+from headrace.cli.top.sample import SERIES, Labels, Sample, parse, quantile
 from headrace.cli.top.screen import GAP_S, History, Poller, PollResult, Screen, pressed
 from headrace.cli.top.view import View, view_of
 from headrace.errors import ServerUnreachable
@@ -212,7 +212,11 @@ def test_a_long_list_is_scrolled_and_says_where_it_is() -> None:
 def test_labels_of_workers_are_shown_where_any_worker_has_some() -> None:
     plain = sample(2.0, "m")
     assert not any("LABELS" in line for line in texts(view_of(plain, None), ViewOptions(width=140)))
-    info = {("gpu0@a", "gpu=a100,zone=b"): 1.0, ("gpu1@b", "gpu=h200"): 1.0, ("cpu@c", ""): 1.0}
+    info: dict[Labels, float] = {
+        ("gpu0@a", "gpu=a100,zone=b"): 1.0,
+        ("gpu1@b", "gpu=h200"): 1.0,
+        ("cpu@c", ""): 1.0,
+    }
     now = Sample(2.0, {**plain.series, "headrace_worker_info": info}, plain.states)
     for width in (80, 140):
         rows = [line.split() for line in texts(view_of(now, None), ViewOptions(width=width))]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import redis
 from redis.exceptions import ResponseError
 
+from headrace.observability.worker_report import FIGURES, DeviceFigures, Figures
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import script
@@ -191,3 +193,31 @@ def test_an_entry_that_cannot_be_read_is_removed(queue: Queue) -> None:
     queue.client.hset(keys.replica_leases("m@1"), "old", "of another version")
     assert settled([a], m=2) == [[2]]
     assert queue.client.hkeys(keys.replica_leases("m@1")) == [b"a"]
+
+
+def report(queue: Queue, name: str, *free: int) -> None:
+    devices = [
+        DeviceFigures(str(n), memory_used_bytes=10, memory_bytes=10 + one)
+        for n, one in enumerate(free)
+    ]
+    queue.client.hset(keys.worker(name), FIGURES, msgspec.json.encode(Figures(devices=devices)))
+
+
+@pytest.mark.parametrize("first", ["ab", "ba"])
+def test_of_equal_workers_the_one_with_more_free_gpu_memory_is_first(
+    queue: Queue, first: str
+) -> None:
+    report(queue, "a", 50, 900)  # its smallest GPU counts
+    report(queue, "b", 60)
+    some = {host.name: host for host in hosts(queue, first)}
+    settled(list(some.values()), m=3)
+    assert (some["a"].granted["m"], some["b"].granted["m"]) == (1, 2)
+
+
+def test_nearly_equal_free_memory_and_unreadable_reports_decide_nothing(queue: Queue) -> None:
+    report(queue, "a", 100)
+    report(queue, "b", 109)
+    queue.client.hset(keys.worker("c"), FIGURES, "no JSON")
+    a, b, c = hosts(queue, "abc")
+    assert sorted(granted for (granted,) in settled([a, b], m=1)) == [0, 1]
+    assert sorted(granted for (granted,) in settled([a, b, c], m=3)) == [1, 1, 1]

@@ -55,14 +55,31 @@ local function even_out(model)
   end
 end
 
--- Each free replica is for the worker with fewest: of this model, then in all. The others take theirs when they call.
+-- The free memory of a worker's GPU in bytes, by its report; 0 without one.
+local known_free = {}
+local function free_memory(name)
+  if not known_free[name] then
+    local ok, figures = pcall(cjson.decode, call('HGET', keys.worker .. name, ':figures') or '')
+    local free = math.huge
+    for _, device in ipairs(ok and type(figures) == 'table' and figures.devices or {}) do
+      free = math.min(free, (tonumber(device.memory_bytes) or 0) - (tonumber(device.memory_used_bytes) or 0))
+    end
+    known_free[name] = free == math.huge and 0 or free
+  end
+  return known_free[name]
+end
+
+-- Each free replica is for the worker with fewest: of this model, then in all, then with clearly more free memory on its
+-- GPU. The others take theirs when they call.
 local function take(model)
   local free = model.total - model.taken - math.max(model.granted, model.running)
   while free > 0 do
     local best, fewest, least = nil, model.granted, load
     for _, other in ipairs(model.fresh) do
       local all = loads[other.name]
-      if other.granted < fewest or (other.granted == fewest and all < least) then
+      local equal = other.granted == fewest and all == least
+      if other.granted < fewest or (other.granted == fewest and all < least)
+        or (equal and free_memory(other.name) > 1.1 * free_memory(best and best.name or owner)) then
         best, fewest, least = other, other.granted, all
       end
     end

@@ -37,9 +37,10 @@ def worker(redis_db: RedisServer, tmp_path: Path, log: BatchLog) -> Iterator[Wor
         flooded=log.model(**size),
         heavy=log.model(**size, weight=3),
         lone=log.model(pause_s=BATCH_S / 10),
+        first=log.model(gated=True),
     )
     with celery_worker(redis_db.url, path, tmp_path, environ=ONE_AT_A_TIME) as running:
-        running.wait_ready("flooded", "heavy", "lone")
+        running.wait_ready("flooded", "heavy", "lone", "first")
         yield running
 
 
@@ -73,18 +74,22 @@ def test_a_lone_job_beside_a_flood_waits_for_one_batch_of_it(client: Client, log
 
 def test_under_flood_device_time_goes_by_weight(client: Client, log: BatchLog) -> None:
     """Time is shared, and not batches: on a busy machine some take much longer than others."""
+    weights = {"flooded": 1, "heavy": 3}
     # Both are prepared behind one batch, so that from then on neither ever lacks work.
-    client.submit("lone", "first")
-    ids = [*client.submit("flooded", *range(60)), *client.submit("heavy", *range(180))]
+    ids = client.submit("first", 0)
+    wait_until(lambda: bool(log.lines("first")), "the device is busy")
+    ids += [*client.submit("flooded", *range(60)), *client.submit("heavy", *range(180))]
+    leases = [keys.lease(keys.queue_name(model)) for model in weights]
+    wait_until(lambda: all(client.redis.zcard(lease) for lease in leases), "both are prepared")
+    log.open_gate()
     assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
     assert log.most_at_once() == 1
-    weights = {"flooded": 1, "heavy": 3}
-    turns = list(uses(log, without="lone"))
+    turns = list(uses(log, without="first"))
     models = [model for model, _ in turns]
     both = min(len(models) - models[::-1].index(model) for model in weights)
     assert both >= 60
-    # What one of them ran before the other had come, or while it was not claimed yet, is of two
-    # batches at the most; and they are as long as the machine is slow.
+    # What one of them ran while the other was not claimed again yet is of two batches at the most;
+    # and they are as long as the machine is slow.
     _, whole = turns[-1]
     before_s = 2 * max(whole[model].most_s / models.count(model) for model in weights)
     for n, (model, used) in enumerate(turns[:both]):

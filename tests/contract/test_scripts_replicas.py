@@ -34,6 +34,7 @@ class Host:
     running: dict[str, int] = field(default_factory=dict)
     loading: bool = False
     keeps: bool = False
+    able: int = -1
 
     def call(self, reap_until: int = NEVER, /, **totals: int) -> list[int]:
         """One call with the total of each model; what it may run now."""
@@ -41,7 +42,10 @@ class Host:
         for model, total in totals.items():
             running = self.running.get(model, 0)
             ready = 0 if self.loading else running
-            rows += [f"{model}@1", total, self.granted.get(model, 0), running, ready]
+            if self.able >= 0:
+                ready = min(ready, self.able)
+            numbers = (total, self.granted.get(model, 0), running, ready, self.able)
+            rows += [f"{model}@1", *numbers]
         lease = script("workers/lease_replicas")
         call = lease.call([], self.name, self.lease_us, reap_until, LEASE_US, self.others, *rows)
         found = call_script(self.client, call)[::2]
@@ -168,6 +172,36 @@ def test_a_worker_that_leaves_frees_its_replicas_at_once(queue: Queue) -> None:
     assert settled([b], m=4) == [[4]]
     assert queue.client.hkeys(keys.replica_leases("m@1")) == [b"b"]
     assert 0 < queue.client.ttl(keys.replica_leases("m@1")) <= keys.REPLICA_LEASES_TTL_S
+
+
+def test_what_a_worker_cannot_load_goes_to_others_and_stays_there(queue: Queue) -> None:
+    a, b, c = hosts(queue, "abc")
+    a.able = 0
+    assert settled([a], m=2) == [[2]], "it tries on while no other takes part"
+    assert settled([a, b], m=2) == [[0], [2]]
+    assert settled([a, b], m=3) == [[0], [3]]
+    assert sorted(granted for (granted,) in settled([a, b, c], m=3)) == [0, 1, 2]
+    assert a.granted["m"] == 0
+    a.able = -1
+    settled([a, b, c], m=3)  # until the one that has two has ended one
+    assert settled([a, b, c], m=3) == [[1], [1], [1]]
+
+
+def test_a_worker_that_can_load_some_keeps_those(queue: Queue) -> None:
+    a, b = hosts(queue, "ab")
+    a.able = 1
+    assert settled([a, b], m=4) == [[1], [3]]
+    assert settled([a, b], m=1) in ([[1], [0]], [[0], [1]])
+
+
+def test_what_no_worker_can_load_stays_where_it_is(queue: Queue) -> None:
+    a, b = hosts(queue, "ab")
+    a.able = b.able = 0
+    found = settled([a, b], m=3)
+    assert sum(granted for (granted,) in found) == 3
+    assert [[*host.call(m=3)] for host in (a, b, a, b)] == found * 2
+    a.able = -1
+    assert settled([a, b], m=3) == [[3], [0]]
 
 
 def test_what_redis_has_lost_is_kept_by_those_that_run_it(queue: Queue) -> None:

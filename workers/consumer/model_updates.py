@@ -149,6 +149,7 @@ class ModelUpdates:
     def _want_loaded(self) -> None:
         """Want all that is registered, without what is unloaded."""
         self._on_demand.changed = False
+        before = self._wanted or {}
         self._wanted = {
             version: one
             for version, one in self._registered.items()
@@ -159,7 +160,12 @@ class ModelUpdates:
                 version: total
                 for version, one in self._wanted.items()
                 if (total := one.config.total_replicas) is not None
-            }
+            },
+            {
+                version
+                for version, one in self._wanted.items()
+                if _differs(one, before.get(version))
+            },
         )
         self._autoscaler.want([one.config for one in self._wanted.values()])
         self._pending = True
@@ -363,6 +369,7 @@ class ModelUpdates:
         failed = next((one.error for one in model.replicas if one.error), "")
         if failed:
             self._failed[name, version] = Failed(wanted, failed)
+            self._replica_leases.load_failed((name, version))
             self._discard(model)
             for other in self._of(name, Life.SERVING):
                 other.update_error = f"version {version} could not be loaded:\n{failed}"
@@ -469,6 +476,13 @@ class ModelUpdates:
 
 def _label(name: str, version: str) -> str:
     return f"{name}{keys.VERSION_SEPARATOR}{version}"
+
+
+def _differs(one: Wanted, before: Wanted | None) -> bool:
+    """Return whether a version needs other processes than before."""
+    if before is None or one.loads != before.loads:
+        return True
+    return not _same_process(one.config, before.config)
 
 
 def _same_process(one: ModelConfig, other: ModelConfig) -> bool:

@@ -7,8 +7,8 @@ docs/architecture/replicas.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: The name and the version of a model.
 Version = tuple[str, str]
+#: After so many failed loads of one replica in a row its worker leaves it to others.
+LOADS_MAX: Final = 3
 #: The total of a model that this worker leaves.
 _LEAVE = -1
 
@@ -43,19 +45,27 @@ class ReplicaLeases:
         self._elsewhere: dict[Version, int] = {}
         self._left: set[Version] = set()
         self._asked: set[Version] = set()
+        # How many replicas of a model were ready when another one could not be loaded.
+        self._able: dict[Version, int] = {}
 
     @property
     def unanswered(self) -> set[str]:
         """The models whose total has changed since Redis was asked last."""
         return {name for name, _ in self._asked}
 
-    def want(self, totals: Mapping[Version, int]) -> None:
+    def want(
+        self, totals: Mapping[Version, int], changed: Collection[Version] = frozenset()
+    ) -> None:
         """Set the total of each model that has one; the others are left.
+
+        Those that have `changed` are loaded here again, although they could not be before.
 
         What serves when a model gets its first total counts as granted until Redis has replied, so
         that it serves on.
         """
         self._left |= self._totals.keys() - totals.keys()
+        for version in self._able.keys() - (totals.keys() - changed):
+            del self._able[version]
         self._left -= totals.keys()
         changed = {v for v, total in totals.items() if self._totals.get(v) != total}
         self._asked = changed | (self._asked & totals.keys())
@@ -79,6 +89,21 @@ class ReplicaLeases:
         version = (config.name, config.version)
         return bool(self._totals.get(version)) and not self._elsewhere.get(version)
 
+    def load_failed(self, version: Version) -> None:
+        """Note that no more replicas of a model can be loaded here than are ready."""
+        if version in self._totals and version not in self._able:
+            self._able[version] = max(map(_ready, self._models_of(version)), default=0)
+            fields = {"model": version[0], "version": version[1]}
+            logger.warning("cannot be loaded here: left to other workers", extra=fields)
+
+    def _check_loads(self, version: Version, models: Sequence[ServedModel]) -> None:
+        able = self._able.get(version)
+        if able is not None:
+            if max(map(_ready, models), default=0) > able:
+                del self._able[version]
+        elif any(one.failed_loads >= LOADS_MAX for model in models for one in model.replicas):
+            self.load_failed(version)
+
     def renew(self, now: float) -> None:
         """Renew what is granted, and take or give back replicas."""
         if not self._totals and not self._left:
@@ -87,12 +112,14 @@ class ReplicaLeases:
         arguments: list[Arg] = []
         for version in versions:
             models = self._models_of(version)
+            self._check_loads(version, models)
             arguments += (
                 VERSION_SEPARATOR.join(version),
                 self._totals.get(version, _LEAVE),
                 self._granted.get(version, 0),
                 max(map(_running, models), default=0),
                 max(map(_ready, models), default=0),
+                self._able.get(version, -1),
             )
         self._left.clear()
         others = sum(

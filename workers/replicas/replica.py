@@ -126,6 +126,11 @@ class Replica:
         return self.state in (Phase.READY, Phase.DRAINING)
 
     @property
+    def failed_loads(self) -> int:
+        """How many loads have failed since a process was loaded last."""
+        return 0 if self.loaded else self._failures
+
+    @property
     def idle(self) -> bool:
         """Whether it is ready and has no batch."""
         return self.state is Phase.READY and self.batch is None

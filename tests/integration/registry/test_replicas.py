@@ -201,6 +201,22 @@ def test_the_replicas_of_a_lost_host_start_elsewhere_and_are_shared_again(
         wait_shares([hosts.one, again], 1, 2)
 
 
+def test_a_worker_that_cannot_load_the_model_leaves_its_share_to_the_other(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    # The first worker's host lacks what the handler needs.
+    handler = HANDLER.replace("context.version", "os.environ['LIBRARY_OF_THE_TEST']")
+    (tmp_path / "answers.py").write_text(f"import os\n{handler}")
+    models = write_models(tmp_path, words={"handler": "answers.py", "total_replicas": 2})
+    start = partial(celery_worker, redis_db.url, models, tmp_path)
+    with (
+        start(node="cpu0@one") as one,
+        start(node="cpu0@two", environ={"LIBRARY_OF_THE_TEST": "1"}) as two,
+    ):
+        wait_until(lambda: (running(one), running(two)) == (0, 2), "the second runs both", 300)
+        assert one.says("cannot be loaded here: left to other workers", MODEL) == 1
+
+
 def test_workers_without_an_api_share_by_their_models_file(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

@@ -2,18 +2,18 @@
 -- KEYS: none. ARGV: 1 owner, 2 duration of a lease in us, 3 until when leases that have expired may be removed, 4 for how
 --       many us after its last call others wait for a worker, 5 how many replicas the worker runs without a lease, then per
 --       model: name@version, its total (-1: the worker leaves it), how many the worker was granted by its own knowledge,
---       how many processes it still runs, how many are ready.
+--       how many processes it still runs, how many are ready, how many it can load (-1: it has not failed to).
 -- Returns per model: how many replicas the worker may run, and how many are ready elsewhere.
 -- The entry of a worker: granted, taken (granted or still running), ready, its replicas of all models, end of the lease,
--- time of the call.
+-- time of the call (0: it can load no more, so that no replica waits for it).
 local owner, lease_us, reap_until, fresh_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local load, loads, models = tonumber(ARGV[5]), {}, {}
 
 local ENTRY = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-for i = 6, #ARGV, 5 do
+for i = 6, #ARGV, 6 do
   local model = {key = keys.replica_leases .. ARGV[i], total = tonumber(ARGV[i + 1]), granted = tonumber(ARGV[i + 2]),
-    running = tonumber(ARGV[i + 3]), ready = tonumber(ARGV[i + 4]), others = 0, taken = 0, elsewhere = 0, most = 0,
-    fresh = {}, gone = {}}
+    running = tonumber(ARGV[i + 3]), ready = tonumber(ARGV[i + 4]), able = tonumber(ARGV[i + 5]),
+    others = 0, taken = 0, elsewhere = 0, most = 0, fresh = {}, gone = {}}
   local entries = call('HGETALL', model.key)
   for e = 1, #entries, 2 do
     local name, granted, taken, ready, all, till, seen = entries[e], string.match(entries[e + 1], ENTRY)
@@ -33,6 +33,15 @@ for i = 6, #ARGV, 5 do
   end
   if model.total > 0 then load = load + model.granted end
   models[#models + 1] = model
+end
+
+local function is_full(model) return model.able >= 0 and model.granted >= model.able end
+
+-- What the worker cannot load is for others, if any takes part that can load more.
+local function give_back(model)
+  if is_full(model) and #model.fresh > 0 then
+    model.granted, load = model.able, load - (model.granted - model.able)
+  end
 end
 
 -- Too many are granted, as the total is smaller now: those that have most give up first.
@@ -75,6 +84,7 @@ local function take(model)
   local free = model.total - model.taken - math.max(model.granted, model.running)
   while free > 0 do
     local best, fewest, least = nil, model.granted, load
+    if is_full(model) and #model.fresh > 0 then fewest = math.huge end
     for _, other in ipairs(model.fresh) do
       local all = loads[other.name]
       local equal = other.granted == fewest and all == least
@@ -97,8 +107,9 @@ for _, model in ipairs(models) do
   for _, name in ipairs(model.gone) do call('HDEL', model.key, name) end
   if model.total <= 0 then
     model.granted = 0
-  elseif give_up(model) == 0 then
-    even_out(model)
+  else
+    give_back(model)
+    if give_up(model) == 0 then even_out(model) end
   end
 end
 local answer = {}
@@ -112,7 +123,7 @@ for _, model in ipairs(models) do
     call('HDEL', model.key, owner)
   else
     local taken = math.max(model.granted, model.running)
-    local entry = {model.granted, taken, model.ready, load, whole(NOW_US + lease_us), NOW}
+    local entry = {model.granted, taken, model.ready, load, whole(NOW_US + lease_us), is_full(model) and 0 or NOW}
     call('HSET', model.key, owner, table.concat(entry, ' '))
     call('EXPIRE', model.key, keys.REPLICA_LEASES_TTL_S)
   end

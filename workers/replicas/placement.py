@@ -140,7 +140,8 @@ class Placement:
     def _why(self, config: ModelConfig) -> str:
         if device_of(config, self._given) != "cpu":
             return "as it runs on a GPU"
-        return f"half of the {self._cores.count} cores"
+        count = self._cores.count
+        return f"half of the {count} cores" if count > 1 else "as this worker has one core"
 
 
 def _processes(models: Iterable[ModelConfig], most_on_demand: int) -> int:

@@ -126,7 +126,7 @@ def _unserved(deployment: Deployment, names: set[str]) -> Iterator[CheckResult]:
         if why := why_no_worker(needs_of(deployment.catalog.models[name]), hosts):
             missing.remove(name)
             yield warn(
-                f"no worker serves {name}: {why}",
+                f"no worker serves {name}: {why.removeprefix('no worker fits: ')}",
                 "start a worker that fits (HEADRACE_WORKER_LABELS, a GPU, more memory), or change "
                 "`labels`, `device`, `device_ids` or `memory_mb` of the model",
             )

@@ -136,8 +136,12 @@ def test_a_load_without_room_is_refused_in_words(redis_db: RedisServer, tmp_path
     need = int(total_mib())
     models = write_models(tmp_path, words={"handler": "echo", "memory_mb": need})
     with celery_worker(redis_db.url, models, tmp_path, environ=NO_GPU) as worker:
-        wait_until(lambda: worker.states().get("words", {}).get("error"), "the load is refused")
-        state = worker.states()["words"]
+
+        def refused() -> Any:
+            state = worker.states()["words"]
+            return state if state["error"] else None
+
+        state = wait_until(refused, "the load is refused")
         assert state["state"] == "failed"
         assert f"it needs {need} MiB of memory (memory_mb)" in state["error"]
         assert not state["pids"]

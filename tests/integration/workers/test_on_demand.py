@@ -124,7 +124,9 @@ def test_two_models_take_turns_if_there_is_room_for_one(
         worker.wait_ready("eager")
         jobs = {model: client.submit(model, *range(8)) for model in ("a", "b")}
         succeeded(client, *jobs["a"], *jobs["b"])
-        assert len(pids(worker, "a")) + len(pids(worker, "b")) <= 1
+        # Of one report: between two of them one model may take the place of the other.
+        states = worker.states()
+        assert sum(len(states[model]["pids"]) for model in ("a", "b") if model in states) <= 1
         # More of both come until each was loaded again.
         gates = [folder / "gate1", folder / "gate2"]
         held = client.submit("a", {"until": str(gates[0])})
@@ -212,7 +214,8 @@ def test_one_that_never_fits_is_reported_and_its_jobs_wait(
     ):
         (job,) = client.submit("large", 1)
         succeeded(client, *client.submit("a", 1))
-        assert "needs 5000 MiB, and loaded_memory_mb is 4000" in unloaded(client)["large@1.0"]
+        why = "needs 5000 MiB, and loaded_memory_mb is 4000"
+        wait_until(lambda: why in unloaded(client)["large@1.0"], "the reason is reported")
         assert client.job(job).state.status == "queued"
     with Client(redis_db.url, models) as client, celery_worker(redis_db.url, models, folder):
         succeeded(client, job)

@@ -95,7 +95,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         labels: only workers with all of these labels (worker_labels, a setting) serve the model.
         replicas: model processes in each worker; auto: half of its cores, or 1 on a GPU. With
             max_replicas, those that it starts with.
-        min_replicas: the fewest model processes in each worker, with max_replicas.
+        min_replicas: the fewest model processes in each worker, with max_replicas; 0 with load:
+            on_demand only.
         max_replicas: the most model processes in each worker, which then starts and ends some by
             demand.
         scale_down_s: with max_replicas, seconds after which a model process without a batch ends.
@@ -166,7 +167,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ) = None
     labels: Annotated[list[Label], Meta(max_length=32)] = msgspec.field(default_factory=list)
     replicas: Annotated[int, Meta(ge=0, le=256)] | Literal["auto"] = 1
-    min_replicas: Annotated[int, Meta(ge=1, le=256)] = 1
+    min_replicas: Annotated[int, Meta(ge=0, le=256)] = 1
     max_replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
     scale_down_s: _Limit = 60.0
     total_replicas: Annotated[int, Meta(ge=0, le=4096)] | None = None

@@ -35,6 +35,8 @@ def _replica_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     if values.get("total_replicas") is not None:
         yield "max_replicas", "it does not go with total_replicas; leave one of them out"
+    if values.get("min_replicas") == 0 and values.get("load") != "on_demand":
+        yield "min_replicas", "0 needs `load: on_demand`; add that key, or give 1 or more"
     for key in ("min_replicas", "replicas"):
         given = values.get(key)
         if isinstance(given, int) and given > most:

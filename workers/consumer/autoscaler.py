@@ -170,7 +170,8 @@ class Autoscaler:
                 )  # fmt: skip
 
     def _limits(self, config: ModelConfig) -> Limits:
-        least, most = config.min_replicas, config.max_replicas or 1
+        # With 0 the whole model is unloaded (`OnDemandModels`); while it is loaded, one is left.
+        least, most = max(1, config.min_replicas), config.max_replicas or 1
         if self._slots:
             # One that never gets a slot would start and end again and again.
             most = max(least, min(most, self._slots))

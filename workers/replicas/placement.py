@@ -88,6 +88,8 @@ class Placement:
             return config
         on_cpu = device_of(config, self._given) == "cpu"
         replicas = max(1, self._cores.count // 2) if on_cpu else 1
+        if config.max_replicas is not None:
+            replicas = min(replicas, config.max_replicas)
         return msgspec.structs.replace(config, replicas=replicas)
 
     def misfits(self, config: ModelConfig) -> list[str]:

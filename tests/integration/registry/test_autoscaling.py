@@ -49,6 +49,30 @@ def test_a_worker_with_its_own_file_scales_by_demand(redis_db: RedisServer, tmp_
         follows_demand(worker, client, tmp_path / "gate")
 
 
+def test_a_second_process_that_cannot_be_loaded_is_given_up(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    (tmp_path / "alone.py").write_text(
+        "from tests.harness.handlers.gated import Gated\n\n\nclass Alone(Gated):\n"
+        "    def initialize(self, context):\n"
+        "        super().initialize(context)\n"
+        f"        open({str(tmp_path / 'taken')!r}, 'x').close()\n"
+    )
+    models = write_models(tmp_path, **{MODEL: {**SCALED, "handler": "alone.py:Alone"}})
+    with (
+        celery_worker(redis_db.url, models, tmp_path) as worker,
+        Client(redis_db.url, models) as client,
+    ):
+        worker.wait_ready(MODEL)
+        gate = tmp_path / "gate"
+        jobs = client.submit(MODEL, *[{"until": str(gate)} for _ in range(6)], timeout=3600.0)
+        given_up = "1 replicas instead of 2: a process could not be loaded"
+        wait_until(lambda: worker.says(given_up, MODEL), "it is given up", 300)
+        wait_until(partial(running, worker, 1), "one process runs", 300)
+        gate.touch()
+        assert {job.state for job in client.wait(*jobs, timeout_s=300)} == {State.SUCCEEDED}
+
+
 def test_a_registered_model_scales_when_it_is_changed_to_that(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
@@ -64,6 +88,7 @@ def test_a_registered_model_scales_when_it_is_changed_to_that(
         command = Commands(api.url, tmp_path)
         command.lines("models", "scale", MODEL, "--max", "2")
         command.lines("models", "set", MODEL, "scale_down_s=0.5")
+        assert b"--max N" in command.run("models", "scale", MODEL).stderr
         follows_demand(worker, client, tmp_path / "gate")
         assert worker.model_pids() == [pid]
         shown = api.http.get(f"/api/v1/models/{MODEL}").json()

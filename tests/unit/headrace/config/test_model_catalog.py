@@ -132,6 +132,11 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
             "it does not go with total_replicas; leave one of them out",
         ),
         ("scale_down_s", "9", "it needs max_replicas; add that key"),
+        (
+            "min_replicas",
+            "0\n    max_replicas: 2",
+            "0 needs `load: on_demand`; add that key, or give 1 or more",
+        ),
         ("cost", "words", "invalid enum value 'words', got 'words'"),
         (
             "batch_key",

@@ -337,6 +337,7 @@ class ModelUpdates:
         stats = serving[0].stats if serving else None
         model = self._build(wanted.config, f"{name} {self._built}", stats)
         model.loads = wanted.loads
+        model.load_mib = self._on_demand.load_mib((name, wanted.config.version))
         model.backlog.set_closed(OWN, closed=True)
         model.life = Life.LOADING
         self._models.append(model)

@@ -101,6 +101,8 @@ class OnDemandModels:
         self._failures: dict[Version, LoadFailure] = {}
         # The memory of each version's processes after its last load, in MiB.
         self._measured: dict[Version, float] = {}
+        # The memory of one replica on its device; see `ServedModel.load_mib`.
+        self._load_mib: dict[Version, float] = {}
         # The versions that wait for room, in their order, and when their work was found last.
         self._waiting: dict[Version, float] = {}
         # What the calls of the script are sent, and whose each queue is.
@@ -119,6 +121,7 @@ class OnDemandModels:
         for version in [*self._measured, *self._failures]:
             if entries.get(version) != self._entries.get(version):
                 self._measured.pop(version, None)
+                self._load_mib.pop(version, None)
                 self._failures.pop(version, None)
         self._entries = dict(entries)
         self._loaded = {v: one for v, one in self._loaded.items() if v in entries}
@@ -126,6 +129,10 @@ class OnDemandModels:
         for version in needed:
             self._load(version, time.monotonic())
         self._groups = None
+
+    def load_mib(self, version: Version) -> float:
+        """Return what one replica took on its device at the last load; 0 if it is not known."""
+        return self._load_mib.get(version, 0.0)
 
     def unloaded(self) -> dict[str, str]:
         """Return the versions without a served model: `<model>@<version>` -> what is wrong, or "".
@@ -167,8 +174,9 @@ class OnDemandModels:
             if not one.busy and idle_s and now - one.used_at >= idle_s:
                 logger.info("unloaded: no jobs for %g s", idle_s, extra=_fields(version))
                 self._unload(version, now)
+        self._free_memory(now)
         while not self._fits(self._loaded, 0, 0.0):
-            victim = self._idle_one()
+            victim = self._idle_one(self._loaded)
             if victim is None:
                 break
             self._unload(victim, now)
@@ -245,6 +253,7 @@ class OnDemandModels:
             loaded = model.life is Life.SERVING and model.replicas and model.serving
             if loaded and not loads and one.measured != model.key:
                 one.measured = model.key
+                self._load_mib[version] = model.load_mib
                 self._measured[version] = sum(one.memory_mib() for one in model.replicas)
                 if self._is_too_large(version):
                     logger.error("unloaded: %s", self._problem(version), extra=_fields(version))
@@ -260,7 +269,7 @@ class OnDemandModels:
         if self._fits({*self._loaded, *ending} - {version}, 1, need):
             return all(one != version for one in map(_version_of, self._models))
         while not self._fits(self._loaded, 1, need):
-            victim = self._idle_one() or self._served_one(now)
+            victim = self._idle_one(self._loaded) or self._served_one(self._loaded, now)
             if victim is None:
                 break
             logger.info("unloaded: %s@%s needs the room", *version, extra=_fields(victim))
@@ -274,18 +283,35 @@ class OnDemandModels:
             sum(map(self._memory_mib, versions)) + more_mib <= self._most_mib
         )
 
-    def _idle_one(self) -> Version | None:
+    def _free_memory(self, now: float) -> None:
+        """Unload one version for each model that was not started, as its device has no memory."""
+        for model in self._models:
+            if not model.lacks_memory:
+                continue
+            model.lacks_memory = False  # until the next try
+            others = {_version_of(one) for one in self._models if one.device == model.device}
+            others = {v for v in others & self._loaded.keys() if not self._loaded[v].error}
+            others.discard(_version_of(model))
+            victim = self._idle_one(others) or self._served_one(others, now)
+            if victim is not None:
+                name = model.config.name
+                logger.info("unloaded: %s needs its memory", name, extra=_fields(victim))
+                self._unload(victim, now)
+
+    def _idle_one(self, versions: Iterable[Version]) -> Version | None:
         """Return the least recently used idle version; first one that could not be loaded."""
-        idle = [v for v, one in self._loaded.items() if one.error or not one.busy]
+        loaded = {v: self._loaded[v] for v in versions}
+        idle = [v for v, one in loaded.items() if one.error or not one.busy]
         return min(
             idle,
             key=lambda v: (not self._loaded[v].error, self._loaded[v].used_at),
             default=None,
         )
 
-    def _served_one(self, now: float) -> Version | None:
+    def _served_one(self, versions: Iterable[Version], now: float) -> Version | None:
         """Return the version that was loaded first, if it has had its turn."""
-        ready = {v: one.ready_at for v, one in self._loaded.items() if one.ran and one.ready_at}
+        loaded = {v: self._loaded[v] for v in versions}
+        ready = {v: one.ready_at for v, one in loaded.items() if one.ran and one.ready_at}
         turns = {v: at for v, at in ready.items() if now - at >= self._turn_s}
         return min(turns, key=turns.__getitem__, default=None)
 

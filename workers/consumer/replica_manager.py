@@ -269,6 +269,7 @@ class ReplicaManager:
         replica.restart_at = model.replica_history.restart_at(now)
         if replica.restart_at <= now:
             if why := self._why_no_room(models, model):
+                model.lacks_memory = True
                 self.load_failed(model, replica, why)
                 replica.ended(now)
                 self.new_loss = True
@@ -299,6 +300,7 @@ class ReplicaManager:
             model.load_mib = self._placement.used_mib(model.device, replica.pids)
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
+        model.lacks_memory = False
         model.deadlines.least_time.forget()
         frames = replica.start(now, self._orphan_guard.mark)
         self._orphan_guard.watch(replica.pid)

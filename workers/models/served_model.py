@@ -76,6 +76,7 @@ class ServedModel:
         prepare_s: recent seconds of `preprocess` for one input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
         load_mib: the memory that one replica took at the last load; 0 if it was not measured.
+        lacks_memory: a replica was not started, as there was no memory for it.
         replica_history: what happened to its replicas.
         stats: its counters and histograms.
         retry_policy: how often and when its jobs are retried, unless their message sets it.
@@ -108,6 +109,7 @@ class ServedModel:
         self.free_since: float | None = None
         self.next_due_at = NEVER
         self.prepare_s = self.starved = self.load_mib = 0.0
+        self.lacks_memory = False
         self.stats = stats or ModelStats()
         self.replica_history = ReplicaHistory(config.max_restarts_per_minute, self.stats)
         self.retry_policy = RetryPolicy(

@@ -50,11 +50,11 @@ class ApiProcesses(RunningUp):
 
 @contextmanager
 def api_processes(
-    folder: Path, redis_url: str, count: int = 1, *arguments: str
+    folder: Path, redis_url: str, count: int = 1, *arguments: str, **environ: str
 ) -> Iterator[ApiProcesses]:
     """A running API; every process of it is gone afterwards."""
     folder.mkdir(exist_ok=True)
-    api = ApiProcesses(folder, HEADRACE_REDIS_URL=redis_url)
+    api = ApiProcesses(folder, HEADRACE_REDIS_URL=redis_url, **environ)
     api.arguments = [
         "api", "--port", str(api.port), "--processes", str(count),
         "--models", str(write_models(folder)), *arguments,

@@ -1,0 +1,126 @@
+"""Models that load on demand, over the API: what it shows of unloaded models, and of their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.doctor import workers
+from headrace.config.model_catalog import load_catalog
+from headrace.registry.catalog import read_declared
+from tests.harness.clients.doctor import look, site, verdict
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
+
+OPTIONS: dict[str, Any] = {
+    "handler": f"{HANDLERS / 'versioned.py'}:Versioned",
+    "load": "on_demand",
+    "idle_unload_s": 3600,
+}
+
+
+@dataclass
+class Place:
+    """An API and a worker."""
+
+    models: Path
+    api: ApiServer
+    worker: Worker
+
+    def call(self, method: str, path: str, **json: Any) -> Any:
+        found = self.api.http.request(method, f"/api/v1/{path}", json=json or None)
+        assert found.is_success, found.text
+        return found.json()
+
+    def state(self, model: str = "words") -> str:
+        return str(self.call("GET", f"models/{model}")["state"])
+
+    def ended(self, job_id: str) -> Any:
+        job: dict[str, Any] = {}
+
+        def final() -> bool:
+            job.update(self.call("GET", f"jobs/{job_id}?wait=30"))
+            return job["status"] not in ("queued", "running")
+
+        wait_until(final, "the job has ended", 240)
+        return job
+
+
+@pytest.fixture
+def place(redis_db: RedisServer, tmp_path: Path) -> Iterator[Place]:
+    models = write_models(tmp_path, words={**OPTIONS, "version": "1.0"}, eager={"handler": "echo"})
+    with ExitStack() as stack:
+        api = stack.enter_context(
+            api_server(redis_db.url, load_catalog(models), read_declared(models), model_api=True)
+        )
+        worker = stack.enter_context(celery_worker(redis_db.url, models, tmp_path))
+        worker.wait_ready("eager")
+        yield Place(models, api, worker)
+
+
+def test_an_unloaded_model_is_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long this machine stands still.
+    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    wait_until(lambda: place.state() == "unloaded", "it is reported")
+    http = place.api.http
+    assert http.get("/ready?models=all").status_code == 200
+    assert http.get("/ready").json()["models"]["words"]["state"] == "unloaded"
+    metrics = http.get("/metrics").text
+    assert 'headrace_model_ready_replicas{model="eager"} 1' in metrics
+    assert 'headrace_model_ready_replicas{model="words"}' not in metrics
+    with site(place.worker.redis_url, place.models) as whole:
+        verdict(look(whole, "models"), "ok", "1 load on demand")
+
+
+def test_its_job_waits_for_the_load_and_says_so(place: Place, tmp_path: Path) -> None:
+    wait_until(lambda: place.state() == "unloaded", "it is reported")
+    place.call("POST", "queues/headrace.words/pause")
+    job = place.call("POST", "jobs", model="words", input={"n": 1})
+    assert job["waiting_for"] == "load"
+    assert place.call("GET", f"jobs/{job['id']}")["waiting_for"] == "load"
+    with site(place.worker.redis_url, place.models) as whole:
+        verdict(look(whole, "queues"), "warn", "words is paused")
+    place.call("POST", "queues/headrace.words/resume")
+    done = place.ended(job["id"])
+    assert (done["status"], done["waiting_for"]) == ("succeeded", None)
+    assert done["result"]["version"] == "1.0"
+    wait_until(lambda: place.state() == "ready", "it is loaded")
+
+
+def test_a_registered_model_is_taken_without_a_load(place: Place) -> None:
+    done = place.call("PUT", "models/more/versions/1.0?wait=60", options=OPTIONS)
+    assert done["state"] == "ready"
+    wait_until(lambda: place.state("more") == "unloaded", "it is reported")
+    assert not place.worker.states().get("more")
+    job = place.call("POST", "jobs", model="more", input={"n": 1})
+    assert place.ended(job["id"])["status"] == "succeeded"
+
+
+def test_a_new_default_version_takes_the_queue_over_and_both_versions_load(place: Place) -> None:
+    first = place.call("POST", "jobs", model="words", input={"n": 1})
+    assert place.ended(first["id"])["result"]["version"] == "1.0"
+    place.call("PUT", "models/words/versions/2.0?wait=60", options=OPTIONS)
+    other = place.call("POST", "jobs", model="words", input={"n": 2}, version="2.0")
+    assert place.ended(other["id"])["result"]["version"] == "2.0"
+    place.call("PATCH", "models/words?wait=60", default_version="2.0")
+    last = place.call("POST", "jobs", model="words", input={"n": 3})
+    assert place.ended(last["id"])["result"]["version"] == "2.0"
+
+
+def test_options_change_between_both_kinds_while_it_is_loaded(place: Place) -> None:
+    place.call("PATCH", "models/words?wait=60", options={"load": "eager"})
+    place.worker.wait_ready("words")
+    pids = place.worker.states()["words"]["pids"]
+    place.call("PATCH", "models/words?wait=60", options={"load": "on_demand"})
+    assert place.worker.states()["words"]["pids"] == pids, "it serves on"
+    place.call("PATCH", "models/words?wait=60", options={"idle_unload_s": 0.1})
+    wait_until(lambda: place.state() == "unloaded", "it is unloaded", 120)
+    job = place.call("POST", "jobs", model="words", input={"n": 1})
+    assert place.ended(job["id"])["status"] == "succeeded"

@@ -48,7 +48,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Short leases, so that one that is lost is so soon; a job that dies alone once is dead.
 SETTINGS = {"HEADRACE_LEASE_TTL_S": "3", "HEADRACE_MAX_DELIVERIES": "1"}
-GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
+#: Prometheus drops a label without a value, so the workers have a label of their own.
+WORKERS = {"CUDA_VISIBLE_DEVICES": "0,1", "HEADRACE_WORKER_LABELS": "zone=b"}
 FINAL = ("succeeded", "failed", "expired", "cancelled")
 RECYCLED = 'headrace_model_restarts_total{model="small",reason="recycled"}'
 UNLOADED = 'headrace_model_load_failures_total{model="broken"}'
@@ -109,7 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 celery_worker(
                     server.url, path, folder, node=f"gpu{n}@test",
                     app="tests.harness.workers.gpu_app",
-                    environ={**SETTINGS, **GPUS},
+                    environ={**SETTINGS, **WORKERS},
                 )
             )
             for n in range(2)

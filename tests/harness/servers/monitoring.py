@@ -115,10 +115,18 @@ class Prometheus:
         return answer["data"]
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series of a query, as of now."""
-        found = self.get("query", query=expr)
+        """The series of a query, as of the last scrape that was answered.
+
+        After one that was not, as on a machine that stood still, there are none until the next.
+        """
+        scraped_at = wait_until(self._scraped_at, "a scrape is answered")
+        found = self.get("query", query=expr, time=scraped_at)
         result: list[dict[str, Any]] = found["result"]
         return result
+
+    def _scraped_at(self) -> str:
+        series = self.get("query", query="up[1m]")["result"]
+        return max((str(at) for one in series for at, up in one["values"] if up == "1"), default="")
 
     def value(self, expr: str) -> float:
         """The only value of a query; 0 where there is none."""

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from api.observability.metric_families import FAMILIES, SHADOW
+from api.observability.metric_families import FAMILIES, SHADOW, Family
 from benchmarks.dashboard import draw
 from headrace.redis import keys
 from tests.harness.clients.plain_http import PLAIN
@@ -230,26 +231,26 @@ def test_jobs_are_counted_once_whichever_part_ended_them(
 
 def test_every_metric_has_series(site: Site, ended: Counter[tuple[str, str]]) -> None:
     del ended
-    missing = []
-    # No model has a shadow version here.
-    for family in (one for one in FAMILIES if one is not SHADOW):
+
+    def there(family: Family) -> bool:
         name = f"{family.shown}_count" if family.kind in ("histogram", "summary") else family.shown
         found = site.prometheus.query(name)
         labels = set(family.labels) | {"__name__", "instance", "job"}
-        if not found or any(set(one["metric"]) != labels for one in found):
-            missing.append((name, found))
-    assert not missing
+        if any(set(one["metric"]) != labels for one in found):
+            raise ValueError(found)
+        return bool(found)
+
+    # No model has a shadow version here. A worker that stood still shows no host for a moment.
+    for family in (one for one in FAMILIES if one is not SHADOW):
+        wait_until(partial(there, family), f"{family.shown} has series")
 
 
 def test_every_panel_returns_series(site: Site, ended: Counter[tuple[str, str]]) -> None:
     del ended
-    empty = [
-        (panel["title"], target["expr"])
-        for panel in PANELS
-        for target in panel["targets"]
-        if not site.prometheus.query(filled_in(target["expr"]))
-    ]
-    assert not empty
+    for panel in PANELS:
+        for target in panel["targets"]:
+            query = partial(site.prometheus.query, filled_in(target["expr"]))
+            wait_until(query, f"{panel['title']} has series: {target['expr']}")
 
 
 def test_the_dashboard_can_be_drawn(site: Site, ended: Counter[tuple[str, str]]) -> None:

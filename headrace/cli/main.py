@@ -32,6 +32,7 @@ from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import argument, flag, option
+from headrace.cli.shared.usage_errors import NumbersCommand
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -204,15 +205,19 @@ def doctor(
     raise typer.Exit(examine(redis_url, models, api_url, strict=strict, as_json=as_json))
 
 
+@app.command("check", hidden=True)
 @app.command("check-config")
 def check_config(
-    file: Path | None = argument("[FILE]", f"Models file ({MODELS_DEFAULT})."),
+    file: Path | None = argument("FILE", f"Models file ({MODELS_DEFAULT})."),
+    models: ModelsOption = None,
 ) -> None:
     """Check the settings, a models file, and the files and sources that it refers to."""
     from headrace.config.model_catalog import check_config as problems_of
     from headrace.models.catalog import load_models
 
-    path = file or _settings().models_file
+    if file is not None and models is not None:
+        raise ConfigError("the models file is given twice", hint="remove --models, or FILE")
+    path = file or models or _settings().models_file
     problems = problems_of(path)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -226,7 +231,7 @@ def check_config(
 
 @app.command("apply")
 def apply_models(
-    file: Path | None = argument("[FILE]", f"Models file ({MODELS_DEFAULT})."),
+    file: Path | None = argument("FILE", f"Models file ({MODELS_DEFAULT})."),
     dry_run: bool = flag("--dry-run", "Print what would change, and change nothing."),
     prune: bool = flag("--prune", "Remove models and versions that the file no longer has."),
     state_dir: Path | None = option(
@@ -242,7 +247,7 @@ def apply_models(
 
 @app.command()
 def init(
-    folder: Path = argument("[FOLDER]", "Folder to write to (default: this one).", Path()),
+    folder: Path = argument("FOLDER", "Folder to write to (default: this one).", Path()),
 ) -> None:
     """Write a handler, a models file and a test to begin with."""
     from headrace.cli.develop.new_project import write_project
@@ -355,9 +360,10 @@ app.add_typer(keys_group, name="keys")
 app.add_typer(webhooks_group, name="webhooks")
 
 
-def _set_short_help(app: typer.Typer) -> None:
-    """Set each command's `short_help`, so that the list of commands is not cut off."""
+def _prepare(app: typer.Typer) -> None:
+    """Set the class of each command, and its `short_help`: the list of commands is not cut off."""
     for command in app.registered_commands:
+        command.cls = NumbersCommand
         command.short_help = command.help or inspect.getdoc(command.callback)
     for group in app.registered_groups:
         inner = group.typer_instance
@@ -365,10 +371,10 @@ def _set_short_help(app: typer.Typer) -> None:
             continue
         callback = inner.registered_callback
         group.short_help = inspect.getdoc(callback.callback) if callback else str(inner.info.help)
-        _set_short_help(inner)
+        _prepare(inner)
 
 
-_set_short_help(app)
+_prepare(app)
 
 
 def only(arguments: Sequence[str]) -> typer.Typer:

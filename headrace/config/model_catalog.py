@@ -306,10 +306,10 @@ def check_config(path: Path) -> list[str]:
         if model.source is not None:  # headrace.models.catalog checks what is in it
             continue
         problem = handler_problem(parse_handler(model.handler), catalog.base_dir)
-        if problem is not None:
+        if problem:
             document.report((*where, "handler"), problem)
-        if model.weights is not None and not Path(model.weights).exists():
-            document.report((*where, "weights"), f"the file {model.weights} does not exist")
+        if model.weights is not None and (problem := missing(Path(model.weights))):
+            document.report((*where, "weights"), problem)
     return document.problems
 
 
@@ -318,7 +318,18 @@ def handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
     if spec.kind is not HandlerKind.FILE:
         return None
     path = spec.file(base_dir)
-    return source_problem(path, spec.name) if path.is_file() else f"the file {path} does not exist"
+    return missing(path) or source_problem(path, spec.name)
+
+
+def missing(path: Path) -> str:
+    """Return why a file cannot be found; "" if it exists."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"the file {path} does not exist"
+    except OSError as error:
+        return f"the file {path} cannot be read: {error.strerror}; correct it, or let this user read it"
+    return ""
 
 
 def models_schema() -> dict[str, Any]:

@@ -64,13 +64,8 @@ class SourceReader:
         Raises:
             ConfigError: it does not exist, is not allowed, has another digest, or is no model.
         """
-        try:
+        with reading(source.partition("?")[0]):
             return self._read(source, sha256, given)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"{source.partition('?')[0]}: it cannot be read: {reason(error)}",
-                hint="correct the source, or let this process read it",
-            ) from error
 
     def _read(self, source: str, sha256: str | None, given: Collection[str]) -> ModelFolder:
         digest = sha256.removeprefix("sha256:") if sha256 else None
@@ -237,10 +232,21 @@ class SourceReader:
             yield download
 
 
-def reason(error: Exception) -> str:
-    """Return why something could not be read, without paths of the system."""
-    text = error.strerror if isinstance(error, OSError) else str(error)
-    return text or type(error).__name__
+@contextmanager
+def reading(label: str) -> Iterator[None]:
+    """Raise a ConfigError for a model that cannot be read, without paths of the system.
+
+    Raises:
+        ConfigError: a file is missing or not readable, or its name is wrong.
+    """
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{label}: it cannot be read: {text or type(error).__name__}",
+            hint="correct its options, or let this process read its files",
+        ) from error
 
 
 def digest_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from headrace.config.settings import Settings
 from headrace.config.traffic import known_parts
 from headrace.errors import ConfigError
 from headrace.models.catalog import with_source
-from headrace.models.source import SourceReader, reason
+from headrace.models.source import SourceReader, reading
 from headrace.registry.model import DeclaredModels, ModelVersion, Registry, digest_of
 
 logger = logging.getLogger(__name__)
@@ -119,14 +119,9 @@ class ConfigReader:
             ConfigError: an option is wrong, or a file cannot be read; the message has one line per
                 mistake.
         """
-        try:
+        # What is wrong with one model must not end what reads all of them.
+        with reading(f"models.{name}, version {version}"):
             return self._read(name, version, one)
-        except (OSError, ValueError, RuntimeError) as error:
-            # What is wrong with one model must not end what reads all of them.
-            raise ConfigError(
-                f"models.{name}: version {version} cannot be read: {reason(error)}",
-                hint="correct its options, or let this process read its files",
-            ) from error
 
     def _read(self, name: str, version: str, one: ModelVersion) -> ModelConfig:
         known = self._known.get((name, version))

@@ -10,7 +10,7 @@ from typing import Final
 from headrace.config.handler_reference import HandlerKind, parse_handler
 from headrace.config.model_catalog import load_catalog
 from headrace.config.settings import Settings
-from headrace.errors import BrokerError, Conflict, HeadraceError
+from headrace.errors import BrokerError, ConfigError, Conflict, HeadraceError
 from headrace.models.folder import MODEL_FILE
 from headrace.models.source import SourceReader
 from headrace.registry.catalog import read_declared
@@ -46,9 +46,12 @@ class Reloader:
         self._due: set[Path] = set()
         self._problem = ""
 
-    def start(self) -> None:
-        """Begin to watch."""
+    def note(self) -> None:
+        """Note the files as they are, before anything loads them: what changes later is due."""
         self._stamps = self._look()
+
+    def start(self) -> None:
+        """Begin to act on changes."""
         threading.Thread(target=self._run, name="headrace-reload", daemon=True).start()
 
     def apply(self) -> None:
@@ -158,7 +161,10 @@ class Reloader:
         """Return the folder of a model's code; None if it has none of its own."""
         if source := options.get("source"):
             return self._sources.folder(str(source))
-        spec = parse_handler(str(options.get("handler", "")))
+        try:
+            spec = parse_handler(str(options.get("handler", "")))
+        except ConfigError:
+            return None  # a worker reports it; the other models can be reloaded
         if spec.kind is not HandlerKind.FILE:
             return None
         return spec.file(self._settings.models_file.absolute().parent).parent

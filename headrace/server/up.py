@@ -84,11 +84,15 @@ class Up:
             components.HIDDEN_LINES,
             as_json=self._as_json,
         )
+        reloader = Reloader(
+            self._settings, self._broker_url, self._report, watch=self._options.reload
+        )
+        reloader.note()
         supervisor = Supervisor(
             children,
             self._console,
             on_change=self._write_record,
-            on_ready=self._announce,
+            on_ready=lambda: self._announce(reloader),
             on_stop=self._close_port,
         )
         try:
@@ -179,7 +183,7 @@ class Up:
             # A full disk must not stop the service.
             self._report(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
 
-    def _announce(self) -> None:
+    def _announce(self, reloader: Reloader) -> None:
         settings, options = self._settings, self._options
         urls = self._urls()
         state = components.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
@@ -193,7 +197,6 @@ class Up:
         if options.reload:
             lines.append("  reload  a changed handler or models file is loaded at once")
         lines.append("Ctrl-C stops everything; queued jobs are kept")
-        reloader = Reloader(settings, self._broker_url, self._report, watch=options.reload)
         reloader.start()
         if not sys.stdout.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # Of a terminal that was closed, SIGHUP is a request to stop; nohup ignores it.

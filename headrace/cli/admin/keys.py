@@ -13,6 +13,7 @@ import typer
 from headrace.access.api_key import Scope
 from headrace.cli.shared import options, output
 from headrace.cli.shared.options import argument, group, option
+from headrace.cli.shared.usage_errors import parsed_seconds
 
 if TYPE_CHECKING:
     from headrace.access.api_key import ApiKey
@@ -117,7 +118,7 @@ def _seconds(text: str | None, flag: str, *, least: int = 0) -> float:
     """
     if text is None:
         return 0.0
-    duration_s = options.parsed_seconds(text) if len(text) <= _DURATION_CHARS else None
+    duration_s = parsed_seconds(text) if len(text) <= _DURATION_CHARS else None
     if duration_s is None:
         raise typer.BadParameter(
             f"{text}: not a duration; give 90s, 15m, 2h or 30d", param_hint=flag

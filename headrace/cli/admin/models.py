@@ -54,7 +54,7 @@ ModelArgument = Annotated[
     str, argument("MODEL", "The model.", ..., autocompletion=options.complete_model)
 ]
 OptionsArgument = Annotated[
-    list[str], argument("KEY=VALUE", "Options as in the models file; the value is YAML.", ...)
+    list[str], argument("KEY=VALUE", "Options as in the models file, with values in YAML.", ...)
 ]
 WaitSeconds = Annotated[
     float | None,
@@ -67,7 +67,7 @@ OfVersion = Annotated[
 
 @models_group.callback(invoke_without_command=True)
 def models(ctx: typer.Context, as_json: options.Json = False, url: options.Url = None) -> None:
-    """List the models; show, register, change, reload or remove one."""
+    """List the models. With a MODEL or a command: show, register, change or remove one."""
     if ctx.invoked_subcommand is not None:
         options.refuse_before_subcommand(ctx)
         return
@@ -101,7 +101,7 @@ def add(
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
-    """Register a version of a model; the server must allow it with model_api."""
+    """Register a version of a model, or replace it; the server must allow it with model_api."""
     with client_of(url) as client:
         _print(client.register_model(model, version, _options(given), wait=wait), as_json=as_json)
 
@@ -115,7 +115,7 @@ def set_options(
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
-    """Set options of a version; KEY= without a value takes a change back."""
+    """Set options of a version, such as max_batch_size=16; KEY= takes a change back."""
     with client_of(url) as client:
         done = client.set_model_options(model, _options(given), version=version, wait=wait)
     _print(done, as_json=as_json)
@@ -124,7 +124,7 @@ def set_options(
 @models_group.command()
 def scale(
     model: ModelArgument,
-    replicas: str | None = argument("[REPLICAS]", "Model processes in each worker, or auto.", None),
+    replicas: str | None = argument("REPLICAS", "Model processes in each worker, or auto.", None),
     version: OfVersion = "",
     total: bool = flag("--total", "Processes of all workers together (total_replicas)."),
     least: int | None = option("--min N", "The fewest by demand (min_replicas).", None, min=1),
@@ -168,7 +168,7 @@ def promote(
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
-    """Make a version the default one, for jobs that name no version."""
+    """Make a version the default one: it runs the jobs that name no version."""
     with client_of(url) as client:
         _print(client.promote_model(model, version, wait=wait), as_json=as_json)
 
@@ -176,21 +176,25 @@ def promote(
 @models_group.command()
 def route(
     model: ModelArgument,
-    given: list[str] = argument("[VERSION=WEIGHT]", "The share of each version.", None),
+    given: list[str] = argument("VERSION=WEIGHT", "Shares, such as 1.0=90 2.0=10.", None),
     sticky: str | None = option(
-        "--sticky header:NAME|metadata:KEY|none", "One user sees one version.", None
+        "--sticky header:NAME|metadata:KEY|none",
+        "One user, by this header or key, sees one version.",
+        None,
     ),
     shadow: str | None = option(
-        "--shadow VERSION|none", "Copy the jobs to this version, and compare the results.", None
+        "--shadow VERSION|none", "Copy the jobs to this version and compare the results.", None
     ),
     shadow_percent: float | None = option(
         "--shadow-percent N",
-        "How many of the jobs are copied (default: 100).",
+        "Percentage of the jobs to copy (default: 100).",
         None,
         min=0,
         max=100,
     ),
-    clear: bool = option("--clear", "Return to the models file's, or the default version.", False),
+    clear: bool = option(
+        "--clear", "Return to the models file's traffic, or the default version.", False
+    ),
     wait: float | None = option(
         "--wait SECONDS", "Wait until the workers serve these, or cannot load one.", None, min=0
     ),
@@ -226,7 +230,7 @@ def route(
 @models_group.command()
 def remove(
     model: ModelArgument,
-    version: str = option("--version VERSION", "Only this version.", ""),
+    version: str = option("--version VERSION", "Remove only this version.", ""),
     wait: float | None = option(
         "--wait SECONDS", "Wait until no worker serves it any more.", None, min=0
     ),
@@ -250,7 +254,7 @@ def versions(model: ModelArgument, as_json: options.Json = False, url: options.U
 
 @models_group.command()
 def changes(
-    limit: int = option("--limit N", "How many (default: 20).", 20, min=1, max=1000),
+    limit: int = option("--limit N", "Number of changes (default: 20).", 20, min=1, max=1000),
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
@@ -337,7 +341,9 @@ def _shares(found: ModelTraffic) -> list[tuple[str, str]]:
     ]
     facts = [("model", found.name), *(shares or [("version", f"{found.default_version}, all")])]
     facts += [("sticky", f"{kind} {name}") for kind, name in (found.sticky or {}).items()]
-    return [*facts, *_shadow(found), ("set by", "the models file" if found.declared else "the API")]
+    if shares or found.shadow is not None:
+        facts += [*_shadow(found), ("set by", "the models file" if found.declared else "the API")]
+    return facts
 
 
 def _replicas(text: str, *, total: bool) -> int | str:
@@ -408,7 +414,9 @@ def _end(state: str, error: str | None) -> None:
 def _version(one: Any) -> str:
     words = [one.version, *(["default"] if one.default else [])]
     words.append("from the models file" if one.declared else "added over the API")
-    words += [f"{key}={value!r} over the API" for key, value in sorted(one.changed.items())]
+    given = ", ".join(f"{key}={output.as_json(one.changed[key])}" for key in sorted(one.changed))
+    if given:
+        words[-1] += f" with {given}" if not one.declared else f"; over the API: {given}"
     return ", ".join(words) + (f"; {one.unserved}" if one.unserved else "")
 
 

@@ -15,6 +15,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, option
+from headrace.cli.shared.usage_errors import parsed_seconds
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -50,7 +51,7 @@ def since(text: str) -> datetime:
         typer.BadParameter: the text is neither.
     """
     try:
-        ago_s = options.parsed_seconds(text)
+        ago_s = parsed_seconds(text)
         if ago_s is not None:
             return datetime.now(UTC) - timedelta(seconds=ago_s)
         moment = datetime.fromisoformat(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -10,6 +9,7 @@ import msgspec
 import typer
 from typer.core import TyperArgument
 
+from headrace.cli.shared.usage_errors import limit_message
 from headrace.errors import HeadraceError, InvalidId
 from headrace.jobs.ids import check_id
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -21,7 +21,6 @@ LIMIT: Final = 20
 #: What `--retry` of a command that submits covers.
 UNREACHABLE_OR_FULL: Final = "is unreachable or its queue is full"
 UNREACHABLE: Final = "is unreachable"
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: The options of a job that have another name on the command line.
 _FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
 #: A shell must not hang when the user presses Tab.
@@ -170,12 +169,6 @@ def refuse_before_subcommand(ctx: typer.Context) -> None:
             )
 
 
-def parsed_seconds(text: str) -> int | None:
-    """Return the seconds of a duration (`90s`, `15m`, `2h`, `3d`); None for any other text."""
-    match = re.fullmatch(r"(\d+)([smhd])", text)
-    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
-
-
 def checked_id(job_id: str | None) -> str | None:
     """Return a job's id after checking it.
 
@@ -203,8 +196,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         except msgspec.ValidationError as error:
             flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
             message = str(error).partition(" - at ")[0]
+            message = f"{value}: {message[:1].lower()}{message[1:]}"
             raise typer.BadParameter(
-                f"{value}: {message[:1].lower()}{message[1:]}", param_hint=flag
+                limit_message(value, str(error)) or message, param_hint=flag
             ) from None
     return set_options
 

@@ -113,6 +113,27 @@ def test_a_mistake_in_the_models_file_does_not_keep_a_handler_from_its_reload(si
     assert site.reports == before
 
 
+def test_a_file_that_is_saved_while_the_servers_start_is_reloaded(site: Site) -> None:
+    with registry_at(site.redis_url) as store:
+        options = {"handler": "words.py", "max_batch_size": 1}
+        store.write(seen := store.read(), register(seen, "words", "1.0", options), "the API")
+    site.reloader.note()
+    site.change(site.handler, "x = 2\n")
+    site.reloader.turn()
+    assert site.words() == (1, 1)
+
+
+def test_a_model_with_a_malformed_handler_keeps_no_other_from_its_reload(site: Site) -> None:
+    site.reloader.turn()
+    with registry_at(site.redis_url) as store:
+        for wrong in ("words.py:", "a.zip"):
+            seen = store.read()
+            store.write(seen, register(seen, "broken", wrong[0], {"handler": wrong}), "a script")
+    site.change(site.handler, "x = 2\n")
+    site.reloader.turn()
+    assert site.words() == (1, 2)
+
+
 def test_all_versions_of_a_folder_are_reloaded(site: Site) -> None:
     site.reloader.turn()
     with registry_at(site.redis_url) as store:

@@ -335,8 +335,11 @@ def test_check_config_and_version(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "missing.py" in only_line(ended.stderr)
     models = write_models(tmp_path)
-    ended = headrace_here("check-config", str(models), cwd=tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    for given in ([str(models)], ["--models", str(models)]):
+        ended = headrace_here("check-config", *given, cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    ended = headrace_here("check-config", "a.yaml", "--models", "b.yaml", cwd=tmp_path)
+    assert (ended.returncode, "given twice" in only_line(ended.stderr)) == (2, True)
     from headrace import __version__
 
     assert headrace_here("version", cwd=tmp_path).stdout.strip() == __version__

@@ -22,7 +22,7 @@ from headrace.cli.shared.options import checked_id, checked_options, json_object
     ],
 )
 def test_a_value_that_no_job_can_have_names_its_option(name: str, value: float, flag: str) -> None:
-    with pytest.raises(typer.BadParameter, match=r"^[-0-9.na]+: expected") as caught:
+    with pytest.raises(typer.BadParameter, match=r"^[-0-9.na]+ is (too|not a number)") as caught:
         checked_options({name: value})
     assert caught.value.param_hint == flag
 

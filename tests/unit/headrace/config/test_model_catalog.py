@@ -378,3 +378,12 @@ def test_every_key_is_described_for_editors() -> None:
     for kind, section in json.loads(schema_text())["$defs"].items():
         for name, schema in section["properties"].items():
             assert schema["description"].endswith("."), (kind, name)
+
+
+@pytest.mark.parametrize("options", ["handler: echo, weights: %s", "handler: %s.py"])
+def test_a_file_that_cannot_be_looked_at_is_a_mistake(tmp_path: Path, options: str) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("models: {m: {%s}}\n" % (options % ("x" * 300)))  # no file has such a name
+
+    (line,) = check_config(path)
+    assert "cannot be read: File name too long; correct it, or let" in line

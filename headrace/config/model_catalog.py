@@ -328,7 +328,8 @@ def missing(path: Path) -> str:
     except FileNotFoundError:
         return f"the file {path} does not exist"
     except OSError as error:
-        return f"the file {path} cannot be read: {error.strerror}; correct it, or let this user read it"
+        why = f"the file {path} cannot be read: {error.strerror}"
+        return f"{why}; correct it, or let this user read it"
     return ""
 
 

@@ -37,6 +37,7 @@ SLOW: Final = (
     "integration/pipelines/test_freed.py",
     "integration/pipelines/test_kills.py",
     "integration/runs/test_tables.py",
+    "integration/registry/test_autoscaling.py",
     "integration/server/test_old_state.py",
     "integration/server/test_up.py",
     "integration/server/test_upgrade.py",

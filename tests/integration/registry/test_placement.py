@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.cli.doctor import workers
@@ -19,7 +20,7 @@ from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 from workers.replicas.cores import ENV_SHARE, allowed_cpus, read_cpus, usable_cores
 from workers.replicas.memory import total_mib
 
@@ -42,7 +43,8 @@ def cpus_of(pid: int) -> set[int]:
 def test_pinned_model_processes_have_cores_of_their_own(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
-    models = write_models(tmp_path, words={"handler": "echo", "replicas": 2, "max_batch_size": 1})
+    model = {"handler": f"{HANDLERS / 'prepared.py'}:Prepared", "preprocess_processes": 1}
+    models = write_models(tmp_path, words={**model, "replicas": 2})
     environ = {**NO_GPU, "HEADRACE_PIN_CORES": "cores"}
     with celery_worker(redis_db.url, models, tmp_path, environ=environ) as worker:
         worker.wait_ready("words")
@@ -52,6 +54,9 @@ def test_pinned_model_processes_have_cores_of_their_own(
         assert first
         assert second
         assert not first & second
+        for pid, cpus in zip(state["pids"], (first, second), strict=True):
+            helpers = psutil.Process(pid).children()
+            assert [cpus_of(helper.pid) for helper in helpers] == [cpus]
         assert first | second <= allowed_cpus()
         assert [set(read_cpus(text)) for text in state["cpus"]] == [first, second]
         assert state["memory_mib"] > 0

@@ -124,3 +124,14 @@ def test_options_change_between_both_kinds_while_it_is_loaded(place: Place) -> N
     wait_until(lambda: place.state() == "unloaded", "it is unloaded", 120)
     job = place.call("POST", "jobs", model="words", input={"n": 1})
     assert place.ended(job["id"])["status"] == "succeeded"
+
+
+def test_doctor_shows_why_one_cannot_be_loaded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    wait_until(lambda: place.state() == "unloaded", "it is reported")
+    with site(place.worker.redis_url, place.models) as whole:
+        for _, report in whole.alive:
+            report.unloaded["words@1.0"] = "Traceback\nRuntimeError: broken"
+        verdict(look(whole, "models"), "fail", "words@1.0", "RuntimeError: broken")

@@ -324,3 +324,22 @@ def test_two_workers_that_share_a_replica_load_it_once(redis_db: RedisServer, fo
         succeeded(client, *client.submit("slow", *range(20)))
         assert len((folder / "loads").read_text().split()) == 1
         assert len(pids(one, "slow") + pids(two, "slow")) == 1
+
+
+def test_a_worker_that_is_killed_while_a_model_is_unloaded_loses_no_job(
+    redis_db: RedisServer, models: Path, folder: Path, client: Client
+) -> None:
+    """The model ends its batch, and has returned the other jobs, as another one needs the room."""
+    environ = {
+        "HEADRACE_MAX_LOADED_MODELS": "1", "HEADRACE_LOAD_TURN_S": "0", "HEADRACE_LEASE_TTL_S": "2",
+    }  # fmt: skip
+    with celery_worker(redis_db.url, models, folder, environ=environ) as worker:
+        gate = folder / "gate"
+        jobs = client.submit("a", {"until": str(gate)})
+        wait_until(lambda: client.leased(*jobs), "it runs")
+        jobs += client.submit("a", 1, 2) + client.submit("b", 3)
+        wait_until(lambda: worker.says("needs the room", "model=a"), "it is unloaded")
+        worker.kill()
+    gate.touch()
+    with celery_worker(redis_db.url, models, folder, node="cpu0@next", environ=environ):
+        succeeded(client, *jobs)

@@ -1,4 +1,4 @@
-"""Which versions of a model jobs may ask for, by the reports of the workers."""
+"""What the API makes of the reports of the workers: versions, states, what a job waits for."""
 
 from __future__ import annotations
 
@@ -52,3 +52,42 @@ def test_a_version_of_a_worker_that_is_gone_is_one_for_a_while(
     assert after(*reports) == ["1.0", "2.0"]
     monkeypatch.setattr(model_status, "VERSION_KEPT_S", -1.0)
     assert after(*reports) == ["1.0"]
+
+
+def on_demand(*workers: dict[str, str], serving: str = "") -> tuple[str, str, str | None]:
+    """Return the state of a model that loads on demand, its error, and what a job waits for.
+
+    Args:
+        workers: what each reports as unloaded.
+        serving: the state of the model in one more worker; "" for none.
+    """
+    reports = {
+        f"w{n}": WorkerReport(f"w{n}", n, {}, Figures(), unloaded=unloaded)
+        for n, unloaded in enumerate(workers)
+    }
+    if serving:
+        state = ModelState(serving, ready=int(serving == "ready"), version="1.0")
+        reports["serving"] = WorkerReport("serving", 1, {"words": state}, Figures())
+    model = ModelConfig(name="words", handler="echo", load="on_demand")
+
+    async def learn() -> tuple[str, str, str | None]:
+        statuses = ModelStatuses(cast(Any, None), Catalog(Path("models.yaml"), {"words": model}))
+        found = statuses.learn(reports)["words"]
+        return found.state, found.error, await statuses.waiting_for("words")
+
+    return asyncio.run(learn())
+
+
+def test_a_model_that_a_worker_loads_on_demand_is_unloaded() -> None:
+    assert on_demand() == ("no-worker", "", "replica")
+    assert on_demand({"words@1.0": ""}) == ("unloaded", "", "load")
+    assert on_demand({"words@1.0": ""}, serving="ready") == ("ready", "", None)
+    assert on_demand({"words@1.0": ""}, serving="loading") == ("loading", "", "load")
+
+
+def test_it_has_failed_if_no_worker_can_load_it() -> None:
+    broken = {"words@1.0": "it needs 900 MiB"}
+    assert on_demand(broken) == ("failed", "it needs 900 MiB", "load")
+    assert on_demand(broken, {"words@1.0": ""})[:2] == ("unloaded", "")
+    assert on_demand({"words@1.0": ""}, broken)[:2] == ("unloaded", "")
+    assert on_demand(broken, serving="ready")[0] == "ready"

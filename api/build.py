@@ -81,7 +81,7 @@ def build(
         client=client,
         pending_waits=PendingWaits(),
         send_buffers=SendBuffers(),
-        shadow_copies=ShadowCopies(queue, input_store, counters),
+        shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         spans=api_spans(os.environ),
     )
     if declared is not None:

@@ -20,7 +20,6 @@ from headrace.errors import (
     BrokerError,
     ConfigError,
     Conflict,
-    HeadraceError,
     InternalError,
     InvalidRequest,
 )
@@ -88,12 +87,12 @@ class ModelRegistry:
     async def start(self) -> None:
         """Apply the models file, and start to follow the registry.
 
-        While Redis does not answer, or what it has is not readable, the models of the file are
-        served.
+        While Redis does not answer, is full, or has what cannot be read, the models of the file
+        are served.
         """
         try:
             await self._apply_file()
-        except HeadraceError as error:
+        except Exception as error:  # noqa: BLE001 - `_follow` tries again, and the file is served
             self._problems.report(error)
         self._subscription.start()
         self._task = asyncio.create_task(self._follow())

@@ -1,8 +1,8 @@
 """Copies of jobs for a shadow version, and the comparison of what they returned.
 
-A job that was accepted is offered here. Its copy joins the queue of the shadow version at the last
-step, as a quiet job of no API key. `hr:shadow` has a pair of job and copy until both have ended, so
-any API process can compare them, also after a restart. The path of the job waits for none of this.
+The API process that accepts a job copies it. The copy joins the queue of the shadow version at the
+last step, as a quiet job without an API key. `hr:shadow` has a pair of job and copy until both have
+ended, so any API process can compare them, also after a restart. A submit does not wait for this.
 
 docs/architecture/versions.md describes the rules.
 """
@@ -10,10 +10,11 @@ docs/architecture/versions.md describes the rules.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -48,18 +49,21 @@ CHUNK: Final = 64
 #: Seconds within which a copy must have started, and for which its result is kept.
 EXPIRES_S: Final = 3600.0
 RESULT_TTL_S: Final = 3600
-#: Seconds between two looks for pairs that are due, and until a pair is looked at again.
+#: Seconds between two looks for pairs that are due.
 INTERVAL_S: Final = 1.0
+#: The same while no pair is open and no model has a shadow version.
+IDLE_INTERVAL_S: Final = 30.0
+#: Seconds until a pair is looked at again.
 LOOK_MIN_S: Final = 1.0
 LOOK_MAX_S: Final = 30.0
-#: Seconds after which a copy that is not there was never submitted, and after which a pair whose
-#: job or copy has not ended is given up.
+#: Seconds after which a copy without a record was never submitted.
 LOST_S: Final = 60.0
+#: Seconds after which a pair is given up, if its job or its copy has not ended.
 GIVEN_UP_S: Final = 86_400.0
 #: A stored result that is longer is not compared.
 COMPARED_MAX_BYTES: Final = 4 * 1024 * 1024
 
-#: The outcome of a job whose result cannot be read any more, and of one that was not run.
+#: The outcome of a job whose result cannot be read any more, and of one that did not run.
 _UNREADABLE: Final = "?"
 _NOT_RUN: Final = "-"
 
@@ -102,9 +106,29 @@ class Pair(NamedTuple):
 
 
 class ShadowCopies:
-    """Makes the copies of one API process, and compares what has ended."""
+    """Makes the copies of one API process, and compares the pairs of all processes.
 
-    def __init__(self, queue: JobQueue, store: InputStore, counters: Counters) -> None:
+    Args:
+        queue: submits the copies.
+        store: keeps their inputs, and reads the results.
+        counters: count the outcomes.
+        has_shadow: returns whether any model has a shadow version.
+
+    Attributes:
+        idle: no pair is open and no model has a shadow version, so it looks less often.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        store: InputStore,
+        counters: Counters,
+        has_shadow: Callable[[], bool],
+    ) -> None:
+        self.idle = False
+        self._has_shadow = has_shadow
+        self._pairs = 1
+        self._added = asyncio.Event()
         self._queue = queue
         self._store = store
         self._counters = counters
@@ -156,7 +180,7 @@ class ShadowCopies:
                     logger.debug("shadow copies dropped: %s", error.message)
                     self._count(taken, ShadowResult.DROPPED)
                 except Exception:
-                    # Of one copy; the next ones are made.
+                    # The next copies must still be made.
                     logger.exception("shadow copies dropped")
                     self._count(taken, ShadowResult.DROPPED)
 
@@ -164,26 +188,27 @@ class ShadowCopies:
         (pairs,) = await self._queue.read_all([("ZCARD", keys.SHADOW)])
         room = max(0, PAIRS_MAX - int(pairs))
         self._count(requests[room:], ShadowResult.DROPPED)
-        # One after the other: a client's own input waits for no more than one of them.
+        # One after the other, so that the input of a client waits for one of them at most.
         kept = [await self._kept(one) for one in requests[:room]]
         now_s = self._queue.clock.now_s()
         copies = [_copy_of(one, now_s) for one in kept if one is not None]
         if not copies:
             return
-        # The pair first: a process that ends between the two leaves no copy without its pair.
+        # The pair is written first: if the process ends in between, no copy is without its pair.
         due_s = now_s + LOOK_MIN_S
         members = [part for one in copies for part in (str(due_s), one.pair.member)]
         await self._queue.call(("ZADD", keys.SHADOW, *members))
+        self._added.set()
         answers = await self._queue.submit_many([one.submission for one in copies])
         for one, answer in zip(copies, answers, strict=True):
-            # Without a reply the copy may be queued: the comparison finds out.
+            # Without a reply the copy may be queued; the comparison shows that later.
             if isinstance(answer, HeadraceError) and not isinstance(answer, BrokerUnavailable):
                 if one.stored is not None:
                     await self._store.drop(one.stored)
                 await self._end(one.pair, one.pair.member, ShadowResult.DROPPED)
 
     async def _kept(self, request: ValidatedRequest) -> _Kept | None:
-        """Return the request of a copy, with its input stored; None, and counted, if that fails."""
+        """Store the input of a copy and return its request; count a failure and return None."""
         model = request.shadow
         if model is None:
             return None
@@ -204,25 +229,40 @@ class ShadowCopies:
 
     async def _compare_all(self) -> None:
         while True:
+            self._added.clear()
+            self._pairs = 1  # until it is read
             try:
                 while await self._compare_due():
                     pass
             except HeadraceError as error:
                 logger.debug("shadow copies not compared: %s", error.message)
             except Exception:
-                # Of one pair, which is looked at again after the others.
+                # One pair was the cause; it is looked at again after the others.
                 logger.exception("shadow copies not compared")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next look."""
+        self.idle = not (self._pairs or self._added.is_set() or self._has_shadow())
+        if not self.idle:
             await asyncio.sleep(INTERVAL_S)
+            return
+        # A process that makes pairs looks at them too. If it ends, this look finds them.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._added.wait(), IDLE_INTERVAL_S)
 
     async def _compare_due(self) -> bool:
         """Look at the pairs that are due; return whether there may be more."""
         now_s = self._queue.clock.now_s()
-        (members,) = await self._queue.read_all(
-            [("ZRANGEBYSCORE", keys.SHADOW, "-inf", str(now_s), "LIMIT", 0, CHUNK)]
+        self._pairs, members = await self._queue.read_all(
+            [
+                ("ZCARD", keys.SHADOW),
+                ("ZRANGEBYSCORE", keys.SHADOW, "-inf", str(now_s), "LIMIT", 0, CHUNK),
+            ]
         )
         if not members:
             return False
-        # Another process leaves them alone for a while.
+        # Other processes leave these pairs alone for LOOK_MAX_S seconds.
         later = [part for one in members for part in (str(now_s + LOOK_MAX_S), one)]
         await self._queue.call(("ZADD", keys.SHADOW, "XX", *later))
         pairs = [(one, pair) for one in members if (pair := await self._read(one)) is not None]
@@ -272,7 +312,9 @@ class ShadowCopies:
     async def _outcome(self, job: Job | None, *, gone: bool) -> str:
         """Return how a job has ended, the same text for the same outcome; "" while it has not.
 
-        `gone` means that a job without a record has ended, and not that its copy is not there yet.
+        Args:
+            job: the job; None if it has no record.
+            gone: a job without a record has ended; else it is a copy that comes later.
         """
         if job is None:
             return _UNREADABLE if gone else ""
@@ -295,7 +337,7 @@ class ShadowCopies:
         return f"{State.SUCCEEDED}{digest.hexdigest()[:32]}"
 
     async def _result(self, job: Job) -> bytes | None:
-        """Return the result, JSON with its keys in one order; None if it cannot be compared."""
+        """Return the result, with the keys of JSON sorted; None if it cannot be compared."""
         if job.stored is not None:
             if job.stored.size > COMPARED_MAX_BYTES:
                 return None
@@ -334,7 +376,7 @@ def _copy_of(kept: _Kept, now_s: float) -> _Copy:
 
 
 def _options(given: JobOptions) -> JobOptions:
-    """Return the options of a copy: offline work without webhooks, delays and a long life."""
+    """Return the options of a copy: offline, without webhooks and delays, and kept for an hour."""
     return JobOptions(
         priority=keys.OFFLINE_STEP,
         expires=EXPIRES_S,

@@ -217,6 +217,11 @@ class Catalog:
         """Return the models, and the pipelines as models: all that jobs can be submitted to."""
         return list(self._addressed.values())
 
+    def has_shadow(self) -> bool:
+        """Return whether any model has a shadow version."""
+        routed = (model.traffic for model in self.models.values())
+        return any(one is not None and one.shadow is not None for one in routed)
+
     def get(self, name: str) -> ModelConfig:
         """Return the model, or the pipeline as a model.
 

@@ -331,6 +331,37 @@ def test_an_api_goes_on_with_what_it_has_while_a_model_is_not_readable(
     wait_until(lambda: "direct" in names(api), "the API follows again")
 
 
+def test_an_api_starts_with_a_full_redis_and_applies_its_file_later(
+    redis_db: RedisServer, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_db.client() as client:
+        client.config_set("maxmemory", "1mb")
+        try:
+            with serving(redis_db.url, file) as api:
+                assert sorted(names(api)) == ["chain", "spare", "words"]
+                assert "not followed at present" in caplog.text
+                client.config_set("maxmemory", "0")
+                wait_until(lambda: client.hlen(keys.MODELS) == 2, "the file is applied")
+        finally:
+            client.config_set("maxmemory", "0")
+
+
+def test_an_api_starts_after_an_unknown_error(
+    redis_db: RedisServer,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise KeyError("x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfigReader, "versions", fail)
+        with serving(redis_db.url, file) as api:
+            assert sorted(names(api)) == ["chain", "spare", "words"]
+            assert "not followed at present" in caplog.text
+
+
 @pytest.mark.parametrize(
     "options", [{**HANDLER, "weights": "~nouser/x"}, {"source": "https://["}, {"source": "x" * 300}]
 )

@@ -304,3 +304,25 @@ def test_a_promotion_of_the_shadow_version_ends_the_copies(
     assert refused.status_code == 409
     api.http.patch("/api/v1/models/words", json={"default_version": "2.0"})
     assert api.http.get(TRAFFIC).json()["shadow"] is None
+
+
+def test_without_a_shadow_version_and_without_pairs_a_process_looks_less_often(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    copies = api.services.shadow_copies
+    submit(api)
+    with redis_db.client() as client:
+        wait_until(lambda: waiting(redis_db) == [0, 0, 0, 1], "the job is copied")
+        assert api.http.put(TRAFFIC, json={}).is_success
+        assert not copies.idle
+        run(redis_db, "")
+        assert not copies.idle
+        run(redis_db, "2.0")
+        wait_until(lambda: copies.idle, "it looks less often", 60)
+        assert client.zcard(keys.SHADOW) == 0
+    route(api)
+    assert results(api)["equal"] == 1
+    submit(api, 2)
+    run(redis_db, "")
+    run(redis_db, "2.0")
+    counted(api, equal=2)

@@ -35,9 +35,9 @@ MODELS: Final = 500
 BUSY: Final = 20
 IDLE_S: Final = 20.0
 REGISTERED: Final = 5
-ROUNDS: Final = 9
+ROUNDS: Final = 7
 #: Of each busy model in one round.
-JOBS: Final = 400
+JOBS: Final = 200
 WAIT_S: Final = 60.0
 HANDLER: Final = """
 from headrace import Handler
@@ -136,9 +136,9 @@ def main() -> None:
     with site(options.models) as large, site(options.busy) as small:
         time.sleep(5)
         shares = large.shares(IDLE_S)
-        for part, share in zip(("worker", "API", "Redis"), shares, strict=True):
+        for part, share in zip(("the worker", "the API", "Redis"), shares, strict=True):
             table.add(
-                f"{options.models} unloaded models: CPU of the {part}, % of a core", f"{share:.2f}"
+                f"{options.models} unloaded models: CPU of {part}, % of a core", f"{share:.2f}"
             )
         took = sorted(large.register_s(f"new{n}") for n in range(REGISTERED))
         table.add("register to ready, median s", f"{median(took):.2f}")

@@ -323,7 +323,7 @@ def test_two_workers_that_share_a_replica_load_it_once(redis_db: RedisServer, fo
         wait_until(lambda: one.states() and two.states(), "both run")
         succeeded(client, *client.submit("slow", *range(20)))
         assert len((folder / "loads").read_text().split()) == 1
-        assert len(pids(one, "slow") + pids(two, "slow")) == 1
+        wait_until(lambda: len(pids(one, "slow") + pids(two, "slow")) == 1, "one has it")
 
 
 def test_a_worker_that_is_killed_while_a_model_is_unloaded_loses_no_job(

@@ -15,8 +15,9 @@ import httpx2
 from api.app import Application, create_app
 from api.process import ApiProcess, server_for
 from api.services import Services
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model_catalog import Catalog, ModelConfig, load_catalog
 from headrace.config.settings import Settings
+from headrace.registry.catalog import read_declared
 from headrace.registry.model import DeclaredModels
 from headrace.server.ports import free_port
 from tests.harness.clients.plain_http import PLAIN
@@ -59,6 +60,14 @@ class ApiServer:
     def connect(self) -> socket.socket:
         """A plain connection for a test that writes its own bytes."""
         return socket.create_connection(("127.0.0.1", self.port), 60)
+
+
+@contextmanager
+def registry_server(redis_url: str, file: Path, /, **settings: Any) -> Iterator[ApiServer]:
+    """An API that applies a models file to the registry, and lets clients register models."""
+    settings = {"model_api": True, **settings}
+    with api_server(redis_url, load_catalog(file), read_declared(file), **settings) as server:
+        yield server
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,17 +10,16 @@ import msgspec
 import pytest
 
 from headrace import Client
-from headrace.config.model_catalog import load_catalog
 from headrace.observability.worker_report import REGISTRY
 from headrace.redis import keys
 from headrace.redis.script_client import ScriptClient
-from headrace.registry.catalog import ConfigReader, read_declared
+from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import register
 from headrace.registry.store import RegistryStore
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.events import reading
 from tests.harness.fakes.worker import publish_state
-from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
@@ -34,14 +32,6 @@ pipelines:
 """
 
 
-@contextmanager
-def serving(redis_url: str, file: Path, **settings: Any) -> Iterator[ApiServer]:
-    with api_server(
-        redis_url, load_catalog(file), read_declared(file), **{"model_api": True, **settings}
-    ) as server:
-        yield server
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "models.yaml"
@@ -51,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
-    with serving(redis_db.url, file) as server:
+    with registry_server(redis_db.url, file) as server:
         yield server
 
 
@@ -73,11 +63,11 @@ def test_the_models_file_is_applied_at_the_start(api: ApiServer) -> None:
 def test_a_start_with_a_changed_file_applies_it_and_keeps_what_the_api_has_changed(
     redis_db: RedisServer, file: Path
 ) -> None:
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file) as api:
         change = {"options": {"max_batch_size": 2}}
         assert api.http.patch("/api/v1/models/words", json=change).status_code == 200
     file.write_text(FILE.replace("8", "9").replace("spare", "other"))
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file) as api:
         assert sorted(names(api)) == ["chain", "other", "words"]
         assert api.http.get("/api/v1/models/words").json()["max_batch_size"] == 2
         back = {"options": {"max_batch_size": None}}
@@ -89,7 +79,7 @@ def test_a_start_with_a_changed_file_applies_it_and_keeps_what_the_api_has_chang
 def test_a_model_that_is_registered_takes_jobs_on_every_api_process(
     api: ApiServer, redis_db: RedisServer, file: Path
 ) -> None:
-    with serving(redis_db.url, file) as other:
+    with registry_server(redis_db.url, file) as other:
         answer = api.http.put("/api/v1/models/new/versions/3", json={"options": HANDLER})
         assert answer.status_code == 201
         assert api.http.post("/api/v1/models/new/jobs", json={"x": 1}).status_code == 202
@@ -150,7 +140,7 @@ def test_the_model_of_a_pipeline_cannot_be_removed(api: ApiServer) -> None:
 
 
 def test_without_model_api_no_code_can_be_named(redis_db: RedisServer, file: Path) -> None:
-    with serving(redis_db.url, file, model_api=False) as api:
+    with registry_server(redis_db.url, file, model_api=False) as api:
         put = api.http.put("/api/v1/models/new/versions/1", json={"options": HANDLER})
         assert (put.status_code, "HEADRACE_MODEL_API" in put.json()["remedy"]) == (403, True)
         for key, value in (
@@ -272,7 +262,7 @@ def test_changes_are_streamed_and_resumed_on_another_process(
     def reload(model: str) -> None:
         assert api.http.post(f"/api/v1/models/{model}/reload").is_success
 
-    with serving(redis_db.url, file) as other:
+    with registry_server(redis_db.url, file) as other:
         with reading(f"{api.url}/api/v1/registry/events") as reader:
             assert reader.headers["content-type"] == "text/event-stream"
             reload("words")
@@ -303,7 +293,7 @@ def test_an_api_starts_with_a_model_that_is_not_readable(redis_db: RedisServer, 
     with redis_db.client() as client:
         client.hset(keys.MODELS, "broken", BROKEN)
         client.hset(keys.REGISTRY, "generation", 7)
-        with serving(redis_db.url, file) as api:
+        with registry_server(redis_db.url, file) as api:
             assert sorted(names(api)) == ["chain", "spare", "words"]
             refused = api.http.post("/api/v1/models/words/reload")
             assert (refused.status_code, "'broken'" in refused.json()["detail"]) == (500, True)
@@ -337,7 +327,7 @@ def test_an_api_starts_with_a_full_redis_and_applies_its_file_later(
     with redis_db.client() as client:
         client.config_set("maxmemory", "1mb")
         try:
-            with serving(redis_db.url, file) as api:
+            with registry_server(redis_db.url, file) as api:
                 assert sorted(names(api)) == ["chain", "spare", "words"]
                 assert "not followed at present" in caplog.text
                 client.config_set("maxmemory", "0")
@@ -357,7 +347,7 @@ def test_an_api_starts_after_an_unknown_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(ConfigReader, "versions", fail)
-        with serving(redis_db.url, file) as api:
+        with registry_server(redis_db.url, file) as api:
             assert sorted(names(api)) == ["chain", "spare", "words"]
             assert "not followed at present" in caplog.text
 

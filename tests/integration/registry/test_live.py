@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
-from headrace.registry.catalog import read_declared
-from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Worker, celery_worker, write_models
@@ -76,9 +74,7 @@ def site_of(redis_url: str, folder: Path, **options: Any) -> Iterator[Site]:
     file = write_models(folder, **{MODEL: {"handler": "answers.py", **options}})
     (folder / "answers.py").write_text(HANDLER % "first")
     with ExitStack() as stack:
-        api = stack.enter_context(
-            api_server(redis_url, load_catalog(file), read_declared(file), model_api=True)
-        )
+        api = stack.enter_context(registry_server(redis_url, file))
         environ = {"PYTHONDONTWRITEBYTECODE": "1"}
         worker = stack.enter_context(celery_worker(redis_url, file, folder, environ=environ))
         worker.wait_ready(MODEL)
@@ -290,7 +286,7 @@ def test_a_worker_removes_environments_that_no_model_has_used_for_a_week(
         "HEADRACE_INSTALL_REQUIREMENTS": "true",
     }
     with (
-        api_server(redis_db.url, load_catalog(file), read_declared(file), model_api=True),
+        registry_server(redis_db.url, file),
         celery_worker(redis_db.url, file, tmp_path, environ=environ) as worker,
     ):
         worker.wait_ready("echo")

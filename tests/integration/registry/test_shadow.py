@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 
 from api.submission.input_store import StoredInput
 from api.submission.job_request import ValidatedRequest
-from headrace.config.model_catalog import load_catalog
 from headrace.jobs.message import Message
 from headrace.redis import keys
 from headrace.redis.fields import JobField
-from headrace.registry.catalog import read_declared
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
-from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
@@ -30,13 +27,6 @@ SHADOW = keys.version_queue("words", "2.0")
 NOTHING = {"equal": 0, "different": 0, "failed": 0, "dropped": 0, "unknown": 0}
 
 
-@contextmanager
-def serving(redis_url: str, file: Path, **settings: Any) -> Iterator[ApiServer]:
-    settings = {"model_api": True, "inline_limit_bytes": 1024, **settings}
-    with api_server(redis_url, load_catalog(file), read_declared(file), **settings) as api:
-        yield api
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "models.yaml"
@@ -46,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
-    with serving(redis_db.url, file) as server:
+    with registry_server(redis_db.url, file, inline_limit_bytes=1024) as server:
         add_version(server)
         route(server)
         yield server
@@ -165,7 +155,9 @@ def test_copies_leave_half_of_the_queue_to_jobs(api: ApiServer, redis_db: RedisS
 
 
 def test_copies_leave_half_of_the_payload_memory_to_jobs(redis_db: RedisServer, file: Path) -> None:
-    with serving(redis_db.url, file, max_payload_memory_bytes=300_000) as api:
+    with registry_server(
+        redis_db.url, file, inline_limit_bytes=1024, max_payload_memory_bytes=300_000
+    ) as api:
         add_version(api)
         route(api)
         for _ in range(4):
@@ -219,21 +211,21 @@ def test_a_pair_that_cannot_be_read_is_removed(
 def test_what_has_ended_while_no_api_ran_is_compared_by_the_next_one(
     redis_db: RedisServer, file: Path
 ) -> None:
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file, inline_limit_bytes=1024) as api:
         add_version(api)
         route(api)
         submit(api)
         wait_until(lambda: sum(waiting(redis_db)) == 1, "the copy waits")
     run(redis_db, "")
     run(redis_db, "2.0")
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file, inline_limit_bytes=1024) as api:
         counted(api, equal=1)
 
 
 def test_several_api_processes_count_a_copy_once(
     api: ApiServer, redis_db: RedisServer, file: Path
 ) -> None:
-    with serving(redis_db.url, file) as other:
+    with registry_server(redis_db.url, file, inline_limit_bytes=1024) as other:
         for n in range(5):
             submit(api, n)
             run(redis_db, "")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from typing import Any
 import pytest
 
 from headrace import Client
-from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
-from headrace.registry.catalog import read_declared
-from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
@@ -36,12 +33,6 @@ JOBS = "/api/v1/models/words/jobs"
 USERS = [f"user-{n}" for n in range(300)]
 
 
-@contextmanager
-def serving(redis_url: str, file: Path) -> Iterator[ApiServer]:
-    with api_server(redis_url, load_catalog(file), read_declared(file), model_api=True) as server:
-        yield server
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "models.yaml"
@@ -52,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
     """An API that serves the version 1.0 of the file and 2.0."""
-    with serving(redis_db.url, file) as server:
+    with registry_server(redis_db.url, file) as server:
         add_version(server, "2.0")
         yield server
 
@@ -214,7 +205,7 @@ def test_a_promotion_ends_the_traffic_in_one_call(api: ApiServer, redis_db: Redi
 def test_every_api_process_routes_as_the_first(
     api: ApiServer, redis_db: RedisServer, file: Path
 ) -> None:
-    with serving(redis_db.url, file) as other:
+    with registry_server(redis_db.url, file) as other:
         route(api, weights={"1.0": 50, "2.0": 50}, sticky={"metadata": "user"})
         wait_until(
             lambda: other.services.catalog.get("words").traffic is not None, "the other follows"
@@ -223,11 +214,11 @@ def test_every_api_process_routes_as_the_first(
 
 
 def test_the_models_file_declares_traffic(redis_db: RedisServer, file: Path) -> None:
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file) as api:
         add_version(api, "2.0")
     traffic = '    traffic: {weights: {"1.0": 1, "2.0": 3}, sticky: {metadata: user}}\n'
     file.write_text(FILE + traffic)
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file) as api:
         found = api.http.get(TRAFFIC).json()
         assert (found["declared"], found["weights"]) == (True, {"1.0": 1, "2.0": 3})
         assert set(versions_of_users(api).values()) == {"1.0", "2.0"}
@@ -237,7 +228,7 @@ def test_a_declared_version_that_is_not_registered_leaves_its_share(
     redis_db: RedisServer, file: Path
 ) -> None:
     file.write_text(FILE + '    traffic: {weights: {"1.0": 1, "2.0": 3}}\n')
-    with serving(redis_db.url, file) as api:
+    with registry_server(redis_db.url, file) as api:
         bulk(api, [{}] * 20)
         assert waiting(redis_db) == {"1.0": 20}
 

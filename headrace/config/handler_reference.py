@@ -125,6 +125,26 @@ def _is_dotted(text: str) -> bool:
     return bool(text) and all(part.isidentifier() for part in text.split("."))
 
 
+def handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
+    """Return what is wrong with the file of a handler; None if nothing is, or it is no file."""
+    if spec.kind is not HandlerKind.FILE:
+        return None
+    path = spec.file(base_dir)
+    return missing(path) or source_problem(path, spec.name)
+
+
+def missing(path: Path) -> str:
+    """Return why a file cannot be found; "" if it exists."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"the file {path} does not exist"
+    except OSError as error:
+        why = f"the file {path} cannot be read: {error.strerror}"
+        return f"{why}; correct it, or let this user read it"
+    return ""
+
+
 def source_problem(path: Path, name: str) -> str | None:
     """Return what keeps a file from being a handler, by its text; None if nothing does.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -15,15 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config.handler_reference import (
-    HandlerKind,
-    HandlerReference,
+    handler_problem,
+    missing,
     parse_handler,
-    source_problem,
 )
-from headrace.config.input_schema import InputSection, OutputSection, read_keys
-from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions, Tensors, TensorSpec
+from headrace.config.input_schema import read_keys
+from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
 from headrace.config.option_problems import option_problems
-from headrace.config.parameters import Parameter, differing, example_values, merged, read_parameters
+from headrace.config.parameters import differing, example_values, merged, read_parameters
 from headrace.config.pipelines import (
     HANDLER,
     STAGE_NAME_PATTERN,
@@ -37,7 +34,7 @@ from headrace.config.pipelines import (
     unknown_models,
 )
 from headrace.config.suggestions import did_you_mean, unknown_model
-from headrace.config.traffic import Sticky, Traffic, read_traffic
+from headrace.config.traffic import Traffic, read_traffic
 from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
@@ -50,15 +47,12 @@ ModelName = Annotated[
     str, Meta(extra_json_schema={"pattern": MODEL_NAME_PATTERN}, examples=["echo"])
 ]
 NO_TRAFFIC: Final[Mapping[str, Traffic]] = {}
-SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 _KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
 _VERSION: Final = re.compile(VERSION)
 _Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)]
 _STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
-#: An attribute in a docstring: its name, and its description on one or more lines.
-_ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 class Requirements(msgspec.Struct, frozen=True):
@@ -318,54 +312,6 @@ def check_config(path: Path) -> list[str]:
     return document.problems
 
 
-def handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
-    """Return what is wrong with the file of a handler; None if nothing is, or it is no file."""
-    if spec.kind is not HandlerKind.FILE:
-        return None
-    path = spec.file(base_dir)
-    return missing(path) or source_problem(path, spec.name)
-
-
-def missing(path: Path) -> str:
-    """Return why a file cannot be found; "" if it exists."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return f"the file {path} does not exist"
-    except OSError as error:
-        why = f"the file {path} cannot be read: {error.strerror}"
-        return f"{why}; correct it, or let this user read it"
-    return ""
-
-
-def models_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the models file, for editors."""
-    schema = msgspec.json.schema(ModelsFile)
-    for struct in (
-        ModelsFile, ModelOptions, Parameter, Tensors, TensorSpec, PipelineSection, StageSection,
-        InputSection, OutputSection, Traffic, Sticky,
-    ):  # fmt: skip
-        _describe(schema["$defs"][struct.__name__], struct)
-    model = schema["$defs"][ModelOptions.__name__]
-    model["anyOf"] = [{"required": ["handler"]}, {"required": ["source"]}]
-    return {"$schema": SCHEMA_DIALECT, "title": "Headrace models file", **schema}
-
-
-def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Describe a struct and its keys by the docstrings of the struct and its bases."""
-    schema["description"], *_ = inspect.cleandoc(struct.__doc__ or "").splitlines()
-    text = "\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in struct.__mro__)
-    written = dict(_ATTRIBUTE.findall(text))
-    for key in msgspec.structs.fields(struct):
-        about = " ".join(written[key.name].split())
-        schema["properties"][key.encode_name]["description"] = about[:1].upper() + about[1:]
-
-
-def schema_text() -> str:
-    """Return the text of `configs/models.schema.json`."""
-    return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
 def _read(document: Document, timeout_s: float) -> Catalog:
     for key in document.data:
         if key not in _KEYS:
@@ -573,4 +519,6 @@ def _name_problem(name: object, what: str = "model") -> str:
 
 
 if __name__ == "__main__":  # python -m headrace.config.model_catalog > configs/models.schema.json
+    from headrace.config.models_schema import schema_text
+
     sys.stdout.write(schema_text())

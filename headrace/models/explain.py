@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.handler_reference import TORCHSERVE, parse_handler
-from headrace.config.model_catalog import handler_problem
+from headrace.config.handler_reference import TORCHSERVE, handler_problem, parse_handler
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
 from headrace.models.folder import ModelFolder, read_file, read_folder

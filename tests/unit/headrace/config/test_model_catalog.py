@@ -13,9 +13,8 @@ from headrace.config.model_catalog import (
     Catalog,
     check_config,
     load_catalog,
-    models_schema,
-    schema_text,
 )
+from headrace.config.models_schema import models_schema, schema_text
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.redis.keys import queue_name
 

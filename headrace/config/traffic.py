@@ -82,11 +82,11 @@ class Traffic(
 
     @property
     def versions(self) -> list[str]:
-        """Return the versions that it names."""
+        """Return the versions with a weight, and the shadow version."""
         return list(dict.fromkeys([*self.weights, *([self.shadow] if self.shadow else [])]))
 
     def without_weights(self, default: str) -> Traffic:
-        """Return it for the time when all such jobs run on the default version."""
+        """Return the traffic that is left when all such jobs run on the default version."""
         if self.shadow is None or self.shadow == default:
             return Traffic()
         return Traffic(shadow=self.shadow, shadow_percent=self.shadow_percent)
@@ -94,7 +94,7 @@ class Traffic(
     def among(self, known: Container[str]) -> Traffic | None:
         """Return the traffic of these versions; None if nothing is left to decide.
 
-        The weight of another version counts for nothing: the others share its jobs.
+        The weight of a version that is not known is ignored.
         """
         weights = {name: weight for name, weight in self.weights.items() if name in known}
         if not any(weights.values()):
@@ -107,10 +107,10 @@ class Traffic(
     def key(
         self, job_id: str, metadata: Mapping[str, Any] | None, header: Callable[[bytes], bytes]
     ) -> bytes:
-        """Return what decides on a job: its user's value, or its id if it has none.
+        """Return the key of a job for `choose`: its user's value, or its id if it has no user.
 
         Args:
-            job_id: the id of the job, by which a repeat stays where it is.
+            job_id: the id of the job; a repeat has the same id and gets the same version.
             metadata: the metadata of the job.
             header: returns a header of the request by its name in lower case; b"" for none.
         """
@@ -129,7 +129,7 @@ class Traffic(
         """Return the version for a key; "" if there are no weights."""
         best, version = 0.0, ""
         for name, weight in self.weights.items():
-            # A name has no NUL, and the hash of another model has nothing to do with this one.
+            # No name has a NUL. With the model's name, the draws of two models are independent.
             digest = sha256(b"%s\0%s\0%s" % (model.encode(), name.encode(), key)).digest()
             drawn = (int.from_bytes(digest[:8]) >> (64 - _BITS)) + 0.5
             score = weight / -math.log(drawn / (1 << _BITS))
@@ -145,7 +145,7 @@ class Traffic(
         return int.from_bytes(drawn[:8]) < self.shadow_percent / 100 * (1 << 64)
 
     def in_words(self) -> str:
-        """Return it for the log of changes."""
+        """Return a description for the log of changes."""
         words = [f"{name}={weight:g}" for name, weight in self.weights.items()]
         if self.sticky is not None:
             kind = "header" if self.sticky.header is not None else "metadata"
@@ -157,7 +157,7 @@ class Traffic(
 
 
 def known_parts(written: Any) -> Any:
-    """Return traffic that is stored, without the parts that only a newer Headrace knows."""
+    """Return stored traffic without the keys that only a newer Headrace has."""
     if not isinstance(written, Mapping):
         return written
     found = {key: part for key, part in written.items() if key in Traffic.__struct_fields__}

@@ -27,7 +27,7 @@ QUERIES = [
 #: copies of jobs, which few models have.
 NOT_SHOWN = (
     "headrace_host_cpus", "headrace_device_info", "headrace_events_left_out",
-    "headrace_shadow_jobs",
+    "headrace_shadow_jobs", "headrace_worker_info",
 )  # fmt: skip
 #: The samples of a metric, by how they end.
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}

@@ -189,7 +189,10 @@ class ModelUpdates:
 
     def find_work(self, now: float) -> None:
         """Decide which models are loaded on demand, and look for work of the others."""
-        self._on_demand.look(now, {v: one.error for v, one in self._failed.items()})
+        serving = [one.config for one in self._models if one.life is Life.SERVING]
+        served = {(one.name, one.version) for one in serving}
+        failed = {v: one.error for v, one in self._failed.items() if v not in served}
+        self._on_demand.look(now, failed)
 
     def unloaded(self) -> dict[str, str]:
         """Return the versions that this worker loads on demand; see `OnDemandModels.unloaded`."""
@@ -269,10 +272,14 @@ class ModelUpdates:
         return self._autoscaler.with_replicas(self._replica_leases.with_granted(config))
 
     def _forget_failures(self, name: str, wanted: dict[str, Wanted]) -> None:
-        """Forget the configurations that failed and are no longer wanted, with their tracebacks."""
+        """Forget the configurations that failed and are no longer wanted, with their tracebacks.
+
+        If nothing serves any more, as it was unloaded, all are tried again.
+        """
         failed = [version for known, version in self._failed if known == name]
+        alone = not self._of(name, Life.SERVING)
         for version in list(failed):
-            if self._failed[name, version].wanted != wanted.get(version):
+            if alone or self._failed[name, version].wanted != wanted.get(version):
                 del self._failed[name, version]
                 failed.remove(version)
         if not failed:
@@ -368,6 +375,9 @@ class ModelUpdates:
             self._discard(model)
             return
         failed = next((one.error for one in model.replicas if one.error), "")
+        if failed and not self._of(name, Life.SERVING):
+            self._serve(model, None)  # what it should replace was unloaded: it is tried again
+            return
         if failed:
             self._failed[name, version] = Failed(wanted, failed)
             self._replica_leases.load_failed((name, version))

@@ -123,6 +123,8 @@ class OnDemandModels:
                 self._measured.pop(version, None)
                 self._load_mib.pop(version, None)
                 self._failures.pop(version, None)
+                if version in self._loaded:
+                    self._loaded[version].measured = ""  # again, also without new processes
         self._entries = dict(entries)
         self._loaded = {v: one for v, one in self._loaded.items() if v in entries}
         self._waiting = {v: at for v, at in self._waiting.items() if v in entries}
@@ -170,6 +172,8 @@ class OnDemandModels:
                 self._unload(version, now)
         for version, one in list(self._loaded.items()):
             self._observe(version, one, now)
+            if version not in self._loaded:
+                continue  # its memory was measured, and it is too large
             idle_s = self._entries[version].config.idle_unload_s
             if not one.busy and idle_s and now - one.used_at >= idle_s:
                 logger.info("unloaded: no jobs for %g s", idle_s, extra=_fields(version))
@@ -239,7 +243,9 @@ class OnDemandModels:
             reasons += [model.replica_history.wait_reason(now) for model in own]
             one.error = next(filter(None, reasons), "")
             one.retry_at = min(replica.restart_at for replica in replicas)
-        loads = any(replica.state in STARTING for replica in replicas)
+        # A lost process starts again at once; what its batch had is back in the queue.
+        coming = STARTING if one.error else STARTING | {Phase.RESTARTING}
+        loads = any(replica.state in coming for replica in replicas)
         shared = self._entries[version].config.total_replicas is not None
         if shared and not replicas and now - one.since < LEASE_S:
             loads = True  # other workers may get the leases of its replicas

@@ -98,8 +98,10 @@ class Dispatcher:
     def remove(self, model: ServedModel, now: float) -> None:
         """Forget a model, of which nothing runs."""
         self._take_slots_back(now)
-        del self._device_of[model.key].models[model.key]
-        del self._device_of[model.key]
+        device = self._device_of.pop(model.key)
+        del device.models[model.key]
+        for turn in (model.key, offline_turn(model.key)):
+            device.fair_queue.forget(turn)  # no other model gets this key
         self.isolation.remove(model)
         self.set_shares()
 

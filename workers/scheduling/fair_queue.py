@@ -58,5 +58,10 @@ class FairQueue:
         self._running -= 1
         self._used[name] += seconds / self.weights[name]
 
+    def forget(self, name: str) -> None:
+        """Forget a name of which nothing runs."""
+        self._used.pop(name, None)
+        self._began.pop(name, None)
+
     def _start(self, name: str) -> float:
         return max(self._used.get(name, 0.0), self._now)

@@ -135,3 +135,59 @@ def test_doctor_shows_why_one_cannot_be_loaded(
         for _, report in whole.alive:
             report.unloaded["words@1.0"] = "Traceback\nRuntimeError: broken"
         verdict(look(whole, "models"), "fail", "words@1.0", "RuntimeError: broken")
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> dict[str, Any]:
+    """Options of a handler that cannot be loaded if there is a file `broken`."""
+    lines = [
+        "from pathlib import Path",
+        "from tests.harness.handlers.versioned import Versioned",
+        "class Fragile(Versioned):",
+        "    def initialize(self, context):",
+        "        super().initialize(context)",
+        f"        if Path({str(tmp_path / 'broken')!r}).exists():",
+        "            raise RuntimeError('the weights are broken')",
+    ]
+    (tmp_path / "fragile.py").write_text("\n".join(lines))
+    return {**OPTIONS, "handler": f"{tmp_path / 'fragile.py'}:Fragile"}
+
+
+def test_a_loaded_one_serves_on_if_its_reload_fails(
+    place: Place, fragile: dict[str, Any], tmp_path: Path
+) -> None:
+    place.call("PUT", "models/more/versions/1.0?wait=60", options=fragile)
+    job = place.call("POST", "jobs", model="more", input={"n": 1})
+    assert place.ended(job["id"])["status"] == "succeeded"
+    pids = place.worker.states()["more"]["pids"]
+    (tmp_path / "broken").touch()
+    place.call("POST", "models/more/reload")
+    error = "the weights are broken"
+    wait_until(lambda: error in place.worker.states()["more"]["error"], "it is reported", 120)
+    # A look for work finds this one, after the load has failed.
+    job = place.call("POST", "jobs", model="words", input={"n": 1})
+    assert place.ended(job["id"])["status"] == "succeeded"
+    assert place.worker.states()["more"]["pids"] == pids, "it serves on"
+    job = place.call("POST", "jobs", model="more", input={"n": 2})
+    assert place.ended(job["id"])["status"] == "succeeded"
+
+
+def test_a_default_version_that_could_not_be_loaded_is_tried_again_if_no_other_serves(
+    place: Place, fragile: dict[str, Any], tmp_path: Path
+) -> None:
+    """The version that has served on is unloaded as it is idle: else its jobs wait for ever."""
+    first = place.call("POST", "jobs", model="words", input={"n": 1})
+    assert place.ended(first["id"])["result"]["version"] == "1.0"
+    (tmp_path / "broken").touch()
+    eager = {**fragile, "load": "eager"}
+    del eager["idle_unload_s"]
+    place.call("PUT", "models/words/versions/2.0", options=eager)
+    place.call("PATCH", "models/words", default_version="2.0")
+    logged = "the model serves on as it was"
+    wait_until(lambda: place.worker.says(logged, "words"), "2.0 cannot be loaded", 120)
+    place.call("PATCH", "models/words", version="1.0", options={"idle_unload_s": 0.1})
+    ended = "former processes ended: version 1.0"
+    wait_until(lambda: place.worker.says(ended, "words"), "1.0 is unloaded", 120)
+    job = place.call("POST", "jobs", model="words", input={"n": 2})
+    (tmp_path / "broken").unlink()
+    assert place.ended(job["id"])["result"]["version"] == "2.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,12 @@ class Leases:
         self.calls.append(groups)
         for group in groups:
             found([queue for queue in group.split() if queue in self.waiting], now)
+
+
+class Process:
+    """In place of a model process: this one, with its memory."""
+
+    pid = os.getpid()
 
 
 class Site:
@@ -223,3 +230,45 @@ def test_what_is_needed_is_loaded_at_once() -> None:
     site = Site()
     site.want("a", "b", needed="b")
     assert site.look() == {"b"}
+
+
+def test_one_whose_lost_process_starts_again_keeps_its_room() -> None:
+    site = Site(max_loaded_models=1)
+    site.want("a", "b", idle_unload_s=0.5)
+    site.find("a")
+    site.look()
+    model = site.load("a", jobs=5)
+    site.look()
+    site.find("b")
+    model.replicas[0].state = Phase.RESTARTING
+    assert site.look() == {"a"}
+    model.replicas[0].state = Phase.FAILED
+    model.replicas[0].error = "Traceback: broken"
+    assert site.look() == set(), "but not if it cannot be loaded"
+
+
+def test_one_that_is_too_large_and_idle_is_unloaded_once() -> None:
+    """It is measured in the first look after its load, when it may have been idle for long."""
+    site = Site(loaded_memory_mb=1)
+    site.want("a", idle_unload_s=0.5)
+    site.find("a")
+    site.look()
+    model = site.load("a", ran=0)
+    model.replicas[0].process = Process()  # type: ignore[assignment]
+    assert site.look() == set()
+    assert "raise loaded_memory_mb" in site.on_demand.errors()["a@1.0"]
+
+
+def test_one_whose_options_change_is_measured_again() -> None:
+    site = Site(loaded_memory_mb=100_000)
+    site.want("a")
+    site.find("a")
+    site.look()
+    model = site.load("a", jobs=1)
+    model.replicas[0].process = Process()  # type: ignore[assignment]
+    site.look()
+    version = ("a", "1.0")
+    assert site.on_demand._memory_mib(version) > 0
+    site.want("a", idle_unload_s=7.0)
+    site.look()
+    assert site.on_demand._memory_mib(version) > 0

@@ -112,3 +112,11 @@ def test_who_is_behind_is_next_when_the_running_one_is_charged() -> None:
     turns.begin("flooded")
     assert not turns.behind("flooded", "lone", 1.0), "the other is above its share"
     assert turns.behind("flooded", "lone", 6.0)
+
+
+def test_a_name_that_is_gone_leaves_nothing() -> None:
+    turns = FairQueue({"a": 1, "b": 1}, slots=1)
+    flood(turns, {"a", "b"}, {"a": 1.0, "b": 1.0}, 4)
+    turns.forget("a")
+    turns.forget("never")
+    assert set(turns._used) == set(turns._began) == {"b"}

@@ -269,7 +269,9 @@ def test_a_job_of_a_stock_client_is_told_of_as_any_other(site: Site) -> None:
             reader.wait_for("progress")
             (gate / "0").touch()
             reader.wait_over()
-    assert reader.names == ["running", "progress", "ended"]
+    # What is claimed is queued until its batch leaves.
+    names = reader.names[1:] if reader.names[0] == "queued" else reader.names
+    assert names == ["running", "progress", "ended"]
 
 
 def test_a_cancelled_job_ends_its_stream(site: Site) -> None:

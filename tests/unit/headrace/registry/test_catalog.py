@@ -120,5 +120,5 @@ def test_what_a_process_may_not_read_is_named(
     with pytest.raises(ConfigError, match=f"words: it cannot be read: {error.args[-1]}"):
         reader.read("other", "3", ModelVersion(changed={"source": "words"}))
     monkeypatch.setattr(SourceReader, "read", fail)
-    with pytest.raises(ConfigError, match=f"other: version 3 cannot be read: {error.args[-1]}"):
+    with pytest.raises(ConfigError, match=f"other, version 3: it cannot be read: {error.args[-1]}"):
         reader.read("other", "3", ModelVersion(changed={"source": "words"}))

@@ -124,7 +124,8 @@ class ModelUpdates:
                 logger.error("model not changed: %s", registered.problem, extra={"model": name})
                 if (name, version) in before:
                     self._registered[name, version] = before[name, version]
-        served = {name for name, _ in self._registered}
+        # An unloaded version sweeps no queue of the others.
+        served = {name for (name, _), one in self._registered.items() if not one.config.on_demand}
         self._left_out.want(
             one.config
             for name, version, one in found

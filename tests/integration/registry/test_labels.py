@@ -124,20 +124,28 @@ def test_a_worker_that_fits_no_model_serves_once_one_fits(
         worker.wait_ready("special")
 
 
+@pytest.mark.parametrize("other_version", [False, True])
 def test_jobs_of_a_lost_worker_are_queued_again_by_one_that_lacks_the_label(
-    redis_db: RedisServer, tmp_path: Path
+    redis_db: RedisServer, tmp_path: Path, other_version: bool
 ) -> None:
+    """It may have an unloaded version of the model too."""
     gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated", "labels": ["gpu=a100"]}
     models = write_models(tmp_path, everywhere={"handler": "echo"}, special=gated)
     worker_of = partial(celery_worker, redis_db.url, models, tmp_path)
     labels = {"HEADRACE_WORKER_LABELS": "gpu=a100"}
     with (
-        api_server(redis_db.url, load_catalog(models), read_declared(models)) as api,
+        api_server(
+            redis_db.url, load_catalog(models), read_declared(models), model_api=True
+        ) as api,
         worker_of(node="cpu0@two", environ={"HEADRACE_LEASE_TTL_S": "2"}) as two,
         worker_of(node="cpu0@one", environ={"HEADRACE_LEASE_TTL_S": "2", **labels}) as one,
     ):
         two.wait_ready("everywhere")
         one.wait_ready("special")
+        if other_version:
+            options = {"handler": "echo", "load": "on_demand"}
+            put = "/api/v1/models/special/versions/2.0?wait=60"
+            assert api.http.put(put, json={"options": options}).is_success
 
         def state(job_id: str) -> Any:
             return api.http.get(f"/api/v1/jobs/{job_id}").json()["status"]

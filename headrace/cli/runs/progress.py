@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from headrace.cli.shared import output
 from headrace.cli.shared.progress_bar import Bar
-from headrace.errors import HeadraceError
+from headrace.errors import Forbidden, HeadraceError, RunNotFound
 from headrace.runs.sources.patterns import path_text
 
 if TYPE_CHECKING:
+    from headrace.client import Client
     from headrace.runs.engine.engine import Engine
     from headrace.runs.engine.spec import RunProgress
 
@@ -76,6 +77,8 @@ class RunProgressDisplay:
         self._next_line = now + FIRST_LINE_S
         self._next_report = now
         self._started = False
+        # When the server was last sent this run's record before this process began; None: not read.
+        self._last_report_before: str | None = None
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -114,17 +117,29 @@ class RunProgressDisplay:
             "command": ["headrace", *map(path_text, sys.argv[1:])],
             "host": socket.gethostname(), "folder": path_text(os.getcwd()), "error": error,
         }  # fmt: skip
-        started = not self._started
         with (
             suppress(HeadraceError),
             Client(self._url, timeout_s=REPORT_TIMEOUT_S, retry_s=0) as client,
         ):
-            cancelled = client.run(
-                report_run(client.session, checkpoint.run, record, begun=started)
-            )
+            begun = not self._started and not self._was_written(client)
+            cancelled = client.run(report_run(client.session, checkpoint.run, record, begun=begun))
             self._started = True
             if cancelled:
                 self._engine.stop(cancel=True)
+
+    def _was_written(self, client: Client) -> bool:
+        """Return whether a report of this process was written and its response was lost.
+
+        The first report removes the cancellation of an earlier process of this run. A second first
+        report would remove a cancellation of this one.
+        """
+        try:
+            last_report = str(client.run_record(self._engine.checkpoint.run).told_at)
+        except (RunNotFound, Forbidden):
+            last_report = ""
+        if self._last_report_before is None:
+            self._last_report_before = last_report
+        return last_report != self._last_report_before
 
 
 def line_of(name: str, progress: RunProgress, meter: RateMeter) -> str:

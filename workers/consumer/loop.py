@@ -165,7 +165,8 @@ class Consumer:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
             self._upkeep(now)
-            self._leases.flush(now)
+            # A worker that was suspended in this turn has yet to get the reply.
+            self._leases.flush(time.monotonic())
         if self._leases.connected or not connected:
             self._sleep()
         # Else the connection was lost in this turn, and the next one tries to connect at once.

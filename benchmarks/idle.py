@@ -12,7 +12,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +61,24 @@ def cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def core_shares(groups: Sequence[Sequence[int]], seconds: float) -> list[float]:
+    """Return the CPU time of each group of processes in these seconds, as percentages of a core."""
+    before = [sum(map(cpu_s, group)) for group in groups]
+    began = time.perf_counter()
+    time.sleep(seconds)
+    took = time.perf_counter() - began
+    return [
+        (sum(map(cpu_s, group)) - spent) / took * 100
+        for group, spent in zip(groups, before, strict=True)
+    ]
+
+
 def idle_share(site: Site, seconds: float) -> tuple[float, float, float]:
     """Return percentages of a core: the worker, all its model processes, and Redis."""
     server = site.server.process
     assert server is not None
-    pids = [[site.worker.pid], site.worker.model_pids(), [server.pid]]
-    before = [sum(map(cpu_s, group)) for group in pids]
-    began = time.perf_counter()
-    time.sleep(seconds)
-    took = time.perf_counter() - began
-    worker, processes, redis = (
-        (sum(map(cpu_s, group)) - spent) / took * 100
-        for group, spent in zip(pids, before, strict=True)
-    )
+    groups = [[site.worker.pid], site.worker.model_pids(), [server.pid]]
+    worker, processes, redis = core_shares(groups, seconds)
     return worker, processes, redis
 
 

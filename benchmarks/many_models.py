@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.idle import cpu_s
+from benchmarks.idle import core_shares
 from benchmarks.tables import Table, write_tables
 from headrace import Client as HttpClient
 from headrace.queue.depth import read_depths
@@ -64,15 +64,8 @@ class Site:
         """Return percentages of a core while nothing is done: the worker, the API and Redis."""
         server = self.server.process
         assert server is not None
-        pids = [[self.worker.pid], [self.api.process.pid, *self.api.pids()], [server.pid]]
-        before = [sum(map(cpu_s, group)) for group in pids]
-        began = time.perf_counter()
-        time.sleep(seconds)
-        took = time.perf_counter() - began
-        worker, api, redis = (
-            (sum(map(cpu_s, group)) - spent) / took * 100
-            for group, spent in zip(pids, before, strict=True)
-        )
+        groups = [[self.worker.pid], [self.api.process.pid, *self.api.pids()], [server.pid]]
+        worker, api, redis = core_shares(groups, seconds)
         return worker, api, redis
 
     def register_s(self, name: str) -> float:

@@ -12,6 +12,8 @@ EXIT   ?=
 TEST_PROCESSES ?= 4
 # For which Python `make wheelhouse` gathers: that of the GPU host.
 GPU_PYTHON ?= 3.12
+# Where `make torchserve` installs the real TorchServe, for tests/compat and benchmarks/torchserve.py.
+TORCHSERVE ?= .venv-torchserve
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 
@@ -34,12 +36,13 @@ CODE := headrace api workers handlers tests benchmarks examples
 
 DEV_STAMP  := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo
+TS_STAMP   := $(TORCHSERVE)/.installed
 # Whoever has the development environment needs no second installation for the demo.
 INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi torchserve wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -89,11 +92,13 @@ docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anch
 bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 	$(PY) -m benchmarks $(ARGS)
 
+torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/compat (needs Java 17)
+
 wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
 
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
+	rm -rf $(VENV) $(TORCHSERVE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -110,6 +115,17 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(PY)
 
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(PY)
 	$(call install,.[api$(,)worker$(,)torch$(,)embedded])
+	@touch $@
+
+# Its workers use the packages of .venv, so that torch is there once; their own come first.
+$(TS_STAMP): tests/compat/torchserve.txt $(DEV_STAMP)
+	$(PYTHON) -m venv --clear $(TORCHSERVE)
+	$(TORCHSERVE)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r $<
+	@$(PY) -c 'import importlib.util, pathlib; \
+		print(pathlib.Path(importlib.util.find_spec("torch").origin).parent.parent)' \
+		> $$($(TORCHSERVE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
+	@command -v java >/dev/null || \
+		echo "make: TorchServe needs Java 17, and there is no java; on Debian: apt install openjdk-17-jre-headless" >&2
 	@touch $@
 
 , := ,

@@ -23,6 +23,7 @@ from api.router import Router
 from api.routes.service import documentation
 from api.routes.table import TABLE
 from api.services import Services
+from api.torchserve.app import TorchServe
 from headrace import __version__
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
@@ -46,6 +47,7 @@ class Application(FastAPI):
         catalog: the models and pipelines, for the description.
         operations: answers every HTTP request; FastAPI serves the mounted files.
         services: the services of this process, while the application runs.
+        torchserve: answers requests for TorchServe's URLs; None if they are not served.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
     """
@@ -54,6 +56,7 @@ class Application(FastAPI):
     operations: Router
     catalog: Catalog
     services: Services | None = None
+    torchserve: TorchServe | None = None
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
     _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
@@ -74,10 +77,13 @@ class Application(FastAPI):
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the router; FastAPI handles everything else."""
-        if scope["type"] == "http" and self.services is not None:
-            await self.operations.serve(self.services, scope, receive, send)
-        else:
+        services = self.services
+        if scope["type"] != "http" or services is None:
             await super().__call__(scope, receive, send)
+            return
+        torchserve = self.torchserve
+        if torchserve is None or not await torchserve.serve(services, scope, receive, send):
+            await self.operations.serve(services, scope, receive, send)
 
     @override
     def openapi(self) -> dict[str, Any]:
@@ -115,6 +121,8 @@ def create_app(
     async def lifespan(app: Application) -> AsyncIterator[None]:
         services = build(settings, catalog, app.describe, declared)
         app.services = services
+        if services.torchserve is not None:
+            app.torchserve = TorchServe(services.torchserve)
         await services.start()
         try:
             yield

@@ -14,6 +14,7 @@ from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
+from api.observability.torchserve_reporter import TorchServeReporter
 from api.services import Describe, Services
 from api.submission.input_checks import InputChecks
 from api.submission.input_store import build_input_store
@@ -21,6 +22,8 @@ from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
+from headrace.observability import logs
+from headrace.observability.torchserve_metrics import TorchServeMetrics
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.scrape import Scraper
@@ -31,6 +34,7 @@ from headrace.redis.connection import connect_async
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
+from headrace.torchserve.config import read_config
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -45,7 +49,8 @@ def build(
     With the models that the models file declares, the catalog follows the registry.
 
     Raises:
-        ConfigError: redis_url is not set, or the payload store cannot be used.
+        ConfigError: redis_url is not set, or the payload store or TorchServe's configuration cannot
+            be used.
     """
     redis_url = settings.needed_redis_url("the API")
     client = connect_async(redis_url)
@@ -83,7 +88,16 @@ def build(
         send_buffers=SendBuffers(),
         shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         spans=api_spans(os.environ),
+        torchserve=read_config(settings.torchserve) if settings.torchserve is not None else None,
     )
+    if services.torchserve is not None:
+        services.torchserve_reporter = counters.torchserve = TorchServeReporter(
+            TorchServeMetrics(
+                services.torchserve, "api", logs.torchserve_output(settings.log_format)
+            ),
+            client,
+            catalog,
+        )
     if declared is not None:
 
         def models_changed() -> None:

@@ -51,21 +51,40 @@ class ApiProcess(uvicorn.Server):
 
     Attributes:
         ready_fd: a pipe into which it writes a line once it serves.
+        plain: listening sockets that serve without TLS though there is a certificate.
     """
 
     ready_fd: int | None = None
+    plain: Sequence[socket.socket] = ()
     _background: Sequence[asyncio.Task[None]] = ()
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            await self._listen_plain()
             config = self.config
             tls = config.ssl is not None
             logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
             self._background = [asyncio.create_task(job) for job in self._background_jobs()]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
+
+    async def _listen_plain(self) -> None:
+        """Serve on `plain`, as uvicorn does on its sockets."""
+        config = self.config
+        loop = asyncio.get_running_loop()
+
+        def new_protocol() -> asyncio.Protocol:
+            protocol: Any = config.http_protocol_class
+            found: asyncio.Protocol = protocol(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return found
+
+        for listener in self.plain:
+            server = await loop.create_server(new_protocol, sock=listener, backlog=config.backlog)
+            self.servers.append(server)
 
     def _background_jobs(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the background tasks of the server."""
@@ -137,7 +156,9 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     gc.set_threshold(GC_AFTER_OBJECTS)
     gc.enable()
     listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
-    server.run(sockets=listeners or None)
+    server.plain = [socket.socket(fileno=descriptor) for descriptor in inherited.plain_socket]
+    # A list, so that uvicorn listens on no address of its own.
+    server.run(sockets=listeners if listeners or server.plain else None)
 
 
 def _access_warnings(settings: Settings, redis_url: str) -> list[str]:
@@ -155,6 +176,10 @@ def _inherited() -> argparse.Namespace:
     parser.add_argument(
         "--socket", type=int, action="append", default=[], metavar="FD",
         help="a listening socket to serve on instead of host and port; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plain-socket", type=int, action="append", default=[], metavar="FD",
+        help="a listening socket that serves without TLS; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--ready", type=int, metavar="FD", help="a pipe to write a line to once it serves"

@@ -5,15 +5,14 @@ It runs before FastAPI, whose middleware and router would take longer than the r
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from api.auth.authenticator import Needs
+from api.auth.foreign_pages import refuse_foreign_page
+from api.http.answers import send_reply, send_stream
 from api.http.messages import (
-    NO_CONTENT,
     REQUEST_TRACE,
     Answer,
     ClientGone,
@@ -22,17 +21,15 @@ from api.http.messages import (
     Receive,
     Reply,
     Request,
-    ResponseCutShort,
     Scope,
     Send,
-    StreamingReply,
 )
 from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
-from api.http.uvicorn_protocol import write_whole
 from api.routes.table import Endpoint, Operation
 from api.services import Services
-from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
+from api.torchserve import tokens
+from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -40,8 +37,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPENAI_PREFIX: Final = "/v1/"
 #: The label of requests for unknown paths in metrics.
 NO_ROUTE: Final = "none"
-#: Methods that change nothing.
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: TorchServe's clients send their inputs to these paths.
 _TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
 #: Other paths of TorchServe, and those that take their place.
@@ -50,10 +45,6 @@ _TORCHSERVE_ROUTES: Final = {
     "/models": "GET /api/v1/models",
 }
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
-#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
-#: answer instead of a reset connection.
-DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
-DRAIN_MAX_S: Final = 2.0
 #: Parameters whose endpoints answer for an empty text too.
 _MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id"})
 
@@ -165,10 +156,7 @@ class Router:
             label, parameters = route.label, route.parameters(segments)
         _record_route(scope, request, label if by_method else "", parameters)
         try:
-            if services.authenticator is not None:
-                await services.authenticator.admit(request, None if route is None else route.needs)
-            elif request.has(b"origin"):
-                refuse_foreign_page(request, services.settings.cors_origins)
+            await _admit(services, request, None if route is None else route.needs)
             if route is None:
                 reply: Answer = _refuse(request, by_method)
             else:
@@ -184,9 +172,9 @@ class Router:
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
-            await _send_reply(send, reply, request)
+            await send_reply(send, reply, request)
         else:
-            await _send_stream(send, reply)
+            await send_stream(send, reply)
 
     def _insert(self, operation: Operation) -> None:
         node, positions, rest = self._root, [], 0
@@ -214,30 +202,22 @@ class Router:
             node.routes.by_method["HEAD"] = route
 
 
-def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
-    """Refuse a change by a web page of another origin.
-
-    Any page can send a POST to its reader's machine, and can purge a queue without the answer. The
-    browser sends the page's origin.
-
-    Raises:
-        Forbidden: the page's origin is neither this server's nor in `allowed`.
-    """
-    origin = request.header(b"origin").decode("latin-1")
-    if request.method in _SAFE or origin in allowed:
-        return
-    if origin.partition("://")[2] != request.header(b"host").decode("latin-1"):
-        raise Forbidden(
-            f"a web page of {origin[:128]} may change nothing here",
-            hint="Add its origin to cors_origins, or require API keys (auth: on).",
-        )
-
-
 def _record_route(scope: Scope, request: Request, label: str, parameters: Sequence[str]) -> None:
     """Add the route to the trace of the request, for logs and spans."""
     trace = scope.get(REQUEST_TRACE)
     if trace is not None:
         trace.routed(label, parameters[0] if parameters else "", request)
+
+
+async def _admit(services: Services, request: Request, needs: Needs | None) -> None:
+    """Refuse a request that may not use an operation."""
+    if services.authenticator is not None:
+        await services.authenticator.admit(request, needs)
+        return
+    if request.has(b"origin"):
+        refuse_foreign_page(request, services.settings.cors_origins)
+    if services.torchserve is not None:
+        tokens.check_native(services, request, needs)
 
 
 def _error_reply(error: HeadraceError, path: str) -> Reply:
@@ -248,57 +228,6 @@ def _unexpected_reply(error: Exception, path: str) -> Reply:
     if path.startswith(OPENAI_PREFIX):
         return envelope(internal_error(error, path)[0])
     return unexpected(error, path)
-
-
-async def _send_reply(send: Send, reply: Reply, request: Request) -> None:
-    """Send an answer; after a refused body drain the rest and close the connection."""
-    body = reply.body
-    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
-        headers = [*reply.headers]
-    else:
-        headers = [
-            (b"content-type", reply.content_type),
-            (b"content-length", b"%d" % len(body)),
-            *reply.headers,
-        ]
-    if request.drain:
-        headers.append((b"connection", b"close"))
-    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
-        return
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if not request.drain:
-        await send({"type": "http.response.body", "body": body})
-        return
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await _drain(request.receive)
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_stream(send: Send, stream: StreamingReply) -> None:
-    """Send an answer whose body is produced while it is sent."""
-    headers = [(b"content-type", stream.content_type), *stream.headers]
-    await send({"type": "http.response.start", "status": stream.status, "headers": headers})
-
-    async def write(data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-
-    # uvicorn closes the connection of an incomplete answer.
-    with contextlib.suppress(ClientGone, ResponseCutShort):
-        await stream.run(write)
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _drain(receive: Receive) -> None:
-    left = DRAIN_MAX_BYTES
-    try:
-        async with asyncio.timeout(DRAIN_MAX_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
-                left -= len(message.get("body", b""))
-    except TimeoutError:
-        return
 
 
 def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:

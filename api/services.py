@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
+    from api.observability.torchserve_reporter import TorchServeReporter
     from api.submission.input_checks import InputChecks
     from api.submission.input_store import InputStore
     from api.submission.shadow import ShadowCopies
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.queue.watcher import JobWatcher
     from headrace.queue.webhook_deliveries import DeliveryStore
     from headrace.runs.records import RunRecords
+    from headrace.torchserve.config import TorchServeConfig
     from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -52,6 +54,8 @@ class Services:
         client: the connection to Redis.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
+        torchserve: the configuration of TorchServe's interfaces; None if they are not served.
+        torchserve_reporter: takes their metrics; None if they are not served.
     """
 
     settings: Settings
@@ -81,6 +85,8 @@ class Services:
     shadow_copies: ShadowCopies
     registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
+    torchserve: TorchServeConfig | None = None
+    torchserve_reporter: TorchServeReporter | None = None
 
     def dismiss(self) -> None:
         """Answer every waiting request and event stream, now and from now on."""
@@ -95,6 +101,8 @@ class Services:
             await self.registry.start()
         await self.waiters.start()
         await self.counter_reporter.start()
+        if self.torchserve_reporter is not None:
+            await self.torchserve_reporter.start()
         await self.expiry_task.start()
         await self.shadow_copies.start()
         if self.authenticator is not None:
@@ -109,6 +117,8 @@ class Services:
         await self.expiry_task.stop()
         await self.shadow_copies.stop()
         await self.counter_reporter.stop()
+        if self.torchserve_reporter is not None:
+            await self.torchserve_reporter.stop()
         if self.authenticator is not None:
             await self.authenticator.stop()
         await self.queue.close()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from api import process as api_process
-from api import router
+from api.http import answers as http_answers
 from api.observability.access_log import LOGGER, AccessLog
 from benchmarks.echo import BODY
 from benchmarks.load import run_load
@@ -42,7 +42,7 @@ PATH: Final = "/api/v1/models/echo/jobs?wait=0"
 def without(piece: str) -> None:
     """Remove a piece from this process."""
     if piece == "write_whole":
-        setattr(router, piece, lambda *_: False)
+        setattr(http_answers, piece, lambda *_: False)
         return
     logger = logging.getLogger(LOGGER)
 

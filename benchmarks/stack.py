@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,10 +91,20 @@ class Headrace:
 
     Args:
         events: whether the worker sends Celery's task events.
+        models: further models.
+        environ: further settings of the API and the worker.
     """
 
-    def __init__(self, *, events: bool) -> None:
+    def __init__(
+        self,
+        *,
+        events: bool,
+        models: Mapping[str, Mapping[str, Any]] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.events = events
+        self._models = models or {}
+        self._environ = dict(environ or {})
         self._stack = ExitStack()
 
     def __enter__(self) -> Headrace:
@@ -110,6 +120,7 @@ class Headrace:
             folder,
             echo={"handler": "echo", "max_queue_depth": 10_000_000},
             short={"handler": "echo", "max_queue_depth": 100},
+            **self._models,
         )
         self.redis: RedisServer = self._stack.enter_context(
             redis_server(*DURABLE, environ=as_embedded())
@@ -120,15 +131,22 @@ class Headrace:
             "HEADRACE_REDIS_URL": self.redis.url,
             "HEADRACE_MODELS_FILE": str(models),
             "HEADRACE_PORT": str(port),
+            **self._environ,
         }
         self.api = self._stack.enter_context(
             process([sys.executable, "-m", "api"], folder / "api.log", **environ)
         )
         self.worker: Worker = self._stack.enter_context(
-            celery_worker(self.redis.url, models, folder, arguments=("-E",) if self.events else ())
+            celery_worker(
+                self.redis.url,
+                models,
+                folder,
+                arguments=("-E",) if self.events else (),
+                environ=self._environ,
+            )
         )
         self.client = self._stack.enter_context(Client(self.redis.url, models))
-        self.worker.wait_ready("echo", "short")
+        self.worker.wait_ready("echo", "short", *self._models)
         wait_until(lambda: answers(self.url + "/live"), "the API responds", timeout_s=30)
         return self
 

@@ -1,43 +1,134 @@
-"""Submit and wait, compared with TorchServe: `python -m benchmarks.torchserve --pid PID`.
+"""TorchServe's URLs on both: `python -m benchmarks.torchserve [--write]`.
 
-TorchServe must be running with an echo model at batch size 32 (see docs/performance.md); PID is its
-process. Both receive the same body on 64 keep-alive connections, in turn. Their CPU is that of all
-their processes: for Headrace the API, Redis with AOF everysec, the worker and the model process;
-for TorchServe its frontend and its workers.
+It needs `make torchserve`. Both servers load the same archive, which returns its input, with
+batches of 1, 8 and 32. They receive the same body on 64 keep-alive connections, in turn, as does
+Headrace's own route. The CPU is that of all processes of a server.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
 
 from benchmarks.echo import BODY, WAIT
 from benchmarks.load import Load, generator, run_load
-from benchmarks.stack import Cpu, Headrace
+from benchmarks.stack import Cpu
 from benchmarks.tables import Table, write_tables
+from tests.compat.archives import build_all
+from tests.compat.servers import ARCHIVER, Ask, Server, missing, ours, theirs
 
-URL: Final = "http://127.0.0.1:8080/predictions/echo"
 CONNECTIONS: Final = 64
+BATCHES: Final = (1, 8, 32)
+#: TorchServe holds a batch for so long, whatever else is there.
+DELAY_MS: Final = 10
 #: Time for both to end their requests, so that the CPU counts for the right one.
 QUIET_S: Final = 0.5
+#: No server logs each request.
+QUIET_LOG: Final = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="ERROR">
+  <Appenders>
+    <Console name="out" target="SYSTEM_OUT"><PatternLayout pattern="%m%n"/></Console>
+  </Appenders>
+  <Loggers>
+    <Logger name="ACCESS_LOG" level="off"/>
+    <Logger name="TS_METRICS" level="off"/>
+    <Logger name="MODEL_METRICS" level="off"/>
+    <Logger name="MODEL_LOG" level="off"/>
+    <Root level="warn"><AppenderRef ref="out"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a load goes.
+
+    Attributes:
+        url: the URL of the requests.
+        cpu: the CPU of the server's processes.
+        prefer: the header Prefer.
+    """
+
+    url: str
+    cpu: Cpu
+    prefer: str = ""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A load, and the CPU seconds per 1,000 requests by part."""
+    """A load, and the CPU seconds per 1,000 requests."""
 
     load: Load
-    cpu: dict[str, float]
+    cpu_s: float
 
-    @property
-    def cpu_s(self) -> float:
-        """The sum of all parts."""
-        return sum(self.cpu.values())
+
+def model(batch: int) -> str:
+    """Return the name of the model with batches of this size."""
+    return f"echo{batch}"
+
+
+def configuration(batches: Sequence[int]) -> dict[str, str]:
+    """Return the properties of both servers."""
+    models = {
+        model(batch): {
+            "1.0": {
+                "defaultVersion": True,
+                "marName": "echo.mar",
+                "minWorkers": 1,
+                "maxWorkers": 1,
+                "batchSize": batch,
+                "maxBatchDelay": DELAY_MS,
+                "responseTimeout": 120,
+            }
+        }
+        for batch in batches
+    }
+    return {
+        "disable_system_metrics": "true",
+        "job_queue_size": "1000",
+        "models": json.dumps(models, separators=(",", ":")),
+    }
+
+
+@contextmanager
+def both(batches: Sequence[int] = BATCHES) -> Iterator[dict[str, Server]]:
+    """Start both servers with a model per size of batch.
+
+    Raises:
+        RuntimeError: TorchServe or Java is not installed.
+    """
+    if missing():
+        raise RuntimeError(missing())
+    with tempfile.TemporaryDirectory() as name:
+        store = Path(name)
+        build_all(store, ["echo"], ARCHIVER)
+        quiet = store / "quiet.xml"
+        quiet.write_text(QUIET_LOG)
+        flags = ("--disable-token-auth", "--log-config", str(quiet))
+        models = [f"{model(batch)}=echo.mar" for batch in batches]
+        config = configuration(batches)
+        with (
+            ours(store, models, config, *flags) as own,
+            theirs(store, models, {**config, "vmargs": "-Xmx1g"}, *flags) as real,
+        ):
+            for server in (own, real):
+                for batch in batches:
+                    ready = Ask("POST", f"/predictions/{model(batch)}", BODY, until=200)
+                    if server.ask(ready)[0].status != 200:
+                        raise RuntimeError(f"{model(batch)} does not answer: {server.log[-2000:]}")
+            yield {"Headrace": own, "TorchServe": real}
 
 
 def tree(pid: int) -> list[int]:
@@ -45,89 +136,115 @@ def tree(pid: int) -> list[int]:
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
-def serve(url: str, cpu: Cpu, seconds: float, connections: int, prefer: str = "") -> Served:
+def targets(servers: dict[str, Server], batch: int) -> dict[str, Target]:
+    """Return the targets for one size of batch: TorchServe's URL on both, and Headrace's route."""
+    cpu = {name: Cpu({"all": tree(server.process.pid)}) for name, server in servers.items()}
+    found = {
+        name: Target(f"{server.url()}/predictions/{model(batch)}", cpu[name])
+        for name, server in servers.items()
+    }
+    native = f"{servers['Headrace'].url()}/api/v1/models/{model(batch)}/jobs"
+    found["its own route"] = Target(native, cpu["Headrace"], WAIT)
+    return found
+
+
+def serve(target: Target, seconds: float, connections: int = CONNECTIONS) -> Served:
     """Run one load.
 
     Raises:
         RuntimeError: requests failed.
     """
-    cpu.start()
-    load = run_load(url, BODY, connections, seconds, prefer)
+    target.cpu.start()
+    load = run_load(target.url, BODY, connections, seconds, target.prefer)
     if load.bad or not load.requests:
-        raise RuntimeError(f"{load.bad} of {load.requests} requests to {url} failed")
+        raise RuntimeError(f"{load.bad} of {load.requests} requests to {target.url} failed")
     time.sleep(QUIET_S)
-    return Served(load, cpu.per_1000(load.requests))
+    return Served(load, target.cpu.per_1000(load.requests)["all"])
 
 
-def compare(
-    stack: Headrace, url: str, pid: int, seconds: float, rounds: int
-) -> dict[str, list[Served]]:
-    """Run loads on both in turn; the first of a round alternates."""
-    sides = {
-        "Headrace": (stack.submit_url, stack.cpu(), WAIT),
-        "TorchServe": (url, Cpu({"all": tree(pid)}), ""),
-    }
+def compare(sides: dict[str, Target], seconds: float, rounds: int) -> dict[str, list[Served]]:
+    """Run loads on all in turn; the order alternates."""
     found: dict[str, list[Served]] = {name: [] for name in sides}
-    for target, _, prefer in sides.values():
-        run_load(target, BODY, CONNECTIONS, min(seconds, 3), prefer)
+    for target in sides.values():
+        run_load(target.url, BODY, CONNECTIONS, min(seconds, 2), target.prefer)
     for number in range(rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
-            target, cpu, prefer = sides[name]
-            found[name].append(serve(target, cpu, seconds, CONNECTIONS, prefer))
+            found[name].append(serve(sides[name], seconds))
     return found
 
 
-def show(found: dict[str, list[Served]], alone: dict[str, Load]) -> Table:
-    """Return the table of medians, and of the medians of the pairs' ratios."""
-    table = Table("", *found, "Headrace's to TorchServe's, median of the pairs")
-    ours, theirs = found.values()
+def ratio(found: dict[str, list[Served]], one: str, other: str, part: str) -> str:
+    """Return the median of the pairs' ratios."""
+    pairs = zip(found[one], found[other], strict=True)
+    return f"{statistics.median(value(a, part) / value(b, part) for a, b in pairs):.2f}"
+
+
+def value(served: Served, part: str) -> float:
+    """Return one number of a load."""
+    return served.cpu_s if part == "cpu_s" else float(getattr(served.load, part))
+
+
+def add_rows(table: Table, batch: int, found: dict[str, list[Served]]) -> None:
+    """Add the medians of one size of batch."""
     for name, part, digits in (
-        ("requests a second, 64 connections", "rate", 0),
+        ("requests a second", "rate", 0),
         ("p50, ms", "p50_ms", 1),
         ("p99, ms", "p99_ms", 1),
+        ("CPU s per 1,000", "cpu_s", 3),
     ):
-        pairs = [
-            (getattr(a.load, part), getattr(b.load, part))
-            for a, b in zip(ours, theirs, strict=True)
+        medians = [
+            f"{statistics.median(value(one, part) for one in found[side]):,.{digits}f}"
+            for side in ("Headrace", "TorchServe", "its own route")
         ]
-        table.add(name, *_row(pairs, digits))
-    pairs = [(a.cpu_s, b.cpu_s) for a, b in zip(ours, theirs, strict=True)]
-    table.add("CPU s per 1,000", *_row(pairs, 3))
-    one, other = (load.p50_ms for load in alone.values())
-    table.add("one connection, p50, ms", *_row([(one, other)], 2))
+        table.add(
+            f"batch {batch}: {name}",
+            *medians[:2],
+            ratio(found, "Headrace", "TorchServe", part),
+            medians[2],
+            ratio(found, "Headrace", "its own route", part),
+        )
+
+
+def measure(
+    servers: dict[str, Server], batches: Sequence[int], seconds: float, rounds: int
+) -> Table:
+    """Measure all sizes of batch."""
+    table = Table(
+        "64 connections",
+        "Headrace",
+        "TorchServe",
+        "Headrace's to TorchServe's",
+        "Headrace's own route",
+        "TorchServe's URL to the own route",
+    )
+    for batch in batches:
+        sides = targets(servers, batch)
+        add_rows(table, batch, compare(sides, seconds, rounds))
+        alone = {name: [serve(target, min(seconds, 3), 1)] for name, target in sides.items()}
+        p50 = {name: f"{one.load.p50_ms:.2f}" for name, (one,) in alone.items()}
+        table.add(
+            f"batch {batch}: one connection, p50, ms",
+            p50["Headrace"],
+            p50["TorchServe"],
+            ratio(alone, "Headrace", "TorchServe", "p50_ms"),
+            p50["its own route"],
+            ratio(alone, "Headrace", "its own route", "p50_ms"),
+        )
     return table
-
-
-def _row(pairs: list[tuple[float, float]], digits: int) -> tuple[str, str, str]:
-    ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    return f"{ours:,.{digits}f}", f"{theirs:,.{digits}f}", f"{ratio:.2f}"
 
 
 def main() -> None:
     """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default=URL, help="URL of TorchServe's predictions")
-    parser.add_argument("--pid", type=int, required=True, help="id of the torchserve process")
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     parser.add_argument("--seconds", type=float, default=6, help="length of each load")
     parser.add_argument("--rounds", type=int, default=5, help="loads of each")
     options = parser.parse_args()
-    with Headrace(events=False) as stack:
-        found = compare(stack, options.url, options.pid, options.seconds, options.rounds)
-        alone = {
-            "Headrace": run_load(stack.submit_url, BODY, 1, 3, WAIT),
-            "TorchServe": run_load(options.url, BODY, 1, 3),
-        }
-    table = show(found, alone)
-    parts = [one.cpu for one in found["Headrace"]]
-    spread = ", ".join(
-        f"{name} {statistics.median(cpu[name] for cpu in parts):.3f}" for name in parts[0]
-    )
-    description = f"load by {generator()}; {options.rounds} loads of {options.seconds:g} s each."
-    print(f"Headrace's CPU s per 1,000: {spread}")
+    with both() as servers:
+        table = measure(servers, BATCHES, options.seconds, options.rounds)
     if options.write:
-        write_tables("torchserve", f"{description} Headrace's CPU: {spread}.", table)
+        what = f"load by {generator()}; {options.rounds} loads of {options.seconds:g} s each."
+        write_tables("torchserve", what, table)
 
 
 if __name__ == "__main__":

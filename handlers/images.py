@@ -7,9 +7,11 @@ an error, not ignored.
 
 from __future__ import annotations
 
+import base64
 import io
 import warnings
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -39,16 +41,23 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decode(
-    data: object, *, max_pixels: int = DEFAULT_MAX_PIXELS, draft_px: int | None = None
+    data: object,
+    *,
+    max_pixels: int | None = DEFAULT_MAX_PIXELS,
+    draft_px: int | None = None,
+    upright: bool = True,
+    formats: Sequence[str] = FORMATS,
 ) -> Image.Image:
     """Return the first frame of an image, decoded and turned upright.
 
     Args:
         data: the input, as the handler got it.
         max_pixels: an image with more pixels is refused before it is decoded, and so is one with
-            more than HIGHEST_SIDE_PX on a side.
+            more than HIGHEST_SIDE_PX on a side. None for no limit but Pillow's own.
         draft_px: a JPEG may be decoded at a smaller size, with no side below this, which saves most
             of the work.
+        upright: turn the image by its EXIF data.
+        formats: the formats that are read.
 
     Raises:
         InputError: it is not an image, cannot be decoded, or is too large.
@@ -59,13 +68,18 @@ def decode(
         raise InputError(f"expected an image, got 0 bytes; {SEND_AN_IMAGE}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return _decode(bytes(data), max_pixels, draft_px)
+            limited = max_pixels is not None and max_pixels <= HIGHEST_MAX_PIXELS
+            action: Literal["error", "ignore"] = "error" if limited else "ignore"
+            warnings.simplefilter(action, Image.DecompressionBombWarning)
+            image = _opened(bytes(data), max_pixels, draft_px, formats)
+            if upright:
+                ImageOps.exif_transpose(image, in_place=True)
+            return image
     except (InputError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"not an image: {len(data)} bytes in none of the formats {', '.join(FORMATS)}; "
+            f"not an image: {len(data)} bytes in none of the formats {', '.join(formats)}; "
             f"{SEND_AN_IMAGE}"
         ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -77,12 +91,14 @@ def decode(
         ) from None
 
 
-def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+def _opened(
+    data: bytes, max_pixels: int | None, draft_px: int | None, formats: Sequence[str]
+) -> Image.Image:
+    with Image.open(io.BytesIO(data), formats=list(formats)) as image:
         width, height = image.size
-        if width * height > max_pixels:
+        if max_pixels is not None and width * height > max_pixels:
             raise _too_large(f"{width} x {height}", max_pixels)
-        if max(width, height) > HIGHEST_SIDE_PX:
+        if max_pixels is not None and max(width, height) > HIGHEST_SIDE_PX:
             raise InputError(
                 f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
                 "on a side are allowed; send a smaller one"
@@ -90,8 +106,21 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
         if draft_px is not None:
             image.draft(None, (draft_px, draft_px))
         image.load()
-        ImageOps.exif_transpose(image, in_place=True)
         return image
+
+
+def from_base64(text: str) -> bytes:
+    """Return the bytes of a base64 text, such as that of an image in JSON.
+
+    Raises:
+        InputError: it is no base64.
+    """
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise InputError(
+            f"expected an image, got text that is not base64; {SEND_AN_IMAGE}"
+        ) from None
 
 
 def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
@@ -136,10 +165,10 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     return image
 
 
-def _too_large(size: str, max_pixels: int) -> InputError:
+def _too_large(size: str, max_pixels: int | None) -> InputError:
+    most = 2 * HIGHEST_MAX_PIXELS if max_pixels is None else max_pixels
     return InputError(
-        f"the image is too large: {size} pixels, at most {max_pixels:,} are allowed; "
-        "send a smaller one"
+        f"the image is too large: {size} pixels, at most {most:,} are allowed; send a smaller one"
     )
 
 

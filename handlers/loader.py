@@ -41,11 +41,9 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
     """
     parsed = parse_handler(spec)
     if parsed.kind is HandlerKind.TORCHSERVE:
-        raise ConfigError(
-            f"{parsed.target} is a handler of TorchServe, which cannot run yet",
-            hint="write a handler of Headrace and name it in the models file (`handler`), as "
-            "docs/torchserve.md shows",
-        )
+        from handlers.torchserve.handler import TorchServeHandler
+
+        return TorchServeHandler(parsed)
     module = _import(parsed, base_dir)
     found = _named(parsed, module) if parsed.name else _only(parsed, module)
     missing = [verb for verb in VERBS if not callable(getattr(found, verb, None))]
@@ -123,7 +121,7 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
         )
     try:
         if spec.kind is HandlerKind.FILE:
-            return _import_file(spec.file(base_dir).resolve())
+            return import_file(spec.file(base_dir).resolve())
         name = f"handlers.{spec.target}" if spec.kind is HandlerKind.BUILTIN else spec.target
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -136,7 +134,7 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
         ) from error
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """Import a file with its folder first on `sys.path`, so that it finds its siblings."""
     sys.path.insert(0, str(path.parent))
     # Otherwise a file that is newer than Python's listing of its folder is not found.

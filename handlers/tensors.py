@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -106,11 +106,23 @@ class Transfer:
         return Fetched(fetched, arrived)
 
 
-def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) -> bool:
+def use_channels_last(
+    module: nn.Module,
+    example: Tensor,
+    mode: str,
+    name: str,
+    answer: Callable[[Any], Tensor] = lambda output: output,
+) -> bool:
     """Bring a module into the better memory format.
 
-    The module is in evaluation mode; its weights are rearranged in place. `example` is a batch
-    (N, C, H, W) as it gets it, and `mode` is the model's key `channels_last`.
+    The module is in evaluation mode; its weights are rearranged in place.
+
+    Args:
+        module: the module.
+        example: a batch (N, C, H, W) as it gets it.
+        mode: the model's key `channels_last`.
+        name: the model's name, for the log.
+        answer: returns the tensor to compare, of the module's output.
 
     Returns:
         Whether the format is channels last now; inputs must then have it too (`in_order`).
@@ -123,7 +135,7 @@ def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) 
     if example.device.type != "cpu" or not has_convolutions:
         return False
     try:
-        last_s, plain_s, apart = _compare(module, example)
+        last_s, plain_s, apart = _compare(module, example, answer)
     except Exception as error:  # noqa: BLE001 - a module that cannot use it runs as it is
         _to(module, torch.contiguous_format)
         logger.info(
@@ -155,7 +167,9 @@ def _to(module: nn.Module, order: torch.memory_format) -> None:
             tensor.data = tensor.data.contiguous(memory_format=order)
 
 
-def _compare(module: nn.Module, example: Tensor) -> tuple[float, float, float]:
+def _compare(
+    module: nn.Module, example: Tensor, answer: Callable[[Any], Tensor]
+) -> tuple[float, float, float]:
     """Return the seconds with channels last and without, and the difference of the results.
 
     The module is left with channels last.
@@ -168,7 +182,7 @@ def _compare(module: nn.Module, example: Tensor) -> tuple[float, float, float]:
             images = in_order(example, channels_last=last)
             started = time.perf_counter()
             with torch.inference_mode():
-                answers[last] = module(images)
+                answers[last] = answer(module(images))
             # The first round of each includes one-time work.
             if round_number:
                 best[last] = min(best[last], time.perf_counter() - started)

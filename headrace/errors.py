@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from headrace.jobs.response import ErrorResponse
 
 #: The message of JobExpired.
 NOT_STARTED: Final = "the job was not started before its `expires`"
@@ -254,7 +257,19 @@ class InputError(JobError, code="input-error", status=422, title="Bad input"):
 
 
 class HandlerError(JobError, code="handler-error", title="Handler error"):
-    """The handler raised on this input when it ran alone."""
+    """The handler raised on this input when it ran alone.
+
+    Args:
+        message: what is wrong.
+        hint: what to do about it.
+        response: what clients of TorchServe's URLs receive; None for the server's own text.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", response: ErrorResponse | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.response = response
 
 
 class TransientError(

@@ -117,10 +117,19 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A result that is not JSON: bytes with their content type."""
+    """A result that is not JSON: bytes with their content type.
+
+    Attributes:
+        body: the bytes.
+        content_type: their media type.
+        status: the HTTP status on TorchServe's URLs.
+        headers: further headers of the response on TorchServe's URLs.
+    """
 
     body: bytes
     content_type: str = "application/octet-stream"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Handler:
@@ -141,6 +150,10 @@ class Handler:
     #: True if `{"content_type", "base64"}` anywhere inside a JSON input arrives as bytes (str for
     #: text/*). An input that is nothing else arrives so for every handler, and so does a form.
     accepts_nested_bytes: ClassVar[bool] = False
+
+    #: True if an input arrives as the bytes that the client sent, whatever their content type. A
+    #: form arrives as a mapping of its parts: bytes where `part_types` has a type, else JSON.
+    raw_inputs: ClassVar[bool] = False
 
     context: Context
 

@@ -23,6 +23,7 @@ from headrace.errors import (
     InternalError,
     InvalidRequest,
 )
+from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
@@ -126,6 +127,11 @@ class ModelRegistry:
         """Return the changes after the one with this id, with their ids, the oldest first."""
         return await self._store.log_after(last)
 
+    @property
+    def sources(self) -> SourceReader:
+        """Return what reads the sources of models; any thread may use it."""
+        return self._configs.sources
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[asyncio.Event]:
         """Return an event that is set when anything was changed, and when the process stops."""
@@ -190,22 +196,26 @@ class ModelRegistry:
             The state, and the traceback of a failed load.
         """
         generation = self.registry.generation
-        return await self._until(
+        return await self.until(
             lambda reports: change_state(reports, generation, name, versions), seconds
         )
 
     async def until_removed(self, name: str, version: str, seconds: float) -> ChangeState:
         """Wait until no worker serves a model, or a version of it unless that is ""."""
         generation = self.registry.generation
-        state, _ = await self._until(
+        state, _ = await self.until(
             lambda reports: (removal_state(reports, generation, name, version), ""), seconds
         )
         return state
 
-    async def _until(
+    async def until(
         self, look: Callable[[Collection[WorkerReport]], tuple[ChangeState, str]], seconds: float
     ) -> tuple[ChangeState, str]:
-        """Read the workers' reports until `look` finds another state than pending."""
+        """Read the workers' reports until `look` finds another state than pending.
+
+        Returns:
+            What `look` has found last: the state, and the traceback of a failed load.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:

@@ -33,6 +33,9 @@ ModelStateName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*BEST_F
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
 
 
+#: The states of a model in a worker that runs none of its processes, and starts none.
+_ENDED: Final = frozenset({"failed", "stopped"})
+
 #: Seconds for which a version counts as served after its last worker was seen: one may restart.
 VERSION_KEPT_S: Final = 300.0
 _VERSION: Final = re.compile(VERSION)
@@ -75,6 +78,7 @@ class ModelStatuses:
     def __init__(self, queue: JobQueue, catalog: Catalog) -> None:
         self._queue = queue
         self._catalog = catalog
+        self._latest: dict[str, ModelStatus] = {}
         # The models, and the pairs of model and version, with a loaded replica.
         self._ready: frozenset[str | tuple[str, str]] = frozenset()
         # The models that a worker has, loaded or not.
@@ -113,6 +117,7 @@ class ModelStatuses:
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
             statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
+        self._latest = statuses
         self._read_at = now = asyncio.get_running_loop().time()
         ready = {name for name, status in statuses.items() if status.ready}
         of_versions, unversioned = set(), set()
@@ -157,6 +162,38 @@ class ModelStatuses:
         if model.name in self._catalog.pipelines:
             return None
         return why_no_worker(needs_of(model), self._hosts) or None
+
+    def why_stopped(self, model: ModelConfig) -> str | None:
+        """Return in words why no model process will take a model's jobs; None if one may.
+
+        It has none by its options, or all have failed to load. A worker that is gone may come back.
+        """
+        name, version = model.name, model.asked_version
+        if ((name, version) if version else name) in self._ready:
+            return None
+        if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
+            return "it has 0 replicas"
+        states = self._states(model)
+        if not states or any(state.state not in _ENDED for state in states):
+            return None
+        errors = (state.error for state in states if state.state == "failed")
+        error = next(errors, None)
+        return None if error is None else f"it cannot be loaded: {last_line(error)}"
+
+    def is_served(self, model: ModelConfig) -> bool:
+        """Return whether a model has a model process, or one that loads, as by its options."""
+        if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
+            return True
+        found = self._latest.get(model.name)
+        if model.on_demand and found is not None and found.state == UNLOADED_STATE:
+            return True
+        return any(state.state not in _ENDED for state in self._states(model))
+
+    def _states(self, model: ModelConfig) -> list[ModelState]:
+        """Return the states of a model in the workers that have its version."""
+        found = self._latest.get(model.name)
+        states = [one.state for one in found.workers] if found is not None else []
+        return [state for state in states if state.version in ("", model.version)]
 
     def versions(self, model: ModelConfig) -> list[str]:
         """Return the versions that jobs may ask for: the declared one, then those of workers."""
@@ -218,6 +255,11 @@ class ModelStatuses:
             self._read_at = asyncio.get_running_loop().time()
         finally:
             self._reading = None
+
+
+def last_line(error: str) -> str:
+    """Return the last line of a traceback, which has the error itself."""
+    return error.strip().rpartition("\n")[2]
 
 
 def _pipeline_status(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:

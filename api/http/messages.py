@@ -79,9 +79,12 @@ class Request:
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
+        headers: as they were sent, with names in lower case.
     """
 
-    __slots__ = ("_headers", "caller", "drain", "method", "path", "query_string", "receive")
+    __slots__ = (
+        "_headers", "caller", "drain", "headers", "method", "path", "query_string", "receive",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -90,10 +93,10 @@ class Request:
         self.receive = receive
         self.drain = False
         self.caller: Caller = EVERYBODY
-        headers: list[Header] = scope["headers"]
-        self._headers = dict(headers)
-        if len(self._headers) < len(headers):
-            self._headers = _joined(headers)
+        self.headers: list[Header] = scope["headers"]
+        self._headers: dict[bytes, bytes] = dict(self.headers)
+        if len(self._headers) < len(self.headers):
+            self._headers = _joined(self.headers)
 
     def header(self, name: bytes) -> bytes:
         """Return a header's value by its lower-case name; several values are joined with commas."""

@@ -195,6 +195,27 @@ class Protocol(HttpToolsProtocol):
         # it receives an answer that comes before. After `Expect` it may leave the body out.
         self._keep_alive = self.cycle.keep_alive
         self.cycle.keep_alive = not self.expect_100_continue
+        if version == "1.0" and self.parser.should_keep_alive():
+            self._keep_http_1_0(self.cycle)
+
+    def _keep_http_1_0(self, cycle: Any) -> None:
+        """Leave the connection of a client such as `ab -k` open, after an answer with a length.
+
+        uvicorn closes all connections of HTTP/1.0. Their clients read no chunks.
+        """
+        send = cycle.send
+
+        async def kept(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                whole = b"content-length" in names and b"connection" not in names
+                if whole and not cycle.more_body and not self._refused:
+                    headers = [*message["headers"], (b"connection", b"keep-alive")]
+                    message = {**message, "headers": headers}
+                    cycle.keep_alive = True
+            await send(message)
+
+        cycle.send = kept
 
     def _is_coded(self) -> bool:
         """Return whether there is a transfer coding; a proxy of HTTP/1.0 ignores it."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis.asyncio
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from typing_extensions import override
 
+from headrace.errors import BrokerError
 from headrace.observability.worker_report import (
     ADMITTED,
     ADMITTED_VERSION,
@@ -32,10 +35,15 @@ from headrace.redis.fast_connection import exchange, pack_all
 from headrace.redis.scripts import Command
 from headrace.redis.traffic import TRAFFIC
 
+if TYPE_CHECKING:
+    from api.observability.torchserve_reporter import TorchServeReporter
+
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 STOP_MAX_S: Final = 2.0
+#: What a report raises while Redis is away.
+_AWAY: Final = (BrokerError, RedisError, OSError)
 
 #: Counts to add, by model (`""` for no model) and field.
 Counts = Counter[tuple[str, str]]
@@ -49,9 +57,13 @@ class Counters:
     """Jobs admitted, submits refused and requests answered since the last `take`.
 
     Plain numbers without a lock, as everything happens on one event loop.
+
+    Attributes:
+        torchserve: counts for TorchServe's interfaces too; None if they are not served.
     """
 
     def __init__(self) -> None:
+        self.torchserve: TorchServeReporter | None = None
         self._counts: Counts = Counter()
         self._requests: Counter[tuple[str, str, int]] = Counter()
 
@@ -60,6 +72,8 @@ class Counters:
         self._counts[model, ADMITTED] += count
         if version:
             self._counts[model, f"{ADMITTED_VERSION}:{version}"] += count
+        if self.torchserve is not None:
+            self.torchserve.admitted(model, version, count)
 
     def shadowed(self, model: str, version: str, result: ShadowResult) -> None:
         """Count a copy for a shadow version that has ended."""
@@ -72,6 +86,8 @@ class Counters:
     def answered(self, route: str, method: str, status: int) -> None:
         """Count an answered request; `route` is the template of its path, never the path."""
         self._requests[route, method, status] += 1
+        if self.torchserve is not None:
+            self.torchserve.answered(status)
 
     def take(self) -> Counts:
         """Return the counts by model and field of `hr:stats:<model>`, and reset them."""
@@ -90,17 +106,12 @@ class Counters:
         self._counts.update(counts)
 
 
-class CounterReporter:
-    """Reports one API process's counts and its number of waiting requests."""
+class BackgroundReporter(ABC):
+    """Reports to Redis every INTERVAL_S seconds, and once more at its end."""
 
-    def __init__(self, client: redis.asyncio.Redis, counters: Counters, waiters: Waiters) -> None:
-        self._client = client
-        self._counters = counters
-        self._waiters = waiters
-        self._reported_waiting = 0
+    def __init__(self) -> None:
+        #: Held while a report is sent.
         self._lock = asyncio.Lock()
-        #: The timeout of the last report; None if Redis answered it, or if it failed at once.
-        self._failure: RedisTimeoutError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -114,23 +125,41 @@ class CounterReporter:
             async with self._lock:
                 self._task.cancel()
             await cancel_and_wait(self._task)
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(*_AWAY):
             async with asyncio.timeout(STOP_MAX_S):
                 await self.report()
-
-    def waiting(self, reported: Mapping[str, int]) -> int:
-        """Return how many requests wait in all processes, by what each reported last."""
-        others = (count for api_id, count in reported.items() if api_id != self._waiters.api_id)
-        return self._waiters.count + sum(others)
 
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
                 await self.report()
-            except (RedisError, OSError) as error:
+            except _AWAY as error:
                 logger.debug("counters not reported: %s", error)
 
+    @abstractmethod
+    async def report(self) -> Any:
+        """Report what was counted since the last report; keep it if Redis does not answer."""
+
+
+class CounterReporter(BackgroundReporter):
+    """Reports one API process's counts and its number of waiting requests."""
+
+    def __init__(self, client: redis.asyncio.Redis, counters: Counters, waiters: Waiters) -> None:
+        super().__init__()
+        self._client = client
+        self._counters = counters
+        self._waiters = waiters
+        self._reported_waiting = 0
+        #: The timeout of the last report; None if Redis answered it, or if it failed at once.
+        self._failure: RedisTimeoutError | None = None
+
+    def waiting(self, reported: Mapping[str, int]) -> int:
+        """Return how many requests wait in all processes, by what each reported last."""
+        others = (count for api_id, count in reported.items() if api_id != self._waiters.api_id)
+        return self._waiters.count + sum(others)
+
+    @override
     async def report(self, commands: bytes = b"", count: int = 0) -> list[Any]:
         """Report the counts, and send `count` packed commands after them in the same write.
 

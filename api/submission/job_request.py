@@ -372,11 +372,12 @@ def _chosen_headers(names: Sequence[str], header: HeaderOf) -> dict[str, str]:
                 hint="Send it as a parameter, or in the input.",
             )
         if value:
-            found[name] = _header_text(value)
+            found[name] = header_text(value)
     return found
 
 
-def _header_text(value: bytes) -> str:
+def header_text(value: bytes) -> str:
+    """Return the text of a header, in UTF-8 or Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:

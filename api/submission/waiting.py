@@ -108,7 +108,8 @@ class PendingWait:
     def watch(self) -> None:
         """Notice the end of the time, and when the client hangs up."""
         loop = self._pending_waits.loop
-        self._timer = loop.call_at(self.began + self._seconds, self._expire)
+        if self._seconds < math.inf:
+            self._timer = loop.call_at(self.began + self._seconds, self._expire)
         self._watcher = loop.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:

@@ -33,6 +33,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import argument, flag, option
 from headrace.cli.shared.usage_errors import NumbersCommand
+from headrace.cli.torchserve import torchserve
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -260,17 +261,26 @@ def init(
 
 @app.command()
 def archive(
-    path: Path = argument("PATH", "Folder of a model; with --check also an archive.", ...),
-    output: Path | None = option(
-        "--output -o FILE", "Archive to write: .tar.gz, .tgz, .zip or .mar."
+    path: Path = argument(
+        "PATH", "Folder of a model; with --check or --pipeline also an archive.", ...
     ),
-    force: bool = flag("--force", "Replace the archive if it exists."),
+    output: Path | None = option(
+        "--output -o FILE",
+        "Archive to write: .tar.gz, .tgz, .zip or .mar; with --pipeline a folder.",
+    ),
+    force: bool = flag("--force", "Replace the archive or the folder if it exists."),
     check: bool = flag("--check", "Explain an archive or a folder, and what is wrong with it."),
+    pipeline: bool = flag("--pipeline", "Print the models file of a workflow archive (.war)."),
     as_json: options.Json = False,
 ) -> None:
     """Pack the folder of a model into an archive, or check an archive."""
     from headrace.cli.develop import archive
 
+    if pipeline:
+        if check or as_json:
+            raise ConfigError("--pipeline goes with neither --check nor --json; remove them")
+        archive.pipeline(path, output, _settings(), force=force)
+        return
     if check:
         if output is not None or force:
             raise ConfigError("--check writes no archive; remove --output and --force")
@@ -328,6 +338,15 @@ def url(
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+# Its options are TorchServe's, and argparse reads them as TorchServe does.
+_FREE: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+app.command(context_settings=_FREE)(torchserve)
 
 
 for _command in (submit, run, result, jobs, watch, cancel):

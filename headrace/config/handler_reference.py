@@ -16,7 +16,15 @@ from headrace.errors import ConfigError
 _ARCHIVES: Final = (".mar", ".zip", ".tar.gz")
 _WEIGHTS: Final = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".onnx")
 #: The built-in handlers; each is a module of its name in `handlers/`.
-BUILTIN_HANDLERS: Final = ("echo", "digits", "image_classifier", "tensor_model")
+BUILTIN_HANDLERS: Final = (
+    "echo",
+    "digits",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "tensor_model",
+)
 #: Before a handler of TorchServe, as `headrace.models` finds it in an archive.
 TORCHSERVE: Final = "torchserve:"
 #: Functions that can make a class without a `class` statement.

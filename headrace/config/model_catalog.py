@@ -318,9 +318,10 @@ def _read(document: Document, timeout_s: float) -> Catalog:
             document.report((key,), f"unknown key{did_you_mean(str(key), _KEYS)}")
     models: dict[str, ModelConfig] = {}
     sections = document.data.get("models")
-    if not isinstance(sections, dict) or not sections:
+    # `models: {}` is for a deployment whose models are all registered while it runs.
+    if not isinstance(sections, dict):
         given = f"got {shown(sections)}" if "models" in document.data else "the key is missing"
-        document.report(("models",), f"expected a mapping of at least one model, {given}")
+        document.report(("models",), f"expected a mapping of models, {given}")
         return Catalog(document.path, models)
     base_dir = document.path.absolute().parent
     for name in sections:

@@ -77,9 +77,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     The schema of the file takes the descriptions from here.
 
     Attributes:
-        handler: the handler: a built-in (echo, digits, image_classifier, tensor_model),
-            path/to/file.py, path/to/file.py:Class or package.module:Class. A relative path refers
-            to this file's folder, or to the model's own with source.
+        handler: the handler: a built-in (echo, digits, image_classifier, image_segmenter,
+            object_detector, text_classifier, tensor_model), path/to/file.py,
+            path/to/file.py:Class or package.module:Class. A relative path refers to this file's
+            folder, or to the model's own with source.
         source: a folder, an archive (.mar, .zip, .tar.gz, .tgz) or a file (.pt, .pt2, .onnx) with
             the model: a path, a name in the model store, or a URL (file, https, s3).
         sha256: the digest of the archive or file, which is checked.
@@ -122,6 +123,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_queue_depth: the most jobs that wait in one queue; further ones get 429. The queue of
             each version counts alone.
         timeout_s: seconds that a job may run; the job's own timeout overrides it.
+        expires_s: seconds after its submit within which a job must have started; the job's own
+            expires overrides it.
         min_timeout_s: the shortest timeout of a job, in seconds.
         max_restarts_per_minute: how many killed or dead model processes one worker restarts in a
             minute; further ones wait.
@@ -188,6 +191,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_yield_s: Annotated[float, Meta(ge=0, le=30 * _DAY_S)] = 600.0
     max_queue_depth: Annotated[int, Meta(ge=1, le=100_000_000)] = 10_000
     timeout_s: _Limit = DEFAULT_TIMEOUT_S
+    expires_s: _Limit | None = None
     min_timeout_s: _Seconds = 0.1
     max_restarts_per_minute: Annotated[int, Meta(ge=1, le=1_000)] = 10
     max_retries: Annotated[int, Meta(ge=0, le=100)] | None = None

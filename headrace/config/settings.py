@@ -43,6 +43,9 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_MODEL_PARENT",
         "HEADRACE_NODE",
         "HEADRACE_SPOOL_DIR",
+        "HEADRACE_TORCHSERVE_API_KEY",
+        "HEADRACE_TORCHSERVE_INFERENCE_KEY",
+        "HEADRACE_TORCHSERVE_MANAGEMENT_KEY",
         "HEADRACE_URL",
         "HEADRACE_WORKER_SHARE",
     }
@@ -131,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_max_lines: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
+    torchserve: Path | None = None
     model_store: Path | None = None
     allowed_urls: tuple[_Text, ...] = ()
     model_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 32 * 1024 * MIB
@@ -145,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_retry_s: Annotated[int, Meta(ge=0, le=7 * DAY_S)] = DAY_S
     webhook_log_ttl_s: Annotated[int, Meta(ge=60, le=30 * DAY_S)] = DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["console", "json", "auto"] = "console"
+    log_format: Literal["console", "json", "auto", "torchserve"] = "console"
     access_log: bool = False
 
     @property

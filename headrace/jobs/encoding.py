@@ -155,30 +155,86 @@ def decode_input(raw: bytes | msgspec.Raw, guard: Guard | None = None) -> tuple[
     Raises:
         InvalidRequest: not JSON, or bad base64.
     """
-    if len(raw) >= _ONE_PASS_BYTES and _BINARY_HEAD.match(raw):
-        try:
-            carried = _CARRIED.decode(raw)
-        except ValueError:
-            pass
-        else:
-            return _typed(carried.base64, carried.content_type, guard)
+    carried = _long_binary(raw)
+    if carried is not None:
+        return _typed(*carried, guard)
     if guard is not None:
         guard(bytes(raw))
     value = loads(raw)
     return _decoded(value, guard) if isinstance(value, dict) else (value, JSON_TYPE)
 
 
+def _long_binary(raw: bytes | msgspec.Raw) -> tuple[bytes, str] | None:
+    """Return the bytes of a long binary input and their type; None for what the slow way reads."""
+    if len(raw) < _ONE_PASS_BYTES or not _BINARY_HEAD.match(raw):
+        return None
+    try:
+        carried = _CARRIED.decode(raw)
+    except ValueError:
+        return None
+    return carried.base64, carried.content_type
+
+
 def _decoded(value: dict[str, Any], guard: Guard | None) -> tuple[Any, str]:
     """Return the bytes or text of a binary input, or the JSON object itself."""
+    found = _binary(value)
+    return (value, JSON_TYPE) if found is None else _typed(*found, guard)
+
+
+def _binary(value: dict[str, Any]) -> tuple[bytes, str] | None:
+    """Return the bytes of a binary input and their content type; None for another object."""
     if value.keys() == {"content_type", "base64"}:
-        return _typed(_unbase64(value["base64"]), str(value["content_type"]), guard)
+        return _unbase64(value["base64"]), str(value["content_type"])
     if value.keys() == {"__type__", "__value__"}:
         kind, text = value["__type__"], value["__value__"]
         if kind == "base64":
             return _unbase64(text), BINARY_TYPE
         if kind == "bytes" and isinstance(text, str):
             return text.encode(), BINARY_TYPE
-    return value, JSON_TYPE
+    return None
+
+
+def undecoded_input(raw: bytes, content_type: str = "") -> tuple[bytes, str]:
+    """Return the bytes of an input as the client sent them, and their content type.
+
+    Args:
+        raw: the input's JSON text, or its bytes with a content type.
+        content_type: see `raw`; "" for JSON text.
+
+    Raises:
+        InvalidRequest: not JSON, or bad base64.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and not is_json(kind):
+        return raw, content_type
+    carried = _long_binary(raw)
+    if carried is not None:
+        return carried
+    if b'"base64"' in raw or b'"__value__"' in raw:
+        value = loads(raw)
+        found = _binary(value) if isinstance(value, dict) else None
+        if found is not None:
+            return found
+    return raw, content_type or JSON_TYPE
+
+
+def undecoded_form(raw: bytes) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Return the members of a form, and the content type of each that the client sent as bytes.
+
+    Those are bytes; the others are JSON values. None if the input is no JSON object.
+
+    Raises:
+        InvalidRequest: not JSON, or bad base64.
+    """
+    value = loads(raw)
+    if not isinstance(value, dict):
+        return None
+    types: dict[str, str] = {}
+    for name, one in value.items():
+        found = _binary(one) if isinstance(one, dict) else None
+        if found is not None:
+            value[name], types[name] = found
+    return value, types
 
 
 def nested_binaries(value: Any, encode: Callable[[Any], bytes | None]) -> Any:

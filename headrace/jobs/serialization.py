@@ -26,6 +26,7 @@ from headrace.jobs.job import (
 )
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
+from headrace.jobs.response import split_details
 from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
@@ -301,7 +302,7 @@ def _shown(stored: bytes, result_type: str) -> bytes:
         value = kombu_base64(stored)
     except msgspec.MsgspecError:
         return stored
-    return _ENCODER.encode({"content_type": result_type, "base64": value})
+    return _ENCODER.encode({"content_type": split_details(result_type)[0], "base64": value})
 
 
 def raw_result(job: Job) -> tuple[bytes, str] | None:
@@ -316,6 +317,7 @@ def raw_result(job: Job) -> tuple[bytes, str] | None:
     if not job.result_type:
         return stored, JSON_TYPE
     try:
-        return base64.b64decode(kombu_base64(stored), validate=True), job.result_type
+        body = base64.b64decode(kombu_base64(stored), validate=True)
     except (msgspec.MsgspecError, binascii.Error) as error:
         raise ValueError(f"the stored result of job {job.id} cannot be read: {error}") from error
+    return body, split_details(job.result_type)[0]

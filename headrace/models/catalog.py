@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
+from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import (
     Catalog,
     ModelConfig,
@@ -18,8 +20,9 @@ from headrace.config.option_problems import option_problems
 from headrace.config.parameters import differing
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.folder import ModelFolder
+from headrace.models.folder import TORCHSERVE_DEFAULTS, ModelFolder
 from headrace.models.source import SourceReader
+from headrace.torchserve.model_config import PER_WORKER
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +76,9 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
     written = {key: getattr(model, key) for key in model.written}
     if model.auto_replicas and "replicas" in written:
         written["replicas"] = "auto"
-    values = {"timeout_s": model.timeout_s, **found.options, **written}
+    values = {**_beside(written, found.options), **written}
+    ours = not str(values.get("handler", "")).startswith(TORCHSERVE)
+    values = {**({"timeout_s": model.timeout_s} if ours else TORCHSERVE_DEFAULTS), **values}
     values["options"] = {**found.options.get("options", {}), **model.options}
     for key, text in option_problems(values):
         raise ConfigError(f"{key}: {text}", hint=f"compare {found.kind} with the models file")
@@ -82,6 +87,19 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
         folder=str(found.folder),
         requirements=_requirements(model.name, found, settings),
     )
+
+
+def _beside(written: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a source that go with those that are written for the model.
+
+    A number for each worker and one for the whole deployment do not go together.
+    """
+    dropped: tuple[str, ...] = ()
+    if "total_replicas" in written:
+        dropped = PER_WORKER
+    elif any(key in written for key in PER_WORKER):
+        dropped = ("total_replicas",)
+    return {key: value for key, value in options.items() if key not in dropped}
 
 
 def _requirements(name: str, found: ModelFolder, settings: Settings) -> Requirements | None:

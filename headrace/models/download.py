@@ -76,6 +76,7 @@ class Downloader:
         timeout_s: how long one file may take.
         context: how certificates are checked; None for the system's way.
         resolve: replaces the system's resolver.
+        permits: returns whether a URL is allowed, in place of `allowed`.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Downloader:
         timeout_s: float,
         context: ssl.SSLContext | None = None,
         resolve: Resolve = look_up,
+        permits: Callable[[str], bool] | None = None,
     ) -> None:
         self._allowed = allowed
+        self._permits = permits
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._context = context
@@ -130,7 +133,11 @@ class Downloader:
             url = read_url(text)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if not is_allowed(url, self._allowed):
+        if self._permits is not None:
+            permitted = self._permits(text)
+        else:
+            permitted = is_allowed(url, self._allowed)
+        if not permitted:
             raise ConfigError(
                 f"{url.scheme}://{url.host}{url.path}: this URL is not allowed",
                 hint="add its beginning to allowed_urls (HEADRACE_ALLOWED_URLS)",

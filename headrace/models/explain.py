@@ -8,7 +8,12 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.handler_reference import TORCHSERVE, handler_problem, parse_handler
+from headrace.config.handler_reference import (
+    TORCHSERVE,
+    HandlerKind,
+    handler_problem,
+    parse_handler,
+)
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
 from headrace.models.folder import ModelFolder, read_file, read_folder
@@ -121,11 +126,10 @@ def _describe(folder: Path, about: Explanation) -> None:
     problem = handler_problem(handler, found.folder)
     if problem is not None:
         about.problems.append(problem.replace(f"{found.folder}/", ""))
-    if handler.text.startswith(TORCHSERVE):
-        about.warnings.append(
-            f"{handler.target} is a handler of TorchServe, which cannot run yet; name one of "
-            "Headrace in the models file"
-        )
+    if handler.kind is HandlerKind.TORCHSERVE:
+        name = Path(handler.target).name.removesuffix(".py")
+        if handler.target.endswith(".py") and not (found.folder / f"{name}.py").is_file():
+            about.problems.append(f"there is no file {name}.py, its handler")
     if about.requirements:
         about.warnings.append("its packages are installed only with install_requirements: true")
 

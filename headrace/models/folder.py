@@ -6,8 +6,9 @@ Reads text only, and imports nothing. The text may come from a stranger.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -18,10 +19,15 @@ from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.input_schema import SECTIONS
 from headrace.config.model_catalog import MODEL_NAME_PATTERN, read_options
 from headrace.config.model_options import ModelOptions
+from headrace.config.parameters import Parameter
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import load_yaml
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
+from headrace.torchserve.model_config import read_model_config, yaml_options
+from headrace.torchserve.workflow import SUFFIX as WORKFLOW
+
+logger = logging.getLogger(__name__)
 
 MODEL_FILE: Final = "model.yaml"
 MANIFEST: Final = "MAR-INF/MANIFEST.json"
@@ -34,6 +40,19 @@ _MANIFEST_MAX_BYTES: Final = 1024 * 1024
 _MODEL_FILE_MAX_BYTES: Final = 256 * 1024
 _HANDLER_MAX_CHARS: Final = 4 * 1024 * 1024
 _IMPORTS: Final = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+#: What TorchServe has where nothing is set, for the models that run its handlers.
+TORCHSERVE_DEFAULTS: Final[dict[str, Any]] = {
+    "max_batch_size": 1,
+    "max_batch_delay_ms": 100.0,
+    "max_retries": 0,
+    "timeout_s": 120.0,
+    "load_timeout_s": 120.0,
+    "parameters": {
+        "explain": Parameter(
+            type="boolean", default=False, description="whether the result is an explanation"
+        )
+    },
+}
 #: Keys that only the operator decides.
 _NOT_HERE: Final = ("source", "sha256", "weights_only", "traffic")
 
@@ -57,6 +76,7 @@ class ModelFolder(NamedTuple):
         options: the keys that it sets, among them `handler`.
         requirements: its requirements.txt; None without one.
         kind: what describes it: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its file.
+        settings: the values of its model-config.yaml that become options, by TorchServe's names.
     """
 
     folder: Path
@@ -64,6 +84,7 @@ class ModelFolder(NamedTuple):
     options: dict[str, Any]
     requirements: Path | None
     kind: str
+    settings: Mapping[str, Any] = {}
 
 
 def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
@@ -96,6 +117,11 @@ def read_file(path: Path, label: str) -> ModelFolder:
         ConfigError: it needs a handler.
     """
     if path.suffix.lower() not in PROGRAMS:
+        if path.suffix.lower() == WORKFLOW:
+            raise ConfigError(
+                f"{label}: a workflow is a pipeline and no model",
+                hint=f"headrace archive --pipeline {label} prints it for the models file",
+            )
         raise ConfigError(
             f"{label}: a file of this kind is no model",
             hint=f"known: {', '.join(PROGRAMS)}, an archive, or a folder with {MODEL_FILE}; "
@@ -175,8 +201,11 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
                 hint="set `version` in the models file",
             )
         options["version"] = version
-    needs = _text(model, "requirementsFile", label)
-    files = {"handler": handler, "serializedFile": weights, "requirementsFile": needs}
+    needs, config = (_text(model, key, label) for key in ("requirementsFile", "configFile"))
+    files = {
+        "handler": handler, "serializedFile": weights, "requirementsFile": needs,
+        "configFile": config,
+    }  # fmt: skip
     for key, value in files.items():
         if _leads_out(value):
             raise ConfigError(f"{label}: {key}: it leads out of the model's folder")
@@ -187,9 +216,20 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
             )
         options["weights"] = weights
     if handler:
-        options["handler"] = _handler(folder, handler)
+        options["handler"] = archive_handler(folder, handler)
+    settings = _model_config(folder / config, label) if config else {}
+    options |= yaml_options(settings)
     name = _text(model, "modelName", label)
-    return ModelFolder(folder, name, options, _requirements(folder, needs), MANIFEST)
+    requirements = _requirements(folder, needs)
+    return ModelFolder(folder, name, options, requirements, MANIFEST, settings)
+
+
+def _model_config(path: Path, label: str) -> Mapping[str, Any]:
+    """Return the settings of a model-config.yaml; what is wrong there is only logged."""
+    values, problems = read_model_config(path)
+    if problems:
+        logger.warning("%s: configFile: %s", label, "; ".join(problems))
+    return values
 
 
 def _manifest_model(path: Path, label: str) -> dict[str, Any]:
@@ -214,8 +254,13 @@ def _text(model: dict[str, Any], key: str, label: str) -> str:
     return value
 
 
-def _handler(folder: Path, written: str) -> str:
-    """Return a manifest's handler: ours by its file, one of TorchServe's with a mark."""
+def archive_handler(folder: Path, written: str) -> str:
+    """Return the handler of an archive as an option: TorchServe's with a mark, ours as it is.
+
+    Args:
+        folder: the folder of the archive.
+        written: the handler, as a manifest or a request to TorchServe has it.
+    """
     name, colon, inner = written.partition(":")
     file = name if name.endswith(".py") else f"{name}.py"
     if (folder / file).is_file() and _is_ours(folder / file):

@@ -64,10 +64,21 @@ class SourceReader:
         Raises:
             ConfigError: it does not exist, is not allowed, has another digest, or is no model.
         """
-        with reading(source.partition("?")[0]):
-            return self._read(source, sha256, given)
+        label = source.partition("?")[0]
+        with reading(label):
+            path = self._placed(source, sha256)
+            return read_folder(path, label, given) if path.is_dir() else read_file(path, label)
 
-    def _read(self, source: str, sha256: str | None, given: Collection[str]) -> ModelFolder:
+    def place(self, source: str, sha256: str | None = None) -> Path:
+        """Return the folder or the file of a source on this disk; fetch and unpack it first.
+
+        Raises:
+            ConfigError: it does not exist, is not allowed, has another digest, or is broken.
+        """
+        with reading(source.partition("?")[0]):
+            return self._placed(source, sha256)
+
+    def _placed(self, source: str, sha256: str | None) -> Path:
         digest = sha256.removeprefix("sha256:") if sha256 else None
         scheme = _SCHEME.match(source)
         label = source.partition("?")[0]
@@ -84,7 +95,7 @@ class SourceReader:
             )
         if scheme is None or scheme[1] == "file":
             path = self._unpacked(path, digest)
-        return read_folder(path, label, given) if path.is_dir() else read_file(path, label)
+        return path
 
     def folder(self, source: str) -> Path | None:
         """Return the folder that a source is; None if it is an archive, a program or elsewhere."""

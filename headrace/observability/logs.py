@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, TextIO
@@ -26,6 +26,8 @@ from headrace.observability.redaction import Redaction
 CONSOLE: Final = "console"
 JSON: Final = "json"
 AUTO: Final = "auto"
+#: The lines of TorchServe's logs (headrace/torchserve/log_lines.py).
+TORCHSERVE: Final = "torchserve"
 
 #: The fields of a line and their meaning. `docs/logging.md` has the same table.
 FIELDS: Final[Mapping[str, str]] = {
@@ -162,7 +164,7 @@ def configure(
     root.handlers[:] = [handler]
     _set_levels(root, level, user_code=user_code)
     logging.captureWarnings(True)
-    if chosen == JSON:
+    if chosen in {JSON, TORCHSERVE}:
         sys.excepthook = _uncaught
         threading.excepthook = _uncaught_in_thread
         if user_code:
@@ -216,6 +218,11 @@ def standard_error() -> LogOutput:
         if isinstance(handler, _Handler):
             return handler.output
     raise RuntimeError("the logs of this process are not set up")
+
+
+def torchserve_output(shape: str) -> Callable[[str], None] | None:
+    """Return what writes TorchServe's lines to the log; None if it has another format."""
+    return standard_error().write if shape == TORCHSERVE else None
 
 
 class _LazyFormatter(logging.Formatter):

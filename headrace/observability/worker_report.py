@@ -213,7 +213,8 @@ class HostFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         cpu_ratio: the recent load of all of them, 0 to 1.
         memory_bytes: its memory; `memory_available_bytes` can be allocated without swapping.
-        disk_bytes: the file system of the worker; `disk_available_bytes` is free for it.
+        disk_bytes: the file system of the worker; `disk_available_bytes` is free for it, and
+            `disk_used_bytes` is used. The rest is for root.
     """
 
     name: str
@@ -223,6 +224,7 @@ class HostFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_available_bytes: int = 0
     disk_bytes: int = 0
     disk_available_bytes: int = 0
+    disk_used_bytes: int = 0
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -268,6 +270,20 @@ BEST_FIRST: Final = (
 )  # fmt: skip
 
 
+class ProcessState(msgspec.Struct, frozen=True, array_like=True):
+    """One model process.
+
+    Attributes:
+        pid: its pid on its host.
+        state: ready, draining, warming, loading, restarting, failed or stopped.
+        since_s: since when it has this state, in seconds since 1970.
+    """
+
+    pid: int
+    state: str
+    since_s: float = 0.0
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """One model in one worker.
 
@@ -286,6 +302,7 @@ class ModelState(msgspec.Struct, frozen=True):
         threads: with how many threads each process computes; 0 if it is not known.
         cpus: the logical CPUs of each pinned process, such as "0-3".
         memory_mib: what one replica took at its last load; 0 if it was not measured.
+        processes: the model processes with their states; empty from an older worker.
     """
 
     state: str
@@ -304,6 +321,7 @@ class ModelState(msgspec.Struct, frozen=True):
     threads: int = 0
     cpus: list[str] = []
     memory_mib: int = 0
+    processes: list[ProcessState] = []
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):

@@ -102,6 +102,8 @@ def submission(
         details: what comes with the input; the metadata is taken from the options.
         shadow_of: the job of which this is a copy for a shadow version, or "".
     """
+    if model.expires_s is not None and options.expires is None and not shadow_of:
+        options = msgspec.structs.replace(options, expires=model.expires_s)
     if (
         not shadow_of
         and details is None

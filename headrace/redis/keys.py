@@ -31,6 +31,8 @@ VERSION_SEPARATOR: Final = "@"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
 BACKGROUND_TTL_S: Final = 15
+#: The metrics of a host that is gone are shown for so long.
+METRICS_TTL_S: Final = 86_400
 #: Longer than any lease_ttl.
 REPLICA_LEASES_TTL_S: Final = 86_400
 #: The TTL of a job whose record has none.
@@ -130,6 +132,11 @@ api: Final = Prefix("hr:api:")
 #: hash: counters of a model for /metrics; of no model under SHARED_STATS (worker_report.py).
 stats: Final = Prefix("hr:stats:")
 SHARED_STATS: Final = stats("")
+#: hash <host> <model>, METRICS_TTL_S: TorchServe's metrics of a model, as one host counts them; of
+#: no model without a name (headrace/observability/torchserve_totals.py).
+torchserve_metrics: Final = Prefix("hr:ts:")
+#: zset, METRICS_TTL_S: "<host> <model>" -> when its metrics were written last.
+TORCHSERVE_METRICS: Final = "hr:ts"
 
 # API keys (headrace/access/api_key.py).
 

@@ -99,13 +99,16 @@ class ConfigReader:
             registered as the file has them. Relative paths refer to the file's folder.
         lenient: whether a source that cannot be read is only logged. Its model then has the keys
             that are registered, which is enough for a process that does not run it.
+
+    Attributes:
+        sources: reads the sources.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, *, lenient: bool = False) -> None:
         self._settings = settings
         self._folder = catalog.base_dir
         self._lenient = lenient
-        self._sources = SourceReader(settings, self._folder)
+        self.sources = SourceReader(settings, self._folder)
         self._known: dict[tuple[str, str], tuple[ModelVersion, ModelConfig]] = {
             (name, version): (ModelVersion(declared=options), catalog.models[name])
             for name, (version, options) in declared_of(catalog).models.items()
@@ -132,7 +135,7 @@ class ConfigReader:
             options["traffic"] = known_parts(options["traffic"])
         model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
         try:
-            model = with_source(self._sources, model, self._settings)
+            model = with_source(self.sources, model, self._settings)
         except ConfigError as error:
             if not self._lenient:
                 raise
@@ -142,6 +145,10 @@ class ConfigReader:
 
     def all(self, registry: Registry) -> Iterator[tuple[str, str, RegisteredConfig]]:
         """Yield the name, the version and the configuration of all that is registered."""
+        for name, version in list(self._known):
+            # A version that is removed and registered again may have other files.
+            if name not in registry.models or version not in registry.models[name].versions:
+                self._known.pop((name, version), None)
         for name, model in registry.models.items():
             default = model.default_version
             for version, one in model.versions.items():

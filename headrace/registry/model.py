@@ -271,6 +271,24 @@ def register(registry: Registry, name: str, version: str, options: Options) -> l
     return [Change(name, model, after, f"registered version {version}")]
 
 
+def withdraw(registry: Registry, name: str, version: str, options: Options) -> list[Change]:
+    """Return the change that takes back a registration whose version could not be loaded.
+
+    There is nothing to take back if the version was removed or changed since.
+    """
+    model = registry.models.get(name)
+    one = model.versions.get(version) if model is not None else None
+    if model is None or one is None or one != ModelVersion(changed=options):
+        return []
+    what = f"took back version {version}, which could not be loaded"
+    versions = {key: other for key, other in model.versions.items() if key != version}
+    if not versions:
+        return [Change(name, model, None, what)]
+    default = "" if model.default == version else model.default
+    after = msgspec.structs.replace(model, versions=versions, default=default)
+    return [Change(name, model, after, what)]
+
+
 def unregister(registry: Registry, name: str, version: str = "") -> list[Change]:
     """Return the change that removes a version, or with "" the whole model.
 

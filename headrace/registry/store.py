@@ -92,6 +92,11 @@ class RegistryStore:
         """Return all registered models."""
         return _registry(self._client.read_all(_READ))
 
+    def revision(self) -> Revision:
+        """Return which state the registry has."""
+        (found,) = self._client.read_all([READ_REVISION])
+        return revision_of(found)
+
     def write(
         self,
         registry: Registry,

@@ -32,6 +32,9 @@ from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
+from headrace.torchserve.config import TorchServeConfig, read_config
+from headrace.torchserve.log_files import LogFiles
+from headrace.torchserve.metrics_config import metrics_config_of
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 RUNNER: Final = "runner"
@@ -103,6 +106,27 @@ def log_format(settings: Settings) -> str:
     return logs.format_of(settings.log_format, sys.stdout)
 
 
+def torchserve_files(settings: Settings) -> LogFiles | None:
+    """Return TorchServe's log files; None unless its interfaces and its log format are chosen.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or the files cannot be written.
+    """
+    if settings.torchserve is None:
+        return None
+    return log_files_of(read_config(settings.torchserve), settings)
+
+
+def log_files_of(config: TorchServeConfig, settings: Settings) -> LogFiles | None:
+    """Return the log files of a configuration; None if the log has another format.
+
+    Raises:
+        ConfigError: its metrics.yaml cannot be read, or the files cannot be written.
+    """
+    metrics_config_of(config)  # an error is shown here, and not by each process
+    return LogFiles(config) if settings.log_format == logs.TORCHSERVE else None
+
+
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:
     """Return the embedded server, which inherits the lock of the state directory.
 
@@ -144,25 +168,38 @@ def listen_for_api(settings: Settings) -> list[socket.socket]:
     return listen("API", settings.host, settings.port, change=change)
 
 
-def api_command(listeners: Sequence[socket.socket]) -> list[str]:
-    """Return the command of one API process that serves on inherited sockets."""
+def api_command(
+    listeners: Sequence[socket.socket], plain: Sequence[socket.socket] = ()
+) -> list[str]:
+    """Return the command of one API process that serves on inherited sockets.
+
+    `plain` are those that serve without TLS though the settings have a certificate.
+    """
     command = [*PYTHON, "api"]
     for listener in listeners:
         command += ["--socket", str(listener.fileno())]
+    for listener in plain:
+        command += ["--plain-socket", str(listener.fileno())]
     return command
 
 
 def api_children(
-    settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket]
+    settings: Settings,
+    environ: Mapping[str, str],
+    listeners: Sequence[socket.socket],
+    plain: Sequence[socket.socket] = (),
 ) -> list[ChildSpec]:
-    """Return the processes of the API."""
+    """Return the processes of the API; see `api_command`."""
     count = settings.api_processes
     names = ["api"] if count == 1 else [f"api{number}" for number in range(count)]
-    return [_api_child(name, environ, listeners) for name in names]
+    return [_api_child(name, environ, listeners, plain) for name in names]
 
 
 def _api_child(
-    name: str, environ: Mapping[str, str], listeners: Sequence[socket.socket]
+    name: str,
+    environ: Mapping[str, str],
+    listeners: Sequence[socket.socket],
+    plain: Sequence[socket.socket],
 ) -> ChildSpec:
     # A request to a shared port reaches any process, so each reports through a pipe that it is
     # ready. Both ends stay open here: the pipe must survive the death of a process.
@@ -182,13 +219,13 @@ def _api_child(
 
     return ChildSpec(
         name=name,
-        command=[*api_command(listeners), "--ready", str(report_fd)],
+        command=[*api_command(listeners, plain), "--ready", str(report_fd)],
         environment=new_environment,
         stage=1,
         stop_rank=0,
         ready=lambda _: is_ready(),
         stop_timeout_s=API_STOP_S,
-        pass_fds=(*(listener.fileno() for listener in listeners), report_fd),
+        pass_fds=(*(listener.fileno() for listener in (*listeners, *plain)), report_fd),
     )
 
 

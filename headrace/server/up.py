@@ -23,6 +23,7 @@ from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, Console, console_for
 from headrace.server.supervisor.supervisor import Supervisor
+from headrace.torchserve.log_files import LogFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,17 @@ class Up:
         self._broker_url = ""
         self._stale: list[str] = []
         self._listeners: list[socket.socket] = []
+        # Those that serve without TLS though the settings have a certificate.
+        self._plain: list[socket.socket] = []
         self._as_json = components.log_format(settings) == logs.JSON
-        self._console = Console(sys.stdout, [OWN_NAME], colour=False, as_json=self._as_json)
+        self._files = self._log_files()
+        self._console = Console(
+            sys.stdout,
+            [OWN_NAME],
+            colour=False,
+            as_json=self._as_json,
+            files=self._files,
+        )
 
     def run(self) -> None:
         """Start everything; return when a signal has stopped it.
@@ -83,6 +93,7 @@ class Up:
             [OWN_NAME, *(child.name for child in children)],
             components.HIDDEN_LINES,
             as_json=self._as_json,
+            files=self._files,
         )
         reloader = Reloader(
             self._settings, self._broker_url, self._report, watch=self._options.reload
@@ -101,9 +112,13 @@ class Up:
             state_dir.remove_record(self._settings.state_dir)
         self._report("stopped; queued jobs are kept")
 
+    def _log_files(self) -> LogFiles | None:
+        """Return TorchServe's log files, if there are any."""
+        return components.torchserve_files(self._settings)
+
     def _close_port(self) -> None:
         """Stop listening: a connection that waits while the workers drain gets no answer."""
-        close_all(self._listeners)
+        close_all([*self._listeners, *self._plain])
 
     def _take_ports(self) -> None:
         settings = self._settings
@@ -129,9 +144,10 @@ class Up:
                 self._report(warning)
             self._release_stale()
         environ = components.environment(settings, self._broker_url, self._environ)
-        children += components.api_children(settings, environ, self._listeners)
+        children += components.api_children(settings, environ, self._listeners, self._plain)
         devices = worker_devices(self._environ, options.workers)
-        children += components.worker_children(devices, settings, environ, self._report)
+        variables = self._worker_environ(environ)
+        children += components.worker_children(devices, settings, variables, self._report)
         if options.background:
             children.append(components.background_child(settings, environ, self._report))
         if options.runner:
@@ -139,6 +155,10 @@ class Up:
         if options.flower:
             children.append(components.flower_child(settings, environ))
         return children
+
+    def _worker_environ(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the environment of the workers, which model processes get."""
+        return environ
 
     def _release_stale(self) -> None:
         """Release what a killed `headrace up` held; its workers died with it."""

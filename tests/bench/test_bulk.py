@@ -7,26 +7,24 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks import torchserve
 from benchmarks.bulk import measure_bulk
 from benchmarks.stack import Headrace, bare_fastapi
 
 
 class Site(NamedTuple):
-    """The stack, and the other server with its pid."""
+    """The stack, and the URL of the other server."""
 
     stack: Headrace
     bare: str
-    pid: int
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with (
-        bare_fastapi(tmp_path_factory.mktemp("bare")) as (bare, pid),
+        bare_fastapi(tmp_path_factory.mktemp("bare")) as (bare, _pid),
         Headrace(events=False) as stack,
     ):
-        yield Site(stack, bare, pid)
+        yield Site(stack, bare)
 
 
 def test_a_round_of_bulk_is_measured(site: Site) -> None:
@@ -34,11 +32,3 @@ def test_a_round_of_bulk_is_measured(site: Site) -> None:
     assert found.rate > 0
     assert found.ratio > 0
     assert found.cpu["api"] > 0
-
-
-def test_another_server_is_measured_in_turn_with_ours(site: Site) -> None:
-    found = torchserve.compare(site.stack, site.bare, site.pid, 1, 1)
-    table = torchserve.show(found, {name: both[0].load for name, both in found.items()})
-    assert set(found) == {"Headrace", "TorchServe"}
-    assert all(one.cpu_s > 0 for both in found.values() for one in both)
-    assert "CPU s per 1,000" in [row[0] for row in table.rows]

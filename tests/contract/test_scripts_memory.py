@@ -312,6 +312,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
+        "torchserve/metrics": ["h", 10],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])

@@ -15,9 +15,14 @@ import pytest
 import yaml
 from PIL import Image
 
+from handlers.explanations import EXPLAIN, TARGET
 from handlers.image_classifier import ClassifierOptions
+from handlers.image_segmenter import SegmenterOptions
 from handlers.images import FORMATS, ImageOptions
 from handlers.loader import VERBS, load_handler
+from handlers.object_detector import DetectorOptions
+from handlers.tensor_model import TensorOptions
+from handlers.text_classifier import TextOptions
 from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.config.model_catalog import load_catalog
 from headrace.config.parameters import Parameter
@@ -82,6 +87,14 @@ def test_the_example_with_parameters_runs_by_its_section(tmp_path: Path) -> None
     assert handler.preprocess([b"none"])[0].message == "send an image"
 
 
+def test_the_parameters_of_explanations_load(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(blocks("yaml")[-1])
+    model = load_catalog(path).get("flowers")
+    assert set(model.parameters) == {EXPLAIN, TARGET}
+    assert list(model.headers) == [EXPLAIN]
+
+
 def test_every_key_of_a_parameter_is_there() -> None:
     rows = table_after("## Inputs with parameters")
     named = [name.strip("` ") for row in rows for name in row.split(",")]
@@ -121,7 +134,14 @@ def test_errors_have_the_status_and_retry_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("heading", "options"),
-    [("### digits", ImageOptions), ("### image_classifier", ClassifierOptions)],
+    [
+        ("### digits", ImageOptions),
+        ("### image_classifier", ClassifierOptions),
+        ("### image_segmenter", SegmenterOptions),
+        ("### object_detector", DetectorOptions),
+        ("### text_classifier", TextOptions),
+        ("### tensor_model", TensorOptions),
+    ],
 )
 def test_options_have_their_defaults(heading: str, options: type[msgspec.Struct]) -> None:
     rows = table_after(heading)

@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli.develop.new_project import write_project
+from headrace.server.ports import free_port
 from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -106,17 +107,45 @@ def test_a_file_becomes_a_canary_as_the_document_of_models_shows(tmp_path: Path)
         run_sessions(up, tmp_path, found["console"])
 
 
+def test_the_way_from_torchserve_is_as_its_document_shows(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    make = [sys.executable, "examples/torchserve/make_archive.py", "model_store"]
+    subprocess.run(make, cwd=tmp_path, env=clean_environment(), check=True, timeout=60)
+    ports = {name: free_port() for name in ("inference", "management", "metrics")}
+    lines = (f"{name}_address=http://127.0.0.1:{port}\n" for name, port in ports.items())
+    (tmp_path / "config.properties").write_text("".join(lines))
+    text = (ROOT / "docs/migrating-from-torchserve.md").read_text("utf-8")
+    for written, port in zip(("8080", "8081", "8082"), ports.values(), strict=True):
+        text = text.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
+    (tmp_path / "tmp").mkdir()
+    environ = {
+        "TEMP": str(tmp_path / "tmp"),
+        "HEADRACE_URL": f"http://127.0.0.1:{ports['inference']}",
+    }
+    try:
+        run_commands(tmp_path, blocks_of(text, "console"), environ)
+    finally:
+        stop = [sys.executable, "-m", "headrace", "torchserve", "--stop"]
+        env = clean_environment(**environ)
+        subprocess.run(stop, cwd=tmp_path, env=env, check=False, timeout=90)
+
+
 def run_sessions(up: RunningUp, folder: Path, sessions: list[str]) -> None:
     """Run each command in a folder; it prints what is shown after it, if anything is."""
+    run_commands(folder, sessions, {"HEADRACE_URL": f"http://127.0.0.1:{up.port}"})
+
+
+def run_commands(folder: Path, sessions: list[str], variables: Mapping[str, str]) -> None:
+    """Run each command in a folder; it prints what is shown after it, if anything is."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = clean_environment(HEADRACE_URL=f"http://127.0.0.1:{up.port}", PATH=path)
+    environ = clean_environment(**variables, PATH=path)
     for command, *shown in (part.splitlines() for b in sessions for part in b.split("$ ")[1:]):
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}: {done.stdout}"
-        assert done.stdout, command
+        assert done.stdout or " > " in command, command
         printed, expected = plain(done.stdout), plain("\n".join(shown))
         if "…" in expected:
             at = expected.index("…")

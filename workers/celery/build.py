@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
-from headrace.observability.logs import batch_tag
+from headrace.observability.logs import batch_tag, torchserve_output
+from headrace.observability.torchserve_metrics import TorchServeMetrics
 from headrace.observability.tracing import tracing
-from headrace.observability.worker_report import DeviceFigures, ModelStats
+from headrace.observability.worker_report import DeviceFigures, Figures, ModelStats
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from headrace.registry.catalog import RegisteredConfig
+from headrace.torchserve.config import read_config
 from workers.canvas.notifier import CanvasNotifier
 from workers.canvas.sender import CanvasSender
 from workers.celery.celery_internals import event_channel, event_dispatcher, take_ticks
@@ -39,6 +41,7 @@ from workers.leases.notifications import QueueNotifications
 from workers.models.pending_work import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
+from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import PARENT_VARIABLE
 from workers.replicas.devices import device_of, tuned
@@ -115,7 +118,24 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         placement,
         registry,
         registered,
+        _torchserve_metrics(settings, host_metrics.newest),
     )
+
+
+def _torchserve_metrics(settings: Settings, figures: Callable[[], Figures]) -> WorkerMetrics | None:
+    """Return what takes metrics for TorchServe's interfaces; None if they are not served.
+
+    Raises:
+        SystemExit: their configuration cannot be read.
+    """
+    if settings.torchserve is None:
+        return None
+    try:
+        config = read_config(settings.torchserve)
+        metrics = TorchServeMetrics(config, "worker", torchserve_output(settings.log_format))
+    except ConfigError as error:
+        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+    return WorkerMetrics(metrics, config, figures, os.environ)
 
 
 def _changing_models(catalog: Catalog) -> Found | None:
@@ -175,15 +195,13 @@ def _without_leases(config: ModelConfig) -> ModelConfig:
 
 def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
     """Return the pids of each model's processes and their helpers; any thread may call it."""
-    return {
-        model.config.name: [
-            pid
-            for replica in list(model.replicas)
-            if (process := replica.process) is not None
-            for pid in (process.pid, *replica.helpers)
-        ]
-        for model in models
-    }
+    found: dict[str, list[int]] = {}
+    for model in models:  # several versions of a model have one name
+        pids = found.setdefault(model.config.name, [])
+        for replica in list(model.replicas):
+            if (process := replica.process) is not None:
+                pids += [process.pid, *replica.helpers]
+    return found
 
 
 def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:

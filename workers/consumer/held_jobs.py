@@ -41,18 +41,17 @@ class HeldJobs:
         """Return at the beginning of a turn whether leases may have expired unnoticed.
 
         Then nothing may be dispatched.
-        This is so after the worker was paused for most of a lease, until its leases are renewed.
-        It is not so after an outage of Redis, because then no worker could claim the jobs.
+        This is so after the worker was paused for most of a lease, until its leases are renewed:
+        after an outage that the pause has caused, once Redis is back. It is not so after an outage
+        of Redis alone, because then no worker could claim the jobs.
         """
         turned_at, self._turned_at = self._turned_at, now
-        if not self._leases.connected:
-            self._in_doubt.clear()
-            return False
+        connected = self._leases.connected
         if turned_at is not None and now - turned_at > self._leases.settings.lease_ttl_s * 2 / 3:
             # If the whole host was suspended, its other workers have yet to renew their leases.
             self._leases.delay_reaping(now)
-            self._in_doubt = {model.key: model for model in self._models}
-            for model in self._models:
+            self._in_doubt = {model.key: model for model in self._models if model.held}
+            for model in self._models if connected else ():
                 self.renew(model)
         return any(model.held for model in self._in_doubt.values())
 

@@ -36,6 +36,7 @@ from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.backlog import PLACES
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
+from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
@@ -82,12 +83,14 @@ class Consumer:
         placement: Placement,
         registry: RegistryReader,
         registered: Found | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.models = models
         self._leases = leases
         self._notifications = notifications
         self.observer = observer
         self._report = report
+        self._metrics = metrics
         self._transfer = transfer
         self._dispatcher = dispatcher
         self._held_jobs = HeldJobs(models, leases)
@@ -205,6 +208,8 @@ class Consumer:
                 fields = {"failed": failed, "duration_ms": took_ms}
                 logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
             ready, storing = model.batch_done(batch, result, at)
+            if self._metrics is not None:
+                self._metrics.finished(model, batch, result.outcomes, result.times, at)
             self.observer.finished(batch, [*ready, *storing])
             self._leases.settle(model, ready)
             if storing:
@@ -264,6 +269,8 @@ class Consumer:
             progress, unloaded = self._updates.progress(), self._updates.unloaded()
             for command in self._report.commands(self.models, progress, unloaded):
                 self._leases.send(command)
+            for command in () if self._metrics is None else self._metrics.commands(self.models):
+                self._leases.send(command)
             self._transfer.sweep(now)
         for command in self.observer.events(now):
             self._leases.send(command)
@@ -308,22 +315,32 @@ class Consumer:
         for kind, *rest in frames:
             if replica.stacks_requested:
                 continue
-            if kind == "done":
-                self._done(model, replica, rest, now)
-            elif kind == "progress":
-                self._held_jobs.write_progress(replica, *rest)
-            elif kind == "yielded":
-                self._preempted(model, replica, rest[0], now)
-            elif kind == "began":
-                replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
-            else:
-                self._phase_changed(model, replica, kind, rest[0])
+            self._take_frame(model, replica, kind, rest, now)
+
+    def _take_frame(
+        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+    ) -> None:
+        if kind == "done":
+            self._done(model, replica, rest, now)
+        elif kind == "progress":
+            self._held_jobs.write_progress(replica, *rest)
+        elif kind == "metrics":
+            if self._metrics is not None:
+                self._metrics.reported(model, replica, rest[0])
+        elif kind == "yielded":
+            self._preempted(model, replica, rest[0], now)
+        elif kind == "began":
+            replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
+        else:
+            self._phase_changed(model, replica, kind, rest[0])
 
     def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
         if kind == "phase":
             replica.enter(Phase(value))
         elif kind == "ready":
             self._replica_manager.ready(model, replica, value)
+            if self._metrics is not None:
+                self._metrics.loaded(model, replica, value["load_s"])
             model.backlog.assume_waiting()
         else:
             self._replica_manager.load_failed(model, replica, value)
@@ -510,6 +527,7 @@ class Consumer:
         self._replica_manager.release_all(self.models, time.monotonic())
         self._updates.lease_replicas(time.monotonic(), stopping=True)
         last_report = [*self._report.commands(self.models), *self._report.removal()]
+        last_report += () if self._metrics is None else self._metrics.commands(self.models)
         for command in (*last_report, *self.observer.events(NEVER)):
             self._leases.send(command)
         while self._leases.busy and self._leases.connected:

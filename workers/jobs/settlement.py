@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from headrace.jobs.input_details import NO_DETAILS, read_object
 from headrace.jobs.job import State
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import Message, decode_message
+from headrace.jobs.response import split_details
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
@@ -184,7 +185,8 @@ def stored_as(
     began: Began,
 ) -> Settlement:
     """End a job with a stored result of `length` bytes and this content type."""
-    shown = {"size": length, "content_type": content_type, "url": f"/api/v1/jobs/{job.id}/result"}
+    kind, _ = split_details(content_type)
+    shown = {"size": length, "content_type": kind, "url": f"/api/v1/jobs/{job.id}/result"}
     meta = _meta(job, b"SUCCESS", _encode(shown), b"null", done)
     value = f"{ref} {length} {content_type}"
     return Settlement(
@@ -204,13 +206,15 @@ def failed(
     timings: str = "",
     began: Began = NOT_BEGUN,
     retries: RetryPolicy = NO_RETRIES,
+    response: bytes = b"",
 ) -> Settlement:
     """End a job with this error, or postpone it for a retry.
 
     It is retried if the error is retryable, retries are left, and the retry would begin before the
-    job's `expires`.
+    job's `expires`. `response` is the JSON of the handler's `ErrorResponse`.
     """
-    error = _encode({"type": code, "message": message, "retryable": retryable})
+    shown: dict[str, Any] = {"type": code, "message": message, "retryable": retryable}
+    error = _encode({**shown, "response": msgspec.Raw(response)} if response else shown)
     retry_us = ""
     if retryable:
         retry_us = retries.for_job(job.message).retry_us(job.retries)

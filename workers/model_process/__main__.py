@@ -65,7 +65,7 @@ def main() -> None:
     spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()
     try:
-        executor, helpers = _load(config)
+        executor, helpers = _load(config, frames)
         frames.send(["phase", Phase.WARMING])
         fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
@@ -137,12 +137,14 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
             inbox.put(frame)
 
 
-def _load(config: dict[str, Any]) -> tuple[BatchExecutor, list[int]]:
+def _load(config: dict[str, Any], frames: FrameSocket) -> tuple[BatchExecutor, list[int]]:
     """Return the handler's executor, and the pids of its preprocess processes."""
     # Before the handler may initialise CUDA. The processes load while the handler does.
     count = config["preprocess_processes"]
     processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
     handler = handler_of(config)
+    if (send_metrics_to := getattr(handler, "send_metrics_to", None)) is not None:
+        send_metrics_to(lambda rows: frames.send(["metrics", rows]))
     # Verbs that overlap work on several batches at once, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)
     handler.initialize(context)

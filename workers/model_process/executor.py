@@ -27,7 +27,13 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.jobs.encoding import decode_input, decode_nested, decode_payload
+from headrace.jobs.encoding import (
+    decode_input,
+    decode_nested,
+    decode_payload,
+    undecoded_form,
+    undecoded_input,
+)
 from headrace.jobs.input_details import GivenDetails, read_details
 from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability import logs
@@ -178,10 +184,12 @@ class BatchExecutor:
     output_check: ValueCheck | None = None
 
     _nested: bool = field(init=False)
+    _raw: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
         self._nested = bool(getattr(self.handler, "accepts_nested_bytes", False))
+        self._raw = bool(getattr(self.handler, "raw_inputs", False))
 
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
@@ -242,7 +250,10 @@ class BatchExecutor:
             value, kind, mistakes = self.input_check.read(raw, content_type)
             if mistakes:
                 raise InvalidRequest(f"the input does not fit the model: {summary(mistakes)}")
-            return value, kind
+            if not self._raw:
+                return value, kind
+        if self._raw:
+            return undecoded_input(raw, content_type)
         return decode_payload(raw, content_type) if content_type else decode_input(raw)
 
     def decode(
@@ -264,7 +275,9 @@ class BatchExecutor:
             return job_id, value, kind, None
         given = read_details(details) if details else GivenDetails()
         types: dict[str, str] = {}
-        if (self._nested or given.nested) and isinstance(value, (dict, list)):
+        if self._raw and given.nested:
+            value, types = undecoded_form(raw) or (value, types)
+        elif (self._nested or given.nested) and isinstance(value, (dict, list)):
             value, types = decode_nested(value)
         beside = ItemDetails(given.parameters, given.headers, given.metadata, types)
         return job_id, value, kind, beside

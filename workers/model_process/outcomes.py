@@ -17,6 +17,7 @@ from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobErro
 from headrace.handler import Response
 from headrace.jobs.encoding import from_kombu, kombu_bytes, strict_json
 from headrace.jobs.media_types import BINARY_TYPE
+from headrace.jobs.response import ResponseDetails, split_details, with_details
 from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
 
@@ -29,7 +30,8 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 #: Results that need a form of their own. One check rules all of them out, as most results do.
 _OTHER: Final = (Response, bytes, bytearray, memoryview, msgspec.Raw)
 
-#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback].
+#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback], and then
+#: perhaps the JSON of an `ErrorResponse`.
 Outcome = list[Any]
 
 
@@ -82,7 +84,10 @@ def encode_result(result: Any) -> Outcome:
         # msgspec would write text as a string, and readers would decode it as base64.
         if not isinstance(result.body, _BYTES):
             raise TypeError(f"a Response's body must be bytes, not {type(result.body).__name__}")
-        return [True, kombu_bytes(bytes(result.body)), result.content_type or BINARY_TYPE]
+        kind = result.content_type or BINARY_TYPE
+        if result.headers or result.status != ResponseDetails.status:
+            kind = with_details(kind, ResponseDetails(result.status, result.headers))
+        return [True, kombu_bytes(bytes(result.body)), kind]
     if isinstance(result, msgspec.Raw):
         return [True, _checked(bytes(result)), ""]
     return [True, kombu_bytes(bytes(result)), BINARY_TYPE]
@@ -92,7 +97,8 @@ def checked(outcome: Outcome, check: ValueCheck) -> Outcome:
     """Return the outcome of an item, or a failure where its result does not fit the `outputs`."""
     if not outcome[0]:
         return outcome
-    _, text, content_type = outcome
+    _, text, given_type = outcome
+    content_type, _ = split_details(given_type)
     try:
         mistakes = check.of_payload(from_kombu(text) or b"" if content_type else text, content_type)
     except InvalidRequest as error:
@@ -130,7 +136,9 @@ def failure(error: BaseException) -> Outcome:
     message = without_secrets(text)[:MESSAGE_MAX_CHARS]
     code: Any = typed.code
     sent_code = text_of(code) if isinstance(code, str) else HandlerError.code
-    return [False, sent_code, message, bool(typed.retryable), traceback_of(error)]
+    outcome = [False, sent_code, message, bool(typed.retryable), traceback_of(error)]
+    response = getattr(typed, "response", None)
+    return [*outcome, msgspec.json.encode(response)] if response is not None else outcome
 
 
 def text_of(value: Any) -> str:

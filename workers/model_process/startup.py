@@ -111,7 +111,13 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:
-    ours = str(Path(__file__).parent), str(Path(loader.__file__)), "<frozen importlib"
+    own = Path(loader.__file__)
+    ours = (
+        str(Path(__file__).parent),
+        str(own),
+        *(str(own.parent / "torchserve" / name) for name in ("handler.py", "entry.py")),
+        "<frozen importlib",
+    )
     importlib_folder = str(Path(importlib.__file__).parent)
     while frames is not None:
         if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):

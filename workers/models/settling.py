@@ -88,12 +88,12 @@ def settle_batch(
         if job.dropped:
             ready.append(discarded(job, text, took, start))
         elif not outcome[0]:
-            _, code, message, retryable, traceback = outcome
+            _, code, message, retryable, traceback, *response = outcome
             raised.setdefault(raised_at(code, traceback), []).append(job.id)
             settlement = failed(
                 job, code, message, retryable=retryable, traceback=traceback,
                 batch=text, timings=took, began=NOT_BEGUN if code == "expired" else start,
-                retries=retries,
+                retries=retries, response=response[0] if response else b"",
             )  # fmt: skip
             ready.append(settlement)
         elif len(outcome[1]) > inline_max and payloads.must_store(job, outcome[1]):

@@ -106,13 +106,14 @@ class HostMetrics:
 
     def _measured_host(self) -> HostFigures:
         memory = psutil.virtual_memory()
-        disk_bytes = disk_available_bytes = 0
+        disk_bytes = disk_available_bytes = disk_used_bytes = 0
         with contextlib.suppress(OSError):
             # The folder itself may be created later, or by another component.
             there = (self._folder.absolute(), *self._folder.absolute().parents)
             disk = os.statvfs(next(folder for folder in there if folder.exists()))
             disk_bytes = disk.f_blocks * disk.f_frsize
             disk_available_bytes = disk.f_bavail * disk.f_frsize
+            disk_used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         return HostFigures(
             name=self._host,
             cpus=os.cpu_count() or 0,
@@ -121,6 +122,7 @@ class HostMetrics:
             memory_available_bytes=memory.available,
             disk_bytes=disk_bytes,
             disk_available_bytes=disk_available_bytes,
+            disk_used_bytes=disk_used_bytes,
         )
 
 

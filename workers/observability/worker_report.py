@@ -146,6 +146,9 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "cpus": [write_cpus(r.seat) for r in model.replicas if r.process is not None and r.seat],
         "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
+        "processes": [
+            (r.process.pid, r.state, r.since) for r in model.replicas if r.process is not None
+        ],
         "backoff_us": model.retry_policy.backoff_us,
         "since": max((replica.since for replica in model.replicas), default=0.0),
     }

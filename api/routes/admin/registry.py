@@ -44,8 +44,8 @@ TUNING: Final = frozenset({
     "replicas", "min_replicas", "max_replicas", "scale_down_s", "total_replicas", "device_ids",
     "labels", "memory_mb", "load", "idle_unload_s", "weight", "max_batch_size",
     "max_batch_delay_ms", "allowed_batch_sizes",
-    "max_batch_cost", "cost", "max_yield_s", "max_queue_depth", "timeout_s", "min_timeout_s",
-    "load_timeout_s", "max_retries", "retry_backoff_s", "retry_backoff_max_s",
+    "max_batch_cost", "cost", "max_yield_s", "max_queue_depth", "timeout_s", "expires_s",
+    "min_timeout_s", "load_timeout_s", "max_retries", "retry_backoff_s", "retry_backoff_max_s",
     "max_restarts_per_minute", "max_jobs", "max_memory_mb", "recycle_overlap", "events",
     "channels_last", "malloc_tuning", "preprocess_threads", "preprocess_processes",
 })  # fmt: skip

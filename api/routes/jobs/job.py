@@ -31,6 +31,7 @@ from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult
+from headrace.jobs.response import split_details
 from headrace.jobs.serialization import job_object, raw_result
 
 
@@ -186,7 +187,7 @@ async def result_reply(
     etag = b'"%x"' % job.ended_us
     headers = (*headers, _RANGES, (b"etag", etag))
     if job.stored is not None:
-        size, kind = job.stored.size, job.stored.content_type
+        size, kind = job.stored.size, split_details(job.stored.content_type)[0]
     elif output is not None:
         size, kind = len(output[0]), output[1]
     content_type = _UNSAFE.sub("?", kind).encode()
@@ -203,10 +204,10 @@ async def result_reply(
     if output is not None:
         return Reply(status, output[0][span.start : span.end], content_type, headers)
     headers = (*headers, (b"content-length", b"%d" % (span.end - span.start)))
-    return await _stream(services, request, job.stored, span, status, content_type, headers)
+    return await stream_result(services, request, job.stored, span, status, content_type, headers)
 
 
-async def _stream(
+async def stream_result(
     services: Services,
     request: Request,
     stored: StoredResult | None,
@@ -215,7 +216,12 @@ async def _stream(
     content_type: bytes,
     headers: tuple[Header, ...],
 ) -> StreamingReply:
-    if stored is None or request.method == "HEAD":
+    """Return an answer that sends a part of a stored result while it is read.
+
+    Raises:
+        StoreError, BrokerError: its beginning cannot be read.
+    """
+    if stored is None or request.method == "HEAD" or span.start == span.end:
         return StreamingReply(status, write_nothing, content_type, headers)
     # Read before the answer begins, so that an error of the store is answered as a problem.
     first = await services.input_store.read(stored, span.start, span.end - span.start)

@@ -11,13 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from api.http.bodies import input_of, read_body, require_json
-from api.http.forms import Form, is_form, read_form
+from api.http.forms import is_form, read_form
 from api.http.messages import Header, Reply, Request
 from api.http.problems import problem
 from api.services import Services
 from api.submission.decoding import OPTION_NAMES, options_from_query
 from api.submission.job_request import (
     SUBMIT,
+    HeaderOf,
+    JobIdentity,
     ValidatedRequest,
     idempotency_key,
     identity_of,
@@ -40,6 +42,7 @@ from headrace.errors import (
     RequestError,
     StoreError,
 )
+from headrace.jobs.options import JobOptions
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
@@ -82,18 +85,10 @@ async def _submit_body(
         if identity is None:
             identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
-        content_type = request.header(b"content-type")
-        encoding = request.header(b"content-encoding")
-        inline_limit_bytes = services.settings.inline_limit_bytes
-        form = None
-        if is_form(content_type):
-            form = read_form(body, content_type, encoding, declared, inline_limit_bytes)
-            found = form.input
-        else:
-            found = input_of(body, content_type, encoding, inline_limit_bytes)
-        validated = request_from_input(model, found, options, identity, request.caller, version)
-        if form is not None or declared or model.headers:
-            validated = _with_details(validated, request, query, form)
+        validated = request_of_body(
+            request, model, body, query, options, identity, version,
+            services.settings.inline_limit_bytes, request.header,
+        )  # fmt: skip
         if shadow is not None:
             validated = msgspec.structs.replace(validated, shadow=shadow)
         services.input_checks.check(validated)
@@ -112,11 +107,45 @@ def _metadata(request: Request) -> Mapping[str, Any] | None:
         return None
 
 
-def _with_details(
-    validated: ValidatedRequest, request: Request, query: Mapping[str, str], form: Form | None
+def request_of_body(
+    request: Request,
+    model: ModelConfig,
+    body: bytes,
+    query: Mapping[str, str],
+    options: JobOptions,
+    identity: JobIdentity,
+    version: str | None,
+    inline_limit_bytes: int,
+    header: HeaderOf,
 ) -> ValidatedRequest:
-    """Return the request with the parameters in its query and form, and its chosen headers."""
-    declared = validated.model.parameters
+    """Return the job whose input is the body of a request.
+
+    Args:
+        request: the request.
+        model: its model.
+        body: its body.
+        query: its query, which may have parameters of the model.
+        options: the options of the job.
+        identity: the job's id.
+        version: the version in its path.
+        inline_limit_bytes: a longer input becomes a payload.
+        header: returns a header of the request.
+
+    Raises:
+        InvalidRequest, UnsupportedMedia: the body is no input for this model.
+    """
+    declared = model.parameters
+    content_type = request.header(b"content-type")
+    encoding = request.header(b"content-encoding")
+    form = None
+    if is_form(content_type):
+        form = read_form(body, content_type, encoding, declared, inline_limit_bytes)
+        found = form.input
+    else:
+        found = input_of(body, content_type, encoding, inline_limit_bytes)
+    job = request_from_input(model, found, options, identity, request.caller, version)
+    if form is None and not declared and not model.headers:
+        return job
     parameters = {name: query[name] for name in declared if name in query}
     fields = {} if form is None else form.fields
     twice = parameters.keys() & fields.keys()
@@ -126,7 +155,7 @@ def _with_details(
             hint="Give each parameter once.",
         )
     nested = form is not None and form.nested
-    return with_details(validated, {**parameters, **fields}, request.header, nested=nested)
+    return with_details(job, {**parameters, **fields}, header, nested=nested)
 
 
 async def submit_job(services: Services, request: Request) -> Reply:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import typer
@@ -11,10 +16,14 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count, message, size
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.archive import unpack
 from headrace.models.explain import Explanation, explain
 from headrace.models.members import Limits
 from headrace.models.pack import pack
 from headrace.models.source import digest_of
+from headrace.torchserve.workflow import SUFFIX, Workflow, read_workflow
+
+MODELS_FILE: Final = "models.yaml"
 
 
 def pack_folder(folder: Path, output: Path, *, force: bool) -> None:
@@ -28,12 +37,63 @@ def pack_folder(folder: Path, output: Path, *, force: bool) -> None:
     typer.echo(f"{output}  sha256:{digest_of(output)}")
 
 
+def pipeline(path: Path, output: Path | None, settings: Settings, *, force: bool) -> None:
+    """Print the pipeline of a workflow archive as a models file, or write it with its files.
+
+    Args:
+        path: the archive.
+        output: the folder to write into; None to print.
+        settings: how large an archive may be.
+        force: whether the folder may exist.
+
+    Raises:
+        ConfigError: the archive is no workflow, no pipeline can express it, or the folder exists.
+    """
+    with _workflow(path, settings) as (found, folder):
+        text = found.text(found.name)
+        if output is None:
+            typer.echo(text, nl=False)
+            if found.has_functions:
+                message(f"{found.handler} has functions of it: -o FOLDER writes this file too")
+            return
+        target = output / found.name
+        if target.exists() and not force:
+            raise ConfigError(f"{target} exists", hint="choose another folder, or add --force")
+        try:
+            shutil.copytree(folder, target, dirs_exist_ok=True)
+            (output / MODELS_FILE).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+    typer.echo(output / MODELS_FILE)
+
+
+@contextmanager
+def _workflow(path: Path, settings: Settings) -> Iterator[tuple[Workflow, Path]]:
+    """Give a workflow, and the folder with its files as long as the context lasts."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file", hint="name a workflow archive (.war)")
+    with tempfile.TemporaryDirectory(prefix="headrace-workflow-") as name:
+        unpack(path, Path(name), Limits(total_bytes=settings.model_limit_bytes))
+        yield read_workflow(Path(name), str(path)), Path(name)
+
+
 def check(path: Path, settings: Settings, *, as_json: bool) -> ExitCode:
     """Print what an archive is and what is wrong with it; return the exit code.
 
     Raises:
         ConfigError: it cannot be read.
     """
+    if path.suffix.lower() == SUFFIX:
+        with _workflow(path, settings) as (workflow, _):
+            if as_json:
+                typer.echo(msgspec.json.encode(workflow.document(workflow.name)))
+                return ExitCode.DONE
+            typer.echo(f"workflow:     {workflow.name}")
+            for node in workflow.nodes:
+                what = node.source or f"a function of {workflow.handler}"
+                typer.echo(f"node:         {node.name}: {what}")
+        typer.echo(f"{path}: no problems found; --pipeline prints the pipeline")
+        return ExitCode.DONE
     found = explain(path, Limits(total_bytes=settings.model_limit_bytes))
     if as_json:
         typer.echo(msgspec.json.encode(found))

@@ -38,6 +38,9 @@ _NEEDS: Final = {
     "echo": (),
     "digits": ("torch", "safetensors", "PIL"),
     "image_classifier": ("torch", "safetensors", "PIL"),
+    "image_segmenter": ("torch", "safetensors", "PIL"),
+    "object_detector": ("torch", "safetensors", "PIL"),
+    "text_classifier": ("torch", "safetensors"),
     "tensor_model": ("torch", "numpy"),
 }
 #: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name.
@@ -124,6 +127,8 @@ def handlers(deployment: Deployment) -> Iterator[CheckResult]:
 
 
 def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
+    if spec.kind is HandlerKind.TORCHSERVE:  # only its process knows where it may be
+        return None
     if spec.kind is HandlerKind.FILE:
         file: Path | None = spec.file(base_dir)
     else:

@@ -1,7 +1,8 @@
 """One console for many processes: each line follows the aligned, coloured name of its process.
 
 In JSON mode, a line that is a JSON object passes unchanged. Any other line (a server's own log, a
-traceback) becomes the `event` of a new JSON object.
+traceback) becomes the `event` of a new JSON object. With the format `torchserve`, a line in
+TorchServe's form passes unchanged, and the console writes TorchServe's log files too.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from headrace.observability.log_output import LogOutput
+from headrace.torchserve.log_files import LogFiles
+from headrace.torchserve.log_lines import console_line, is_line
 
 #: The name of the supervisor's own lines.
 OWN_NAME: Final = "headrace"
@@ -31,6 +35,7 @@ class Console:
         names: all names that will write, so that the prefixes align.
         hidden: by name, texts whose lines are not shown.
         as_json: whether each line is a JSON object.
+        files: where TorchServe's lines go too; each line then has their form.
     """
 
     def __init__(
@@ -41,7 +46,9 @@ class Console:
         colour: bool,
         hidden: Mapping[str, Sequence[bytes]] | None = None,
         as_json: bool = False,
+        files: LogFiles | None = None,
     ) -> None:
+        self._files = files
         self._output = LogOutput(stream, self._notice)
         self._hidden = hidden or {}
         self._width = max((len(name) for name in names), default=0)
@@ -49,6 +56,8 @@ class Console:
         self._codes = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
         self._partial: dict[str, bytes] = {}
         self._line = self._json_line if as_json else self._plain_line
+        if files is not None:
+            self._line = self._torchserve_line
         self._as_json = as_json
 
     def feed(self, name: str, data: bytes) -> None:
@@ -57,6 +66,9 @@ class Console:
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
+        if self._files is not None:
+            self._write_torchserve(name, lines)
+            return
         self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
 
     def flush(self, name: str) -> None:
@@ -69,6 +81,10 @@ class Console:
         """Write a message of the supervisor itself under a name, line by line."""
         lines = [text] if self._as_json else text.split("\n")
         self._write("".join(self._line(name, line.encode()) for line in lines))
+
+    def print_alone(self, text: str) -> None:
+        """Write a line as it is, which scripts wait for."""
+        self._write(f"{text}\n")
 
     def _shows(self, name: str, line: bytes) -> bool:
         return not any(part in line for part in self._hidden.get(name, ()))
@@ -93,9 +109,24 @@ class Console:
         }
         return json.dumps(fields) + "\n"
 
-    def _write(self, text: str) -> None:
+    def _torchserve_line(self, name: str, line: bytes) -> str:
+        text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
+        return console_line(time.time(), "INFO", name, name, text) if text else ""
+
+    def _write_torchserve(self, name: str, lines: Sequence[bytes]) -> None:
+        """Write lines of a process; those that have TorchServe's form are most, and unchanged."""
+        data = b"".join(
+            b"%b\n" % line if is_line(line) else self._torchserve_line(name, line).encode()
+            for line in lines
+            if self._shows(name, line)
+        )
+        self._write(data)
+
+    def _write(self, text: str | bytes) -> None:
         if text:
             self._output.write(text)
+            if self._files is not None:
+                self._files.write(text if isinstance(text, bytes) else text.encode())
 
     def _notice(self, missing: int) -> str:
         text = f"{missing} lines are missing here: nothing read this output"
@@ -123,7 +154,8 @@ def console_for(
     hidden: Mapping[str, Sequence[bytes]] | None = None,
     *,
     as_json: bool = False,
+    files: LogFiles | None = None,
 ) -> Console:
     """Return a console on standard output."""
     colour = not as_json and wants_colour(sys.stdout, os.environ)
-    return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json)
+    return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json, files=files)

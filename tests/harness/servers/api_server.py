@@ -75,7 +75,7 @@ def api_server(
     redis_url: str, models: Catalog, declared: DeclaredModels | None = None, /, **settings: Any
 ) -> Iterator[ApiServer]:
     """Serve until the context ends."""
-    port = free_port()
+    port = settings.pop("port", None) or free_port()
     app = create_app(Settings(redis_url=redis_url, port=port, **settings), models, declared)
     server = server_for(app, "127.0.0.1", port, "warning")
     thread = threading.Thread(target=server.run, daemon=True)

@@ -85,6 +85,26 @@ def test_bytes_behind_the_head_that_bring_no_body_have_an_end(
         assert statuses(answer + received(connection)) == [401], "there is no second answer"
 
 
+OLD_GET = b"GET /live HTTP/1.0\r\nHost: x\r\n"
+KEEP = b"Connection: Keep-Alive\r\n"
+
+
+def test_a_connection_of_http_1_0_stays_open_if_its_client_requests_that(api: ApiServer) -> None:
+    answer = sent(api, (OLD_GET + KEEP + b"\r\n") * 2 + OLD_GET + b"\r\n")
+    assert statuses(answer) == [200, 200, 200]
+    assert answer.count(b"connection: keep-alive") == 2
+    assert answer.count(b"connection: close") == 1
+
+
+def test_without_that_request_it_closes_after_one_answer(api: ApiServer) -> None:
+    assert statuses(sent(api, (OLD_GET + b"\r\n") * 2)) == [200]
+
+
+def test_a_bad_request_behind_one_of_http_1_0_ends_the_connection(api: ApiServer) -> None:
+    answer = sent(api, OLD_GET + KEEP + b"\r\n", b"nonsense\r\n\r\n")
+    assert statuses(answer)[0] == 200
+
+
 def test_a_trailer_is_no_header(api: ApiServer, redis_db: RedisServer) -> None:
     trailer = b"1\r\n1\r\n0\r\n" + key_line(redis_db) + b"\r\n"
     answer = sent(

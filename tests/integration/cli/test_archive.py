@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.archives import MODEL, good_members, write_folder, write_zip
 from tests.harness.servers.up import headrace
+from tests.harness.torchserve import write_archive
 
 
 @pytest.mark.slow
@@ -40,6 +41,45 @@ def test_a_folder_is_packed_checked_tried_and_pinned(tmp_path: Path) -> None:
     assert wrong.returncode == 2
     assert "models.twice.source: " in wrong.stderr
     assert digest in wrong.stderr
+
+
+def test_an_archive_of_torchserve_is_checked_and_tried(tmp_path: Path) -> None:
+    handler = """
+from ts.torch_handler.base_handler import BaseHandler
+
+class Counts(BaseHandler):
+    def initialize(self, context):
+        self.factor = context.model_yaml_config["handler"]["factor"]
+
+    def preprocess(self, data):
+        return [len(row["body"]) for row in data]
+
+    def inference(self, data):
+        return [count * self.factor for count in data]
+
+    def postprocess(self, data):
+        return [{"letters": count} for count in data]
+"""
+    files = {"service.py": handler, "model-config.yaml": "handler: {factor: 2}\n"}
+    folder = write_archive(tmp_path / "a", "service", files, configFile="model-config.yaml")
+    members = [
+        (str(file.relative_to(folder)), file.read_bytes())
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    ]
+    write_zip(tmp_path / "m.mar", members)
+    checked = headrace("archive", "--check", "m.mar", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert "model:        m 1.0\n" in checked.stdout
+    assert "handler:      service\n" in checked.stdout
+    assert "m.mar: no problems found" in checked.stdout
+    tried = headrace("try", "m.mar", "--text", "abc", cwd=tmp_path)
+    assert tried.stdout.strip() == '{"letters": 6}', tried.stderr
+    failed = headrace("try", "m.mar", "--json-input", "7", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert 'service.py", line 9' in failed.stderr
+    assert "TypeError: object of type 'int' has no len()" in failed.stderr
+    assert "torchserve/handler.py" not in failed.stderr
 
 
 def test_a_hostile_archive_is_explained_and_runs_nothing(tmp_path: Path) -> None:

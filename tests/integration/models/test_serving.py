@@ -50,6 +50,17 @@ class Needs(Handler):
 
         return [[weather.TODAY, *item] for item in items]
 """
+THEIRS = """\
+from ts.torch_handler.base_handler import BaseHandler
+
+class Theirs(BaseHandler):
+    def initialize(self, context):
+        self.initialized = True
+
+    def handle(self, data, context):
+        assert context.system_properties["batch_size"] == 1
+        return [{**row["body"], "ids": list(context.request_ids.values())} for row in data]
+"""
 #: What one archive writes when its code is run, by whichever process that does it.
 SPY = (
     """\
@@ -73,8 +84,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
     manifest = {"model": {"modelName": "m", "modelVersion": "2", "handler": "handler.py"}}
     archive = [("MAR-INF/MANIFEST.json", json.dumps(manifest).encode())]
     write_zip(folder / "ours.mar", [*archive, ("handler.py", HANDLER.encode())])
-    theirs = "from ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): ...\n"
-    write_zip(folder / "theirs.mar", [*archive, ("handler.py", theirs.encode())])
+    write_zip(folder / "theirs.mar", [*archive, ("handler.py", THEIRS.encode())])
     save_script(folder / "script.pt", Scaled())
     (folder / "exported").mkdir()
     save_exported(folder / "exported" / "m.pt2")
@@ -170,12 +180,11 @@ def test_an_archive_of_torchserve_with_a_handler_of_ours_is_served(
     assert values(served, "mine", 4) == [4]
 
 
-def test_a_handler_of_torchserve_says_that_it_cannot_run_yet(
+def test_a_handler_of_torchserve_runs_and_its_defaults_count(
     served: tuple[Worker, Client],
 ) -> None:
-    error = load_error(served, "theirs")
-    assert "handler.py is a handler of TorchServe, which cannot run yet" in error
-    assert "docs/torchserve.md" in error
+    (job,) = results(served, "theirs", {"x": 4})
+    assert value_of(job) == {"x": 4, "ids": [job.id]}
 
 
 def test_a_program_is_served_in_batches_and_a_bad_input_fails_alone(

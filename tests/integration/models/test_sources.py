@@ -346,3 +346,20 @@ def test_a_process_that_runs_no_model_goes_on_without_its_source(
         "m": "7", "echo": "1.0",
     }  # fmt: skip
     assert "only the models file's keys are known here" in caplog.text
+
+
+def test_a_number_for_all_workers_replaces_those_for_each(tmp_path: Path) -> None:
+    files = {**MODEL, "model.yaml": "handler: handler.py\nmin_replicas: 1\nmax_replicas: 4\n"}
+    write_folder(tmp_path / "m", files)
+
+    def load(more: str) -> tuple[int | None, int | None]:
+        (tmp_path / "models.yaml").write_text(f"models: {{m: {{source: m{more}}}}}")
+        catalog = load_models(Settings(models_file=tmp_path / "models.yaml"))
+        return catalog.models["m"].max_replicas, catalog.models["m"].total_replicas
+
+    assert load("") == (4, None)
+    assert load(", replicas: 2") == (4, None)
+    assert load(", total_replicas: 2") == (None, 2)
+    (tmp_path / "m" / "model.yaml").write_text("handler: handler.py\ntotal_replicas: 3\n")
+    assert load("") == (None, 3)
+    assert load(", max_replicas: 2") == (2, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any
 import pytest
 from docker.utils.build import exclude_paths
 
+from headrace.torchserve.launch import Flags, merge
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.dockerfile import Dockerfile, parse
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "deploy").glob("Dockerfile.*"))
+TORCHSERVE = ROOT / "deploy/torchserve"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD_TOOLS = r"gcc|g\+\+|build-essential|cmake|make|git|curl|wget|-dev\b|pip|hatchling"
 
@@ -162,3 +166,35 @@ def test_they_start_our_command() -> None:
     assert commands == {"api": ["headrace", "api"], "worker": ["headrace", "worker"]}
     for path in FILES:
         assert parse(path).final.last("WORKDIR") == "/srv/headrace"
+
+
+def test_the_image_in_place_of_torchserve_has_its_user_folders_ports_and_command() -> None:
+    file = parse(TORCHSERVE / "Dockerfile").final
+    assert file.last("USER") == "1000:1000"
+    assert file.last("WORKDIR") == "/home/model-server"
+    assert file.last("EXPOSE") == "8080 8081 8082"
+    assert file.command() == ["serve"]
+    (run,) = file.all("RUN")
+    assert "useradd --uid 1000 --gid 1000" in run
+    for folder in ("model-store", "wf-store", "tmp", ".headrace"):
+        assert f"/home/model-server/{folder}" in run
+    assert file.last("ENTRYPOINT") == '["/usr/local/bin/dockerd-entrypoint.sh"]'
+    assert file.environment({})["TEMP"] == "/home/model-server/tmp"
+    source, target = file.last("COPY").split()
+    assert (ROOT / source, target) == (TORCHSERVE, "/tmp/torchserve")
+    assert {f"{source}/{path.name}" for path in TORCHSERVE.iterdir()} <= context()
+
+
+def test_the_files_of_that_image() -> None:
+    launch = merge(Flags(), {}, TORCHSERVE)
+    assert launch.notices == []
+    assert launch.model_store == Path("/home/model-server/model-store")
+    assert [(one.host, one.port) for one in launch.addresses] == [
+        ("0.0.0.0", 8080), ("0.0.0.0", 8081), ("0.0.0.0", 8082)
+    ]  # fmt: skip
+    assert os.access(TORCHSERVE / "entrypoint.sh", os.X_OK)
+    command = tomllib.loads((TORCHSERVE / "pyproject.toml").read_text())["project"]
+    assert command["version"] == PROJECT["project"]["version"]
+    assert command["name"] in PROJECT["project"]["optional-dependencies"]["torchserve"]
+    module, _, function = command["scripts"]["torchserve"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))

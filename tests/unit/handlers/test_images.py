@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def bomb(width: int, height: int) -> bytes:
     return bytes(png)
 
 
-def refusal(data: object, **options: int) -> str:
+def refusal(data: object, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
         decode(data, **options)
     return caught.value.message

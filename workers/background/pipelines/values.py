@@ -17,6 +17,7 @@ from headrace.jobs.encoding import kombu_base64
 from headrace.jobs.job import Job
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import InputSource, PayloadRange
+from headrace.jobs.response import split_details
 
 #: Reads a range of a payload that is JSON text.
 Read = Callable[[PayloadRange], Awaitable[bytes]]
@@ -71,6 +72,7 @@ def value_of(job: Job) -> Value:
     """
     if job.stored is not None:
         ref, size, kind = job.stored
+        kind, _ = split_details(kind)
         return StoredValue(
             PayloadRange(ref, 0, size, "" if kind == JSON_TYPE else kind), whole=True
         )
@@ -78,7 +80,7 @@ def value_of(job: Job) -> Value:
     if result is None:
         raise ValueError(f"the result of the job {job.id} is gone")
     if job.result_type:
-        return BinaryValue(job.result_type, kombu_base64(result))
+        return BinaryValue(split_details(job.result_type)[0], kombu_base64(result))
     return TextValue(result)
 
 

@@ -126,6 +126,20 @@ def test_a_manifest_that_cannot_be_read_is_refused(text: str, tmp_path: Path) ->
     assert "MANIFEST.json" in refusal(tmp_path, {"MAR-INF/MANIFEST.json": text})
 
 
+def test_the_config_file_of_a_manifest_gives_options(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "batchSize: 4\nmaxBatchDelay: soon\nminWorkers: 2\nmaxWorkers: 2\n"
+    files = {"h.py": HANDLER, "c.yaml": text}
+    found = archived(tmp_path, files, modelName="m", handler="h", configFile="c.yaml")
+    assert found.options["max_batch_size"] == 4
+    assert found.options["total_replicas"] == 2
+    assert found.settings == {"batchSize": 4, "minWorkers": 2, "maxWorkers": 2}
+    assert "c.yaml: maxBatchDelay: expected an integer of 0 or more, got 'soon'" in caplog.text
+    with pytest.raises(ConfigError, match="configFile: it leads out of the model's folder"):
+        archived(tmp_path, files, modelName="m", handler="h", configFile="../c.yaml")
+
+
 def test_a_manifest_with_a_program_and_no_handler_is_the_program(tmp_path: Path) -> None:
     found = archived(tmp_path, {"m.pt": "", "other.pt": ""}, modelName="m", serializedFile="m.pt")
     assert found.options == {"weights": "m.pt", "handler": "tensor_model"}

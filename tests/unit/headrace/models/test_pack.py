@@ -103,7 +103,10 @@ def test_an_archive_of_torchserve_is_explained(tmp_path: Path) -> None:
     manifest = b'{"model": {"modelName": "old", "handler": "image_classifier"}}'
     found = explain(write_zip(tmp_path / "a.mar", [("MAR-INF/MANIFEST.json", manifest)]), LIMITS)
     assert (found.name, found.handler, found.problems) == ("old", "image_classifier", [])
-    assert "a handler of TorchServe" in found.warnings[0]
+    assert found.warnings == []
+    manifest = b'{"model": {"modelName": "old", "handler": "gone.py:handle"}}'
+    found = explain(write_zip(tmp_path / "b.mar", [("MAR-INF/MANIFEST.json", manifest)]), LIMITS)
+    assert found.problems == ["there is no file gone.py, its handler"]
 
 
 def test_a_folder_and_a_program_are_explained_too(tmp_path: Path) -> None:

@@ -87,6 +87,17 @@ def test_options_that_the_queue_acts_on_part_runs() -> None:
     assert [head[13:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
 
 
+def test_a_model_can_have_a_limit_for_the_start_of_jobs_without_their_own() -> None:
+    model = ModelConfig(name="a", handler="echo", max_queue_depth=5, expires_s=0.5)
+    jobs = [
+        job(new_ids(1)[0], model),
+        job(new_ids(1)[0], model, quiet=True),
+        job(new_ids(1)[0], model, options={"expires": 3}),
+    ]
+    heads = [head for head, _ in runs(submit_arguments(jobs))]
+    assert [head[4] for head in heads] == [500_000, 500_000, 3_000_000]
+
+
 def test_a_record_says_how_long_it_is_kept_only_where_others_are_not() -> None:
     day = {"priority": 3, "result_ttl": DEFAULT_TTL_S}
     [(head, _)] = runs(submit_arguments([job(new_ids(1)[0], options=day)]))

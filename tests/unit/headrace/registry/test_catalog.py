@@ -82,6 +82,26 @@ def test_a_source_is_read_again_only_when_its_model_has_changed(settings: Settin
         reader.read("words", "1.0", ModelVersion(declared=declared, loads=1))
 
 
+def test_a_version_that_is_registered_again_after_its_removal_is_read_again(
+    settings: Settings,
+) -> None:
+    reader = ConfigReader(settings, load_models(settings))
+    one = ModelVersion(changed={"source": "words"})
+    model = RegisteredModel(name="words", generation=1, versions={"1.0": one})
+    registry = Registry(models={"words": model})
+
+    def batch_sizes() -> list[int]:
+        configs = [found.config for _, _, found in reader.all(registry)]
+        return [config.max_batch_size for config in configs if config is not None]
+
+    default = batch_sizes()
+    file = settings.models_file.parent / "words" / MODEL_FILE
+    file.write_text(f"{file.read_text()}max_batch_size: 7\n")
+    assert batch_sizes() == default != [7]
+    assert not list(reader.all(Registry()))
+    assert batch_sizes() == [7]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -151,11 +151,28 @@ def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
     assert [job.id for job in model.batcher.take_all()] == ["b"]
 
 
-def test_who_holds_nothing_or_has_no_redis_is_in_no_doubt(
+def test_who_holds_nothing_is_in_no_doubt_and_an_outage_alone_causes_none(
     model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     assert not cancellation.leases_in_doubt(NOW)
     assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S)
     claim(model, "a")
+    assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S)
     desk.connected = False
-    assert not cancellation.leases_in_doubt(NOW + 5 * LEASE_S)
+    for turn in range(10):
+        assert not cancellation.leases_in_doubt(NOW + (2 + turn / 2) * LEASE_S)
+
+
+def test_after_a_pause_that_has_cost_the_connection_the_leases_are_in_doubt_until_they_are_renewed(
+    model: ServedModel, desk: Desk, cancellation: HeldJobs
+) -> None:
+    claim(model, "a")
+    assert not cancellation.leases_in_doubt(NOW)
+    desk.connected = False
+    assert cancellation.leases_in_doubt(NOW + 2 * LEASE_S)
+    desk.connected = True
+    assert cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 1)
+    cancellation.renew(model)
+    desk.answer(FENCED)
+    assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 2)
+    assert not model.held

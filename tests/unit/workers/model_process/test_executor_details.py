@@ -120,6 +120,37 @@ def test_bytes_are_decoded_for_a_form_and_for_a_handler_that_accepts_them() -> N
     assert outcomes[1][0]
 
 
+def test_a_handler_gets_inputs_as_they_were_sent_if_it_asks_for_it() -> None:
+    class Raw(Handler):
+        raw_inputs = True
+
+        def inference(self, items: list[Any]) -> list[Any]:
+            of = self.context
+            return [repr(one) for one in zip(items, of.content_types, of.part_types, strict=True)]
+
+    sent = b'{"content_type": "text/plain", "base64": "YQ=="}'
+    form = InputDetails(nested=True).text()
+    rows: list[tuple[Any, ...]] = [
+        ("1", b'{"a" :1}'),
+        ("2", sent),
+        ("3", b"[1 ]", "application/json"),
+        ("4", b"\xff", "text/plain"),
+        ("5", b'{"x": %b, "y": "text", "z": [1]}' % sent, "", NEVER, form),
+        ("6", b'{"content_type": "text/plain", "base64": "%b"}' % (b"YWFh" * 500)),
+        ("7", b'{"content_type": "a/b", "base64": "!"}'),
+    ]
+    *good, bad = run(Raw(), rows).outcomes
+    assert [eval(json.loads(outcome[1])) for outcome in good] == [
+        (b'{"a" :1}', "application/json", {}),
+        (b"a", "text/plain", {}),
+        (b"[1 ]", "application/json", {}),
+        (b"\xff", "text/plain", {}),
+        ({"x": b"a", "y": "text", "z": [1]}, "application/json", {"x": "text/plain"}),
+        (b"a" * 1500, "text/plain", {}),
+    ]
+    assert bad[1] == "input-error"
+
+
 def test_what_cannot_be_read_fails_its_own_job() -> None:
     rows = [("1", b"1", "", NEVER, b"{"), ("2", b"2", "", NEVER, text(2))]
     outcomes = run(Noting(), rows).outcomes

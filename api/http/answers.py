@@ -1,0 +1,75 @@
+"""Send answers on ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from api.http.messages import (
+    NO_CONTENT,
+    ClientGone,
+    Receive,
+    Reply,
+    Request,
+    ResponseCutShort,
+    Send,
+    StreamingReply,
+)
+from api.http.uvicorn_protocol import write_whole
+
+#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
+#: answer instead of a reset connection.
+DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
+DRAIN_MAX_S: Final = 2.0
+
+
+async def send_reply(send: Send, reply: Reply, request: Request) -> None:
+    """Send an answer; after a refused body drain the rest and close the connection."""
+    body = reply.body
+    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
+        headers = [*reply.headers]
+    else:
+        headers = [(b"content-length", b"%d" % len(body)), *reply.headers]
+        if reply.content_type:
+            headers.insert(0, (b"content-type", reply.content_type))
+    if request.drain:
+        headers.append((b"connection", b"close"))
+    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
+        return
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if not request.drain:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_stream(send: Send, stream: StreamingReply) -> None:
+    """Send an answer whose body is produced while it is sent."""
+    headers = [*stream.headers]
+    if stream.content_type:
+        headers.insert(0, (b"content-type", stream.content_type))
+    await send({"type": "http.response.start", "status": stream.status, "headers": headers})
+
+    async def write(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    # uvicorn closes the connection of an incomplete answer.
+    with contextlib.suppress(ClientGone, ResponseCutShort):
+        await stream.run(write)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _drain(receive: Receive) -> None:
+    left = DRAIN_MAX_BYTES
+    try:
+        async with asyncio.timeout(DRAIN_MAX_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return

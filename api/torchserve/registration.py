@@ -1,0 +1,220 @@
+"""Register a model: read its files, add it to the registry, and wait until it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from contextlib import ExitStack
+from typing import Any, Final
+
+from api.http.messages import Answer, Request
+from api.services import Services
+from api.torchserve.changes import change, load_failure, registry_of, until_scaled
+from api.torchserve.endpoints import config_of
+from api.torchserve.errors import (
+    BAD_REQUEST,
+    CONFLICT,
+    INVALID_MODEL,
+    MODEL,
+    MODEL_NOT_FOUND,
+    TorchServeError,
+)
+from api.torchserve.model_files import Found, found_model, shown
+from api.torchserve.parameters import Parameters, read_parameters
+from api.torchserve.replies import status_reply
+from headrace.config.handler_reference import TORCHSERVE
+from headrace.config.model_catalog import MODEL_NAME_PATTERN
+from headrace.config.model_options import DEFAULT_VERSION
+from headrace.errors import ConfigError
+from headrace.models.catalog import ENVIRONMENTS
+from headrace.models.folder import ModelFolder, archive_handler
+from headrace.models.requirements import installed
+from headrace.registry.model import Change, Registry, register, withdraw
+from headrace.torchserve.config import TorchServeConfig
+from headrace.torchserve.model_config import (
+    REGISTRATION,
+    RUNTIME,
+    URL,
+    Requested,
+    model_options,
+)
+
+#: The runtimes that a request may name.
+_RUNTIMES: Final = ("python", "python3", "LSP")
+#: The C++ runtime.
+_NOT_HERE: Final = "LSP"
+_NAME: Final = re.compile(MODEL_NAME_PATTERN)
+
+
+async def register_model(services: Services, request: Request) -> Answer:
+    """Register a model, and wait until its workers have loaded it."""
+    config = config_of(services)
+    parameters = await read_parameters(request)
+    url = _url(parameters)
+    _check_runtime(parameters)
+    handler = parameters.text("handler") or config.default_service_handler
+    with ExitStack() as cleanup:
+        files = found_model(
+            services.settings,
+            config.allowed_urls,
+            registry_of(services).sources,
+            url,
+            has_handler=bool(handler),
+        )
+        found = await asyncio.to_thread(cleanup.enter_context, files)
+        if config.install_py_dep_per_model:
+            await _install(services, found.model)
+        name, version = _name(parameters, found), _version(found.model)
+        options = {
+            "source": found.source,
+            **_options(config, name, version, found.model, parameters),
+            "options": _details(parameters, found),
+        }
+        await _register(services, request, name, version, options, found)
+    workers = int(options.get("total_replicas", options.get("replicas", 0)))
+    what = f'Model "{name}" Version: {version} registered with {workers} initial workers'
+    if not workers:
+        return status_reply(f"{what}. Use scale workers API to add workers for the model.")
+    if not parameters.flag("synchronous", default=True):
+        return status_reply("Processing worker updates...", 202)
+    state, error = await until_scaled(services, name, version)
+    if state == "ready":
+        return status_reply(what)
+    failure = load_failure(services, name, version, error)
+    await change(services, request, name, lambda now: withdraw(now, name, version, options))
+    found.discard()
+    raise failure
+
+
+async def _register(
+    services: Services,
+    request: Request,
+    name: str,
+    version: str,
+    options: dict[str, Any],
+    found: Found,
+) -> None:
+    """Add a version to the registry, and give a fetched file its name.
+
+    Raises:
+        TorchServeError: the model has this version already.
+    """
+
+    def make(present: Registry) -> list[Change]:
+        known = present.models.get(name)
+        if known is not None and version in known.versions:
+            raise TorchServeError(
+                409,
+                CONFLICT,
+                f"The model {name} has a version {version} already. Unregister it first, or give "
+                "the archive another version",
+            )
+        return register(present, name, version, options)
+
+    make(await registry_of(services).read())
+    found.keep()
+    try:
+        await change(services, request, name, make)
+    except BaseException:
+        found.discard()
+        raise
+
+
+def _url(parameters: Parameters) -> str:
+    url = parameters.text("url")
+    if url is None:
+        raise TorchServeError(
+            400, BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
+        )
+    if not url.strip() or "\0" in url:
+        raise TorchServeError(404, MODEL_NOT_FOUND, "The parameter url is empty, or has a NUL")
+    if ".." in url:
+        raise TorchServeError(
+            404, MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
+        )
+    return url
+
+
+def _check_runtime(parameters: Parameters) -> None:
+    runtime = parameters.text("runtime")
+    if runtime is None or (runtime in _RUNTIMES and runtime != _NOT_HERE):
+        return
+    if runtime == _NOT_HERE:
+        why = "handlers in C++ cannot run here; give the archive one in Python"
+    else:
+        why = f"known are {', '.join(_RUNTIMES)}"
+    raise TorchServeError(400, BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
+
+
+async def _install(services: Services, model: ModelFolder | None) -> None:
+    """Install the packages of a model now, so that the client learns what is wrong with them."""
+    if model is None or model.requirements is None:
+        return
+    environments = services.settings.state_dir.absolute() / ENVIRONMENTS
+    try:
+        await asyncio.to_thread(installed, model.requirements, environments)
+    except ConfigError as error:
+        raise TorchServeError(
+            400, MODEL, f"Its packages cannot be installed: {error.message}"
+        ) from None
+
+
+def _name(parameters: Parameters, found: Found) -> str:
+    name = parameters.text("model_name") or (found.model.name if found.model is not None else "")
+    if not name:
+        raise TorchServeError(
+            400,
+            INVALID_MODEL,
+            f"{found.source}: it has no name. Its manifest needs modelName, or the request "
+            "model_name",
+        )
+    if not _NAME.fullmatch(name):
+        raise TorchServeError(
+            400,
+            BAD_REQUEST,
+            f"The name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not begin with . or "
+            f"-, unlike {shown(name)}. Give another one as model_name",
+        )
+    return name
+
+
+def _version(model: ModelFolder | None) -> str:
+    return DEFAULT_VERSION if model is None else str(model.options.get("version", DEFAULT_VERSION))
+
+
+def _options(
+    config: TorchServeConfig,
+    name: str,
+    version: str,
+    model: ModelFolder | None,
+    parameters: Parameters,
+) -> dict[str, Any]:
+    """Return the options of a version, by the precedence that TorchServe has for each."""
+    asked = Requested(
+        batch_size=parameters.number("batch_size"),
+        max_batch_delay=parameters.number("max_batch_delay"),
+        initial_workers=parameters.number("initial_workers"),
+        response_timeout=parameters.number("response_timeout"),
+        startup_timeout=parameters.number("startup_timeout"),
+    )
+    settings = model.settings if model is not None else {}
+    options = model_options(config, name, version, settings, asked)
+    handler = parameters.text("handler")
+    if not handler and (model is None or "handler" not in model.options):
+        handler = config.default_service_handler
+    if handler and model is not None:
+        options["handler"] = archive_handler(model.folder, handler)
+    elif handler:
+        options["handler"] = f"{TORCHSERVE}{handler}"
+    return options
+
+
+def _details(parameters: Parameters, found: Found) -> dict[str, str]:
+    """Return what a registration has that is no option of a model."""
+    details = {REGISTRATION: secrets.token_hex(4)}
+    if found.url:
+        details[URL] = found.url
+    if runtime := parameters.text("runtime"):
+        details[RUNTIME] = runtime
+    return details

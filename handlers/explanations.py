@@ -1,0 +1,160 @@
+"""Explanations of predictions, through Captum, which is imported when the first one is asked for.
+
+A job asks for an explanation by its parameter `explain`, if the model declares one, or by the
+header `explain: True`, if the model has chosen it. The parameter `target` is the class to explain.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from headrace.errors import HandlerError, InputError
+from headrace.handler import Context
+
+#: The steps of the integral of a vision model.
+STEPS: Final = 15
+#: The parameters and the header that ask for an explanation.
+EXPLAIN: Final = "explain"
+TARGET: Final = "target"
+
+Forward = Callable[..., Any]
+
+
+def captum_attr() -> Any:
+    """Return the module `captum.attr`.
+
+    Raises:
+        HandlerError: Captum is not installed, or its import failed.
+    """
+    try:
+        return importlib.import_module("captum.attr")
+    except ImportError as error:
+        raise HandlerError(
+            f"an explanation needs the package captum, which cannot be imported: {error}; "
+            "install it where the worker runs: pip install 'headrace[explain]'"
+        ) from error
+
+
+def asked_targets(context: Context, count: int) -> dict[int, Any]:
+    """Return the target of each explanation that a batch asks for, by its place.
+
+    A target is None if the job names none.
+    """
+    asked: dict[int, Any] = {}
+    for place, parameters in enumerate(context.parameters[:count]):
+        header = context.headers[place].get(EXPLAIN) if place < len(context.headers) else None
+        if parameters.get(EXPLAIN) is True or header == "True":
+            asked[place] = parameters.get(TARGET)
+    return asked
+
+
+def read_target(value: object) -> int | tuple[int, ...]:
+    """Return a target as Captum takes it: a class, or the indices of one value of the output.
+
+    Args:
+        value: a number, a list of them, or either as text or bytes, as a form has it. Nothing
+            is class 0.
+
+    Raises:
+        InputError: it has another form.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        value = value.decode("utf-8", "replace")
+    if value is None or value == "":
+        return 0
+    parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
+    try:
+        if isinstance(parts, (list, tuple)):
+            indices = tuple(int(part) for part in parts)
+            return indices[0] if len(indices) == 1 else indices
+        if isinstance(parts, int):
+            return int(parts)
+    except (TypeError, ValueError):
+        pass
+    raise InputError(f"the target {value!r} is not a class; send its index, such as 281")
+
+
+def explain_image(forward: Forward, image: Tensor, target: int | tuple[int, ...]) -> list[Any]:
+    """Return the integrated gradients of an image, as nested lists of the image's shape.
+
+    Args:
+        forward: the model, or a function of a batch that returns its logits.
+        image: what the model gets for this image, without the dimension of the batch.
+        target: the class, or the indices of one value of the output.
+
+    Raises:
+        HandlerError: Captum is not installed.
+        InputError: the model has no such class.
+    """
+    gradients = captum_attr().IntegratedGradients(forward)
+    return image_attributions(gradients, image.unsqueeze(0), target)[0]
+
+
+def image_attributions(
+    gradients: Any, images: Tensor, target: int | tuple[int, ...]
+) -> list[list[Any]]:
+    """Return the attributions of images (N, ...) for one target, as one nested list each.
+
+    Args:
+        gradients: Captum's `IntegratedGradients` of the model.
+        images: what the model gets.
+        target: the class, or the indices of one value of the output.
+
+    Raises:
+        InputError: the model has no such class.
+    """
+    try:
+        found = gradients.attribute(images.detach().clone(), target=target, n_steps=STEPS)
+    except (IndexError, AssertionError) as error:
+        raise InputError(f"the model has no class {target}: {error}") from None
+    rows: list[list[Any]] = found.detach().float().cpu().tolist()
+    return rows
+
+
+def text_attributions(gradients: Any, tokens: Tensor, target: int | tuple[int, ...]) -> Tensor:
+    """Return the attributions of one text at the model's embedding, (rows, values).
+
+    Args:
+        gradients: Captum's `LayerIntegratedGradients` of the embedding.
+        tokens: the ids of the text's tokens, (T).
+        target: the class.
+
+    Raises:
+        InputError: the model has no such class.
+    """
+    reference = torch.zeros_like(tokens)
+    offsets = torch.zeros(1, dtype=torch.long, device=tokens.device)
+    try:
+        found: Tensor = gradients.attribute(
+            tokens, reference, additional_forward_args=(offsets,), target=target
+        )
+    except (IndexError, AssertionError) as error:
+        raise InputError(f"the model has no class {target}: {error}") from None
+    return found.detach().float()
+
+
+def importances_of(attributions: Tensor) -> Tensor:
+    """Return attributions (rows, values) as shares of their row, over the length of all rows."""
+    shares = attributions.softmax(dim=-1)
+    length: Tensor = shares.sum(dim=-1).norm()
+    return shares / length
+
+
+def text_gradients(model: object) -> Any:
+    """Return Captum's `LayerIntegratedGradients` of a text model's `embedding`.
+
+    Raises:
+        HandlerError: the model has no `embedding`, or Captum is not installed.
+    """
+    embedding = getattr(model, "embedding", None)
+    if embedding is None:
+        raise HandlerError(
+            f"an explanation needs the layer `embedding` of the model, and "
+            f"{type(model).__name__} has none; name its embedding so"
+        )
+    return captum_attr().LayerIntegratedGradients(model, embedding)

@@ -1,0 +1,141 @@
+"""Text classification with a torch module that takes tokens and offsets, such as an EmbeddingBag.
+
+`options.model` and `weights` are as for `image_classifier`. The module is called with the ids of
+all texts' tokens in one row (T), and the place (N) at which each text begins. It returns logits
+(N, classes). Explanations need its layer `embedding`.
+
+A result is `{"sports": 0.9, ...}` with the probability of every class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+from typing_extensions import override
+
+from handlers import text
+from handlers.explanations import (
+    asked_targets,
+    importances_of,
+    read_target,
+    text_attributions,
+    text_gradients,
+)
+from handlers.images import read_options
+from handlers.modules import TextModuleOptions, load_module, load_names
+from headrace.errors import HandlerError, InputError
+from headrace.handler import Context, Handler
+
+
+class TextOptions(TextModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `text_classifier`.
+
+    Attributes:
+        index_to_name: JSON file {"0": "sports"}.
+        vocabulary: file of ids by token, which `torch.save` wrote.
+        ngrams: the longest n-grams that are tokens.
+    """
+
+    index_to_name: str | None = None
+    vocabulary: Annotated[str, Meta(min_length=1)] = text.VOCABULARY_FILE
+    ngrams: Annotated[int, Meta(ge=1, le=10)] = text.NGRAMS
+
+
+class TextClassifier(Handler):
+    """Returns the probability of each class of a text."""
+
+    overlap = True
+    preprocess_per_item = True
+    options: TextOptions
+
+    @override
+    def initialize(self, context: Context) -> None:
+        self.initialize_preprocess(context)
+        self.names = load_names(context, self.options.index_to_name)
+        self.model = load_module(context, self.options).to(context.device).eval()
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        self.options = read_options(context, TextOptions)
+        path = context.model_dir / Path(self.options.vocabulary).expanduser()
+        self.vocabulary = text.load_vocabulary(path, weights_only=context.weights_only)
+
+    @override
+    def example_input(self) -> str | None:
+        """Return a word of the vocabulary; None if it cannot be listed."""
+        known = self.vocabulary if isinstance(self.vocabulary, Mapping) else {}
+        return next((word for word in known if text.tokens(str(word)) == [word]), None)
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        targets = asked_targets(self.context, len(inputs))
+        return [
+            self._item_or_error(data, place in targets, targets.get(place))
+            for place, data in enumerate(inputs)
+        ]
+
+    @override
+    def inference(self, items: Any) -> list[Any]:
+        found: list[Any] = [
+            None if isinstance(item, Tensor) else self._explanation_or_error(*item)
+            for item in items
+        ]
+        plain = [item for item in items if isinstance(item, Tensor)]
+        rows = iter(self._probabilities(plain) if plain else ())
+        return [next(rows) if one is None else one for one in found]
+
+    def _item_or_error(self, data: Any, explained: bool, target: Any) -> Any:
+        try:
+            words = text.tokens(read_text(data))
+            ids = text.token_ids(self.vocabulary, words, self.options.ngrams)
+        except InputError as error:
+            return error.with_traceback(None)
+        return [ids, words, target] if explained else ids
+
+    def _probabilities(self, items: list[Tensor]) -> list[dict[str, float]]:
+        with torch.inference_mode():
+            rows = self._logits(items).float().softmax(dim=1).tolist()
+        return [
+            {self.names.get(n, str(n)): probability for n, probability in enumerate(row)}
+            for row in rows
+        ]
+
+    def _logits(self, items: list[Tensor]) -> Tensor:
+        lengths = torch.tensor([0, *(len(ids) for ids in items[:-1])])
+        device = self.context.device
+        logits: Tensor = self.model(torch.cat(items).to(device), lengths.cumsum(0).to(device))
+        return logits
+
+    def _explanation_or_error(self, ids: Tensor, words: list[str], target: Any) -> Any:
+        try:
+            gradients = text_gradients(self.model)
+            if target is None:
+                with torch.inference_mode():
+                    target = int(self._logits([ids]).argmax())
+            ids = ids.to(self.context.device)
+            found = text_attributions(gradients, ids, read_target(target))
+            return {"importances": importances_of(found).tolist(), "words": words}
+        except (InputError, HandlerError) as error:
+            return error.with_traceback(None)
+
+
+def read_text(data: object) -> str:
+    """Return an input as text.
+
+    Raises:
+        InputError: it is neither text nor UTF-8.
+    """
+    if isinstance(data, (bytes, bytearray)):
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"expected text in UTF-8: {error}") from None
+    if not isinstance(data, str):
+        raise InputError("expected text; send it as the body, with Content-Type: text/plain")
+    return data

@@ -1,0 +1,429 @@
+"""The handler of an archive: it runs TorchServe's `handle(data, context)`.
+
+`handlers.loader` makes it for `handler: torchserve:…`. It works in a model process only: it puts
+the package `ts` on `sys.path`, and makes the folder of the archive the current one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+import yaml
+from typing_extensions import override
+
+from handlers.torchserve.entry import BUILTINS, Entry, fed_by_nodes, load_entry, put_first
+from handlers.torchserve.results import STATUSES, Reply, result_of
+from headrace.config.handler_reference import HandlerReference
+from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.handler import Context, Handler
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.response import ErrorResponse
+from headrace.torchserve.config import TorchServeConfig, read_config
+from headrace.torchserve.workflow import SOURCES_OPTION
+
+if TYPE_CHECKING:
+    import ts.context
+    from ts.metrics.emission import MetricRow
+
+logger = logging.getLogger(__name__)
+
+#: The folder of the package `ts`.
+SHIM: Final = Path(__file__).parent / "shim"
+MANIFEST: Final = "MAR-INF/MANIFEST.json"
+CONFIG_VARIABLE: Final = "HEADRACE_TORCHSERVE"
+#: Named `body` for a handler: an input that is no form.
+BODY: Final = "body"
+_OUT_OF_RESOURCES: Final = 507
+_YES: Final = "True"
+#: The value and the content type of each member of a form; of another input, that of `body`.
+Members = Mapping[str, tuple[Any, str]]
+
+
+class TorchServeHandler(Handler):
+    """Calls `handle(data, context)` of an archive once per batch.
+
+    Args:
+        reference: the handler, as the manifest names it.
+        config: the settings of TorchServe; None to read them.
+    """
+
+    #: TorchServe's rules for JSON and text differ from those of Headrace.
+    raw_inputs = True
+
+    def __init__(self, reference: HandlerReference, config: TorchServeConfig | None = None) -> None:
+        self._reference = reference
+        self._config = config
+        self._entry: Entry
+        self._ts: ts.context.Context
+        self._envelope = ""
+        self._decodes = True
+        self._runner: asyncio.Runner | None = None
+        self._pieces: dict[int, list[Any]] = {}
+        self._send_metrics: Callable[[list[MetricRow]], None] | None = None
+        self._rows: list[MetricRow] = []
+        self._in_batch = False
+
+    def send_metrics_to(self, send: Callable[[list[MetricRow]], None]) -> None:
+        """Set the function that takes the rows of the handler's metrics; call it before the load.
+
+        Those of a batch come together at its end, others one by one.
+        """
+        self._send_metrics = send
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        config = self._config or _read_config()
+        # Before the current folder changes.
+        folder = context.model_dir.resolve()
+        metrics = str(config.metrics_config.absolute()) if config.metrics_config else ""
+        _prepare_process(config, folder, context)
+        from ts.metrics.emission import send_rows_to
+
+        send_rows_to(self._take_row)
+        self._ts = _context_of(context, self._reference, config, folder, metrics)
+        self._ts.keep_piece = self._keep_piece
+        sources = context.options.get(SOURCES_OPTION, ())
+        entry = fed_by_nodes(
+            load_entry(self._reference.target, self._reference.name, folder), sources
+        )
+        self._envelope = config.service_envelope
+        self._decodes = config.decode_input_request
+        if self._envelope:
+            entry = _enveloped(entry, self._envelope)
+        self._entry = entry
+        # TorchServe loads a model by a request, whose id the metrics of the load have.
+        self._ts.metrics.set_request_ids({0: str(uuid.uuid4())})
+        try:
+            loading = entry.initialize(self._ts)
+            if inspect.isawaitable(loading):
+                self._awaited(loading)
+        except UnpicklingError as error:
+            raise ConfigError(
+                f"a file of the archive holds more than weights: {str(error).splitlines()[0]}",
+                hint="if you trust it, set `weights_only: false` for the model in the models file; "
+                "docs/torchserve.md has the details",
+            ) from error
+
+    @override
+    def inference(self, items: list[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(items)
+        members = [self._members(place, item) for place, item in enumerate(items)]
+        headers = [self._headers(place, own) for place, own in enumerate(members)]
+        groups = self._groups(headers)
+        self._in_batch = True
+        try:
+            for places in groups:
+                for place, result in zip(
+                    places, self._group(members, headers, places, len(groups) > 1), strict=True
+                ):
+                    results[place] = result
+        finally:
+            self._in_batch = False
+            self._send_rows()
+        return results
+
+    def _groups(self, headers: list[dict[str, Any]]) -> list[list[int]]:
+        """Return the places of the requests that go into one call.
+
+        Handlers look at the first request only for an explanation and a description, and so do
+        the envelopes of KServe.
+        """
+        if self._envelope.startswith("kserve"):
+            return [[place] for place in range(len(headers))]
+        alone = [
+            place
+            for place, one in enumerate(headers)
+            if one["explain"] == _YES or one.get("describe") == _YES
+        ]
+        rest = [place for place in range(len(headers)) if place not in alone]
+        return [*([rest] if rest else []), *([place] for place in alone)]
+
+    def _group(
+        self,
+        members: list[Members],
+        headers: list[dict[str, Any]],
+        places: list[int],
+        several: bool,
+    ) -> list[Any]:
+        """Return the results of one call.
+
+        If it raises for its only request, that is the result, so that the other calls count.
+        """
+        from ts.context import RequestProcessor
+
+        ids = self.context.request_ids
+        self._ts.request_ids = {n: ids[place] for n, place in enumerate(places)}
+        self._ts.request_processor = [RequestProcessor(headers[place]) for place in places]
+        self._pieces = {}
+        try:
+            rows = [self._row(members[place]) for place in places]
+            values = self._call(rows)
+        except Exception as error:
+            if several and len(places) == 1 and not _of_device(error):
+                return [error]
+            raise
+        return [result_of(value, self._reply(n)) for n, value in enumerate(values)]
+
+    def _call(self, rows: list[dict[str, Any]]) -> list[Any]:
+        metrics, started = self._ts.metrics, time.perf_counter()
+        metrics.set_request_ids(self._ts.request_ids)
+        try:
+            results = self._entry.handle(rows, self._ts)
+            if inspect.isawaitable(results):
+                results = self._awaited(results)
+        except Exception as error:
+            typed = _typed(error)
+            if typed is error:
+                raise
+            raise typed from error
+        if not isinstance(results, list):
+            raise HandlerError(
+                f"handle must return a list with one value for each request, not "
+                f"{type(results).__name__}"
+            )
+        if len(results) != len(rows):
+            raise HandlerError(
+                f"handle must return one value for each request: it returned {len(results)} "
+                f"for {len(rows)}"
+            )
+        took_ms = round((time.perf_counter() - started) * 1000, 2)
+        metrics.add_time("PredictionTime", took_ms, None, "ms")
+        return results
+
+    def _awaited(self, result: Any) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            # A handler has no verb for its end.
+            weakref.finalize(self, self._runner.close)
+
+        async def wait() -> Any:
+            return await result
+
+        # The log lines of the coroutine have the jobs of this batch.
+        return self._runner.run(wait(), context=copy_context())
+
+    def _headers(self, place: int, members: Members) -> dict[str, Any]:
+        """Return the headers of a request as the handler finds them."""
+        context = self.context
+        given = context.headers[place] if place < len(context.headers) else {}
+        headers: dict[str, Any] = {"explain": "False", "url_path": "", **given}
+        parameters = context.parameters[place] if place < len(context.parameters) else {}
+        if parameters.get("explain"):
+            headers["explain"] = _YES
+        for name, (_, kind) in members.items():
+            headers[name] = {"content-type": _media_type(kind)}
+        return headers
+
+    def _members(self, place: int, item: Any) -> Members:
+        """Return the members of a form, or the body, each with its content type."""
+        context = self.context
+        if isinstance(item, dict):
+            types = context.part_types[place] if place < len(context.part_types) else {}
+            return {name: (value, types.get(name, "")) for name, value in item.items()}
+        kind = context.content_types[place] if place < len(context.content_types) else ""
+        return {BODY: (item, kind)}
+
+    def _row(self, members: Members) -> dict[str, Any]:
+        return {
+            name: _decoded(value, kind, self._decodes) if isinstance(value, bytes) else value
+            for name, (value, kind) in members.items()
+        }
+
+    def _reply(self, place: int) -> Reply:
+        one = self._ts.request_processor[place]
+        status, phrase = one.get_response_status_code(), one.get_response_status_phrase()
+        return Reply(status, phrase, one.get_response_headers(), self._pieces.get(place, ()))
+
+    def _keep_piece(self, place: int, value: Any) -> None:
+        self._pieces.setdefault(place, []).append(value)
+
+    def _take_row(self, row: MetricRow) -> None:
+        self._rows.append(row)
+        if not self._in_batch:
+            self._send_rows()
+
+    def _send_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows and self._send_metrics is not None:
+            self._send_metrics(rows)
+
+
+def _media_type(content_type: str) -> str:
+    """Return a content type without its parameters."""
+    return content_type.partition(";")[0].strip()
+
+
+def _decoded(body: bytes, content_type: str, decodes: bool) -> Any:
+    """Return bytes as the handler gets them: JSON is parsed, text is `str`."""
+    kind = _media_type(content_type).lower()
+    if decodes:
+        try:
+            if kind == JSON_TYPE:
+                return _parsed(body)
+            if kind.startswith("text"):
+                return body.decode()
+        except (ValueError, RecursionError) as error:
+            logger.warning("an input of the type %s cannot be decoded: %s", kind, error)
+    return bytearray(body)
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the value of JSON; what Python's json accepts, such as NaN, is accepted too."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return json.loads(text.decode())
+
+
+def _read_config() -> TorchServeConfig:
+    path = os.environ.get(CONFIG_VARIABLE)
+    return read_config(Path(path)) if path else TorchServeConfig()
+
+
+def _prepare_process(config: TorchServeConfig, folder: Path, context: Context) -> None:
+    """Make the process what TorchServe's handlers expect."""
+    if config.blacklist_env_vars:
+        hidden = re.compile(config.blacklist_env_vars)
+        for name in [name for name in os.environ if hidden.fullmatch(name)]:
+            del os.environ[name]
+    os.environ["TS_DECODE_INPUT_REQUEST"] = str(config.decode_input_request).lower()
+    os.environ["TS_REQUEST_SEQUENCE_ID"] = config.ts_header_key_sequence_id
+    os.environ["TS_REQUEST_SEQUENCE_START"] = config.ts_header_key_sequence_start
+    os.environ["TS_REQUEST_SEQUENCE_END"] = config.ts_header_key_sequence_end
+    if not context.weights_only:
+        # torch.load of a handler names no `weights_only`, and old files have pickled modules.
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    os.chdir(folder)
+    put_first(folder, SHIM)
+
+
+def _context_of(
+    context: Context,
+    reference: HandlerReference,
+    config: TorchServeConfig,
+    folder: Path,
+    metrics_file: str,
+) -> ts.context.Context:
+    """Return the context that lives as long as this process."""
+    from ts.context import Context as TsContext
+    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+    from ts.version import __version__
+
+    manifest = _manifest(folder, context, reference)
+    metrics = MetricsCacheYamlImpl(metrics_file)
+    metrics.initialize_cache()
+    metrics.model_name = context.model_name
+    found = TsContext(
+        context.model_name,
+        str(folder),
+        manifest,
+        context.max_batch_size,
+        _gpu(context.device),
+        __version__,
+        config.limit_max_image_pixels,
+        metrics,
+        _yaml_config(folder, manifest),
+    )
+    found.header_key_sequence_id = config.ts_header_key_sequence_id
+    found.header_key_sequence_start = config.ts_header_key_sequence_start
+    found.header_key_sequence_end = config.ts_header_key_sequence_end
+    return found
+
+
+def _manifest(folder: Path, context: Context, reference: HandlerReference) -> dict[str, Any]:
+    """Return the manifest; of a folder without one, what is known of it."""
+    model = {
+        "modelName": context.model_name,
+        "modelVersion": context.version,
+        "handler": ":".join(filter(None, (reference.target, reference.name))),
+    }
+    if context.weights is not None:
+        model["serializedFile"] = os.path.relpath(context.weights, folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {"runtime": "python", "model": model}
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", hint="pack the archive again") from error
+    return cast("dict[str, Any]", manifest)
+
+
+def _yaml_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    name = manifest.get("model", {}).get("configFile")
+    if not name:
+        return {}
+    path = folder / name
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"the archive's configFile {path} cannot be read: {error.strerror}",
+            hint="pack the archive again",
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the archive's configFile {path} is not YAML: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _gpu(device: str) -> int | None:
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "cuda" else None
+
+
+def _enveloped(entry: Entry, name: str) -> Entry:
+    """Return the entry behind an envelope, which translates inputs and results."""
+    from ts.torch_handler.request_envelope.base import BaseEnvelope
+    from ts.utils.util import list_classes_from_module
+
+    module = importlib.import_module(f"{BUILTINS}.request_envelope.{name}")
+    (cls,) = list_classes_from_module(module, BaseEnvelope)
+    return entry._replace(handle=cls(entry.handle).handle)
+
+
+def _typed(error: Exception) -> Exception:
+    """Return the error that has TorchServe's status for this one; itself if it needs none."""
+    from ts.utils.util import PredictionException
+
+    if isinstance(error, PredictionException):
+        code: Any = error.error_code
+        status = code if isinstance(code, int) and code in STATUSES else 500
+        return HandlerError(str(error.message), response=ErrorResponse(status=status))
+    if isinstance(error, InputError):
+        # From our built-in handlers. TorchServe answers 503 to a bad input, as to any exception.
+        return HandlerError(error.message)
+    if isinstance(error, MemoryError) or _no_memory(error):
+        return error
+    if "CUDA" in str(error):
+        text = f"{type(error).__name__}: {error}"
+        return HandlerError(text, response=ErrorResponse(status=_OUT_OF_RESOURCES))
+    return error
+
+
+def _no_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+def _of_device(error: Exception) -> bool:
+    """Return whether the executor must see the error, as it may be one of the device."""
+    response = getattr(error, "response", None)
+    status = response.status if isinstance(response, ErrorResponse) else 0
+    return isinstance(error, MemoryError) or _no_memory(error) or status == _OUT_OF_RESOURCES

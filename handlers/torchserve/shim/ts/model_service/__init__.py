@@ -1,0 +1,1 @@
+"""The base classes of handlers of an older interface."""

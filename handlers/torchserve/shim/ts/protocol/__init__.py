@@ -1,0 +1,1 @@
+"""An older place of `send_intermediate_predict_response`."""

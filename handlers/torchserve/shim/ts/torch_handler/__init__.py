@@ -1,0 +1,1 @@
+"""The handlers that TorchServe has itself."""

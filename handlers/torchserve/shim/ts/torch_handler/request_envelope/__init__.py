@@ -1,0 +1,1 @@
+"""The envelopes: they translate inputs and results between a protocol and a handler."""

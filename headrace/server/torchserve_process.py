@@ -1,0 +1,132 @@
+"""The server of `headrace torchserve` as a process: start it in the background, and stop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from headrace.errors import ConfigError
+from headrace.server.supervisor import proc
+
+PID_NAME: Final = ".model_server.pid"
+#: How long a stop may take.
+STOP_S: Final = 60.0
+_POLL_S: Final = 0.1
+#: Parts of the command lines of servers that use the pid file: ours, and TorchServe itself.
+_OURS: Final = "torchserve"
+_THEIRS: Final = "org.pytorch.serve"
+#: `python -P -m headrace torchserve` is among the first words, as is a console script.
+_COMMAND_WORDS: Final = 6
+
+
+def pid_file() -> Path:
+    """Return the file with the id of the server's process, in the folder for temporary files."""
+    return Path(tempfile.gettempdir()) / PID_NAME
+
+
+class Running(NamedTuple):
+    """The server that runs.
+
+    Attributes:
+        pid: its process.
+        is_ours: whether it is Headrace; else it is TorchServe itself, which has the same pid file.
+    """
+
+    pid: int
+    is_ours: bool
+
+
+def running() -> Running | None:
+    """Return the server that runs; None if none does.
+
+    A file of another user counts for nothing, and so does the id of any other program.
+    """
+    try:
+        path = pid_file()
+        if path.stat().st_uid != os.geteuid():
+            return None
+        pid = int(path.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (OSError, ValueError):
+        return None
+    if proc.start_time_ticks(pid) is None:
+        return None
+    arguments = command.split("\0")
+    if _THEIRS in command:
+        return Running(pid, is_ours=False)
+    is_ours = any(Path(one).name == _OURS for one in arguments[:_COMMAND_WORDS])
+    return Running(pid, is_ours=True) if is_ours else None
+
+
+def start_in_background(arguments: Sequence[str]) -> int:
+    """Start `headrace torchserve` with these arguments; return its process.
+
+    It keeps the standard output, and outlives this process and its terminal.
+
+    Raises:
+        ConfigError: the pid file cannot be written.
+    """
+    # Before the start, so that no server runs without it; 0 is the id of no process.
+    write_pid(0)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "headrace", _OURS, *arguments, "--foreground"],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    write_pid(process.pid)
+    return process.pid
+
+
+def write_pid(pid: int) -> None:
+    """Write the pid file, for this user alone to change.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = pid_file()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, flags, 0o644), "w") as file:
+            file.write(str(pid))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: it cannot be written: {error.strerror}",
+            hint="another user may have a server; choose another folder with TMPDIR",
+        ) from error
+
+
+@contextmanager
+def pid_written() -> Iterator[None]:
+    """Keep the id of this process in the pid file."""
+    pid = os.getpid()
+    write_pid(pid)
+    try:
+        yield
+    finally:
+        path = pid_file()
+        try:
+            if path.read_text() == str(pid):
+                path.unlink()
+        except OSError:
+            pass  # another start has replaced it
+
+
+def stop(pid: int, limit_s: float = STOP_S) -> bool:
+    """Stop a server, and wait for its end; return whether it has ended in time."""
+    started = proc.start_time_ticks(pid)
+    proc.kill(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + limit_s
+    while started is not None and proc.start_time_ticks(pid) == started:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True

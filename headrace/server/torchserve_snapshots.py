@@ -1,0 +1,145 @@
+"""The snapshots of a server of `headrace torchserve`: its models, written after each change."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.config.model_options import ModelOptions
+from headrace.errors import HeadraceError
+from headrace.registry.model import Registry
+from headrace.registry.store import RegistryStore, registry_at
+from headrace.torchserve.launch import Launch
+from headrace.torchserve.snapshot import HANDLER, Kind, SnapshotModel, write_snapshot
+
+#: How often the registry is looked at.
+LOOK_S: Final = 0.3
+LAST_NAME: Final = "last_snapshot"
+
+
+def snapshot_models(registry: Registry) -> list[SnapshotModel]:
+    """Return the registered models as a snapshot has them.
+
+    Models without an archive are left out: TorchServe has none.
+    """
+    return [
+        SnapshotModel(
+            name,
+            version,
+            str(one.options["source"]),
+            version == model.default_version,
+            snapshot_settings(one.options),
+        )
+        for name, model in registry.models.items()
+        for version, one in model.versions.items()
+        if one.options.get("source")
+    ]
+
+
+def snapshot_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a version by TorchServe's names."""
+    defaults = {item.name: item.default for item in msgspec.structs.fields(ModelOptions)}
+    value = {**defaults, **options}
+    low, high = value["total_replicas"], value["total_replicas"]
+    if low is None:
+        low = value["replicas"] if isinstance(value["replicas"], int) else 1
+        high = value["max_replicas"] or low
+    return {
+        "minWorkers": low,
+        "maxWorkers": high,
+        "batchSize": value["max_batch_size"],
+        "maxBatchDelay": int(value["max_batch_delay_ms"]),
+        "responseTimeout": max(1, round(value["timeout_s"])),
+        "startupTimeout": max(1, round(value["load_timeout_s"])),
+        "runtimeType": "python",
+        **({HANDLER: value["handler"]} if value["handler"] else {}),
+    }
+
+
+class Snapshots:
+    """Writes a snapshot at the start, after each change of the registry, and at the stop.
+
+    Args:
+        launch: the configuration.
+        state_dir: the state directory, whose Redis has the models.
+        report: prints why a snapshot could not be written.
+    """
+
+    def __init__(self, launch: Launch, state_dir: Path, report: Callable[[str], None]) -> None:
+        self._launch = launch
+        # The name of the last snapshot of this state directory.
+        self._last = state_dir / LAST_NAME
+        self._folder = launch.config.snapshot_folder
+        self._report = report
+        self._registry = Registry()
+        self._started = False
+        self._ended = threading.Event()
+
+    def is_older(self, registry: Registry) -> bool:
+        """Return whether the registry was changed after the snapshot that the start is from.
+
+        It was not if the server was stopped in order, or has run without snapshots since.
+        """
+        file, generation = self._launch.file, self._launch.revision.partition(" ")[0]
+        try:
+            was_last = file is not None and self._last.read_text() == file.name
+        except OSError:
+            return False
+        return was_last and generation.isdecimal() and registry.generation > int(generation)
+
+    def start(self, redis_url: str) -> None:
+        """Write the first one, and follow the registry in a thread."""
+        self._last.unlink(missing_ok=True)
+        if self._folder is None:
+            return
+        with registry_at(redis_url) as store:
+            self._registry = store.read()
+        self._write("startup")
+        self._started = True
+        threading.Thread(
+            target=self._follow, args=(redis_url,), name="headrace-snapshots", daemon=True
+        ).start()
+
+    def leave(self) -> None:
+        """Stop to follow the registry, before Redis ends."""
+        self._ended.set()
+
+    def stop(self) -> None:
+        """Write the last one, with the models as they were last seen."""
+        if self._started:
+            self._write("shutdown")
+
+    def _follow(self, redis_url: str) -> None:
+        while not self._ended.wait(LOOK_S):
+            # Redis may be away; the next turn sees what has changed.
+            with contextlib.suppress(HeadraceError), registry_at(redis_url) as store:
+                while not self._ended.wait(LOOK_S):
+                    self._look(store)
+
+    def _look(self, store: RegistryStore) -> None:
+        if store.revision() != self._registry.revision:
+            self._registry = store.read()
+            self._write("snapshot")
+
+    def _write(self, kind: Kind) -> None:
+        folder, revision = self._folder, self._registry.revision
+        if folder is None:
+            return
+        try:
+            path = write_snapshot(
+                folder,
+                kind,
+                datetime.now().astimezone(),
+                self._launch.values,
+                snapshot_models(self._registry),
+                f"{revision.generation} {revision.change}",
+            )
+            self._last.write_text(path.name)
+        except OSError as error:
+            self._report(f"no snapshot is written to {folder}: {error.strerror}")

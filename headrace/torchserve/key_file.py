@@ -1,0 +1,234 @@
+"""The file key_file.json: the keys of TorchServe's token authorization.
+
+The launcher writes it. All API processes read it, and one of them renews a key on request. So each
+reads it again when it has changed. A key without an expiration time is valid as long as the file
+has it: an operator can write one, or give it by `STATIC_KEYS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+#: What a key is for; `API` is for new keys of the others.
+KeyKind = Literal["management", "inference", "API"]
+#: The variables with keys that do not expire.
+STATIC_KEYS: Final[Mapping[str, KeyKind]] = {
+    "HEADRACE_TORCHSERVE_MANAGEMENT_KEY": "management",
+    "HEADRACE_TORCHSERVE_INFERENCE_KEY": "inference",
+    "HEADRACE_TORCHSERVE_API_KEY": "API",
+}
+_SECRET_BYTES: Final = 6
+_MODE: Final = 0o600
+
+
+class Key(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One key.
+
+    Attributes:
+        key: its text.
+        expires: when it expires, in ISO 8601 with the time zone; None for never.
+    """
+
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    expires: str | None = msgspec.field(name="expiration time", default=None)
+
+    def is_text(self, text: str) -> bool:
+        """Return whether this is the key's text; the duration reveals nothing."""
+        return hmac.compare_digest(text.encode(), self.key.encode())
+
+    def expired(self, now: datetime) -> bool:
+        """Return whether it has expired; a time that cannot be read is in the past."""
+        if self.expires is None:
+            return False
+        try:
+            return datetime.fromisoformat(self.expires) <= now
+        except (ValueError, TypeError):
+            return True
+
+
+class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of the file; None for a key that it does not have."""
+
+    management: Key | None = None
+    inference: Key | None = None
+    api: Key | None = msgspec.field(name="API", default=None)
+
+    def of(self, kind: KeyKind) -> Key | None:
+        """Return the key of this kind."""
+        return self.api if kind == "API" else getattr(self, kind)
+
+    def replaced(self, kind: KeyKind, key: Key) -> Keys:
+        """Return the keys with another one of this kind."""
+        return msgspec.structs.replace(self, **{"api" if kind == "API" else kind: key})
+
+
+def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None = None) -> Keys:
+    """Write a file with new keys at the start of a server; return them.
+
+    Keys of an existing file stay if it has an inference or a management key that does not expire:
+    then an operator has written it.
+
+    Args:
+        path: the file; only its owner can read it.
+        minutes: for how long new keys hold.
+        static: keys that do not expire.
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    with _changing(path):
+        before = _written(path)
+        keys = before if before is not None and _is_of_operator(before) else Keys()
+        for kind, text in (static or {}).items():
+            keys = keys.replaced(kind, Key(text))
+        if keys.management is None:
+            keys = keys.replaced("management", _new_key(minutes))
+        if keys.inference is None:
+            keys = keys.replaced("inference", _new_key(minutes))
+        if keys.api is None:
+            keys = keys.replaced("API", Key(_new_text()))
+        _write(path, keys)
+        return keys
+
+
+def static_keys(environ: Mapping[str, str]) -> dict[KeyKind, str]:
+    """Return the keys that the environment has."""
+    return {kind: environ[name] for name, kind in STATIC_KEYS.items() if environ.get(name)}
+
+
+def renew(path: Path, kind: Literal["management", "inference"], minutes: float) -> Key:
+    """Replace a key in the file, and return the new one. A key that does not expire stays.
+
+    Raises:
+        ConfigError: the file cannot be read or written, or does not exist.
+    """
+    with _changing(path):
+        keys = read_keys(path)
+        present = keys.of(kind)
+        if present is not None and present.expires is None:
+            return present
+        key = _new_key(minutes)
+        _write(path, keys.replaced(kind, key))
+        return key
+
+
+def remove_keys(path: Path) -> None:
+    """Remove the file when a server stops, unless an operator has written it."""
+    with contextlib.suppress(ConfigError, OSError):
+        keys = _written(path)
+        if keys is None or not _is_of_operator(keys):
+            path.unlink()
+
+
+def read_keys(path: Path) -> Keys:
+    """Return the keys of a file.
+
+    Raises:
+        ConfigError: it does not exist, or cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Keys)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: it cannot be read: {error.strerror}",
+            hint="the server writes it when it starts; start it again",
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: it is not a file of keys: {error}",
+            hint='write {"management": {"key": …}, "inference": {"key": …}, "API": {"key": …}}',
+        ) from error
+
+
+class KeyReader:
+    """The keys of a file, which is read again when it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._signature: tuple[int, int, int] | None = None
+        self._keys = Keys()
+
+    def keys(self) -> Keys:
+        """Return the present keys.
+
+        Raises:
+            ConfigError: the file does not exist, or cannot be read.
+        """
+        try:
+            status = self._path.stat()
+        except OSError:
+            return read_keys(self._path)
+        signature = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if signature != self._signature:
+            self._keys = read_keys(self._path)
+            self._signature = signature
+        return self._keys
+
+
+def _is_of_operator(keys: Keys) -> bool:
+    own = (keys.management, keys.inference)
+    return any(key is not None and key.expires is None for key in own)
+
+
+def _written(path: Path) -> Keys | None:
+    """Return the keys of a file; None without a file, or if it cannot be read."""
+    try:
+        return read_keys(path)
+    except ConfigError:
+        return None
+
+
+def _new_key(minutes: float) -> Key:
+    expires = datetime.now(UTC) + timedelta(minutes=minutes)
+    return Key(_new_text(), expires.isoformat().replace("+00:00", "Z"))
+
+
+def _new_text() -> str:
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Let one process at a time change the file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # The lock is on the folder, as the file itself is replaced.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: it cannot be written: {error.strerror}",
+            hint="start the server in a folder that it may write, or disable token authorization",
+        ) from error
+
+
+def _write(path: Path, keys: Keys) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    try:
+        with os.fdopen(opened, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(keys), indent=2))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

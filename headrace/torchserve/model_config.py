@@ -1,0 +1,267 @@
+"""The `configFile` of an archive (model-config.yaml), and what becomes of it: model options.
+
+TorchServe takes a model's settings from four places, and their order differs by setting:
+
+| setting | the first place that has it |
+|---|---|
+| batch size and delay | request, model-config.yaml, `models` of config.properties, 1 and 100 ms |
+| timeouts | model-config.yaml, `models`, request, `default_response_timeout` and the like |
+| workers | model-config.yaml, `models`, request, `default_workers_per_model` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from headrace.config.yaml_file import shown
+from headrace.torchserve.config import TorchServeConfig
+
+_MAX_BYTES: Final = 1024 * 1024
+_MAX_BATCH: Final = 4096
+_MAX_DELAY_MS: Final = 60_000
+_MAX_S: Final = 86_400
+_MS_PER_S: Final = 1000
+_MAX_WORKERS: Final = 256
+_MAX_DEPTH: Final = 100_000_000
+_DEFAULT_BATCH: Final = 1
+_DEFAULT_DELAY_MS: Final = 100
+#: Options for the number of model processes in each worker.
+PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
+#: Members of the `options` of a version, for its description: the URL that its archive was fetched
+#: from, the runtime that a request has named, and whether the server has started with it. The last
+#: one is another text for each registration, as the archive of the same name may be another one.
+URL: Final = "url"
+RUNTIME: Final = "runtime"
+AT_START: Final = "loaded_at_start"
+REGISTRATION: Final = "registration"
+#: Keys of TorchServe that are accepted and have no effect.
+_UNUSED: Final = frozenset(
+    {
+        "asyncCommunication",
+        "continuousBatching",
+        "maxNumSequence",
+        "maxRetryTimeoutInSec",
+        "maxSequenceJobQueueSize",
+        "parallelLevel",
+        "parallelType",
+        "sequenceBatching",
+        "sequenceMaxIdleMSec",
+        "sequenceTimeoutMSec",
+        "torchrun",
+        "useJobTicket",
+        "useVenv",
+    }
+)
+
+
+class ModelYaml(NamedTuple):
+    """A model-config.yaml.
+
+    Attributes:
+        values: the keys that become model options, by TorchServe's names.
+        problems: what is ignored, and why: for the log.
+    """
+
+    values: dict[str, Any]
+    problems: list[str]
+
+
+class Requested(NamedTuple):
+    """What a request to register a model asks for; None where it leaves the choice."""
+
+    batch_size: int | None = None
+    max_batch_delay: int | None = None
+    initial_workers: int | None = None
+    response_timeout: int | None = None
+    startup_timeout: int | None = None
+
+
+NOTHING_REQUESTED: Final = Requested()
+
+
+def read_model_config(path: Path) -> ModelYaml:
+    """Return the settings in a model-config.yaml; a file that cannot be read has none.
+
+    A value of the wrong type is left out. The keys that only the handler reads are left out too.
+    """
+    root, problem = _compose(path)
+    if problem:
+        return ModelYaml({}, [f"{path.name}: {problem}"])
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for key_node, node in root.value if root is not None else ():
+        key = key_node.value
+        if not isinstance(key, str):
+            continue
+        if key in _UNUSED:
+            problems.append(f"{path.name}: {key}: it has no effect here")
+        elif key in _KEYS:
+            expected, check = _KEYS[key]
+            value = _plain(node)
+            if check(value):
+                values[key] = value
+            else:
+                problems.append(f"{path.name}: {key}: expected {expected}, got {shown(value)}")
+    return ModelYaml(values, problems)
+
+
+def _compose(path: Path) -> tuple[yaml.MappingNode | None, str]:
+    """Return the node of a file, None for an empty one, and what is wrong with the file."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None, f"it is larger than {_MAX_BYTES} bytes"
+        # Nodes of other keys are not made into values: aliases could make them long.
+        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+    except OSError as error:
+        return None, f"it cannot be read: {error.strerror}"
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None, f"it is no YAML: {' '.join(str(error).split())[:200]}"
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        return None, "it is no mapping"
+    return root, ""
+
+
+def yaml_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model options that a model-config.yaml sets."""
+    return {**_yaml_workers(values), **_other_options(values)}
+
+
+def model_options(
+    config: TorchServeConfig,
+    name: str,
+    version: str,
+    values: Mapping[str, Any],
+    requested: Requested = NOTHING_REQUESTED,
+    *,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Return the options with which a model is registered.
+
+    Args:
+        config: the server's configuration.
+        name: the model.
+        version: its version.
+        values: its model-config.yaml, as `read_model_config` returns it.
+        requested: what a request asks for.
+        workers: the number of model processes where nothing else gives one.
+    """
+    declared = config.models.get(name, {}).get(version, {})
+    settings = {**{key: value for key, value in declared.items() if _fits(key, value)}, **values}
+    # A request wins for batches, and loses for timeouts.
+    batch = {"batchSize": requested.batch_size, "maxBatchDelay": requested.max_batch_delay}
+    settings |= {key: given for key, given in batch.items() if given is not None and given > 0}
+    for key, given, default in (
+        ("responseTimeout", requested.response_timeout, config.default_response_timeout),
+        ("startupTimeout", requested.startup_timeout, config.default_startup_timeout),
+    ):
+        if settings.get(key, 0) <= 0:
+            settings[key] = given if given is not None and given > 0 else default
+    return {
+        "max_batch_size": _DEFAULT_BATCH,
+        "max_batch_delay_ms": _DEFAULT_DELAY_MS,
+        "max_queue_depth": min(max(config.job_queue_size, 1), _MAX_DEPTH),
+        **(_yaml_workers(values) or _workers(config, declared, requested, workers)),
+        **_other_options(settings),
+    }
+
+
+def _yaml_workers(values: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = values.get("minWorkers", 0), values.get("maxWorkers", 0)
+    return worker_options(low, high) if 0 < low <= high else {}
+
+
+def _other_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for key, (option, most) in _NUMBERS.items():
+        if settings.get(key, 0) > 0:
+            options[option] = min(settings[key], most)
+    if settings.get("clientTimeoutInMills", 0) > 0:
+        options["expires_s"] = min(settings["clientTimeoutInMills"] / _MS_PER_S, _MAX_S)
+    if settings.get("deviceType") == "cpu":
+        options["device"] = "cpu"
+    if settings.get("deviceIds"):
+        options["device_ids"] = settings["deviceIds"]
+    return options
+
+
+def _workers(
+    config: TorchServeConfig, declared: Mapping[str, Any], requested: Requested, workers: int
+) -> dict[str, Any]:
+    """Return the options for the number of model processes, if model-config.yaml gives none."""
+    low, high = declared.get("minWorkers"), declared.get("maxWorkers")
+    if isinstance(low, int) and low >= 0:
+        return worker_options(low, high if isinstance(high, int) and high > low else low)
+    if requested.initial_workers is not None:
+        workers = max(requested.initial_workers, 0)
+    elif config.default_workers_per_model > 0:
+        workers = config.default_workers_per_model
+    return worker_options(workers, workers)
+
+
+def worker_options(low: int, high: int) -> dict[str, Any]:
+    """Return the options for so many model processes, at least and at most, in all workers.
+
+    With `low` below `high` the number follows the demand; the limits then hold in each worker.
+    """
+    low, high = min(low, _MAX_WORKERS), min(high, _MAX_WORKERS)
+    if 0 < low < high:
+        return {"replicas": low, "min_replicas": low, "max_replicas": high}
+    return {"total_replicas": low}
+
+
+def _plain(node: yaml.Node) -> Any:
+    """Return the value of a scalar, or of a list of scalars; else None."""
+    constructor = yaml.constructor.SafeConstructor()
+    try:
+        if isinstance(node, yaml.ScalarNode):
+            return constructor.construct_object(node)
+        if isinstance(node, yaml.SequenceNode) and all(
+            isinstance(item, yaml.ScalarNode) for item in node.value
+        ):
+            return [constructor.construct_object(item) for item in node.value]
+    except (yaml.YAMLError, ValueError):
+        return None
+    return None
+
+
+def _is_int(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_devices(value: Any) -> bool:
+    fits = _is_int(0)
+    return isinstance(value, list) and 0 < len(value) <= 64 and all(fits(one) for one in value)
+
+
+def _fits(key: str, value: Any) -> bool:
+    return key in _KEYS and _KEYS[key][1](value)
+
+
+#: TorchServe's keys with an integer, with our option and its limit.
+_NUMBERS: Final = {
+    "batchSize": ("max_batch_size", _MAX_BATCH),
+    "maxBatchDelay": ("max_batch_delay_ms", _MAX_DELAY_MS),
+    "responseTimeout": ("timeout_s", _MAX_S),
+    "startupTimeout": ("load_timeout_s", _MAX_S),
+    "jobQueueSize": ("max_queue_depth", _MAX_DEPTH),
+}
+_KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    **dict.fromkeys(("minWorkers", "batchSize"), ("an integer of 1 or more", _is_int(1))),
+    **dict.fromkeys(
+        (
+            "maxWorkers",
+            "maxBatchDelay",
+            "responseTimeout",
+            "startupTimeout",
+            "jobQueueSize",
+            "clientTimeoutInMills",
+        ),
+        ("an integer of 0 or more", _is_int(0)),
+    ),
+    "deviceType": ("cpu or gpu", lambda value: value in ("cpu", "gpu")),
+    "deviceIds": ("a list of numbers of GPUs", _is_devices),
+}

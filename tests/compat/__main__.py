@@ -1,0 +1,76 @@
+"""Send scenarios to a server and print its answers: `python -m tests.compat [theirs|ours] NAME…`.
+
+All scenarios without a name. The log of the server goes to the error output. It is for looking at
+the real TorchServe by hand.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.compat import guarded_cases
+from tests.compat.archives import NOOP_2, build, build_all, build_broken
+from tests.compat.cases import CONFIG, Scenario
+from tests.compat.compare import perform
+from tests.compat.guarded_cases import GUARDED
+from tests.compat.servers import ARCHIVER, Answer, Ask, Server, missing, ours, theirs
+from tests.compat.test_same import FLAGS, SCENARIOS
+
+SHOWN = 700
+#: Headers that every answer has.
+USUAL = ("x-request-id", "pragma", "cache-control", "expires", "content-length", "connection")
+
+
+def show(answer: Answer) -> None:
+    own = {name: value for name, value in answer.headers if name.lower() not in USUAL}
+    print(f"    {answer.status} {own or ''}")
+    for line in answer.body[:SHOWN].decode(errors="backslashreplace").splitlines():
+        print(f"      {line}")
+
+
+def main() -> None:
+    side, *names = sys.argv[1:] or ["theirs"]
+    with tempfile.TemporaryDirectory(prefix="compat") as folder:
+        store = Path(folder)
+        archiver = None if missing() else ARCHIVER
+        build_all(store, archiver=archiver)
+        build(NOOP_2, store, archiver)
+        build_broken(store)
+        start = theirs if side == "theirs" else ours
+        chosen = [one for one in SCENARIOS.values() if not names or one.name in names]
+        if chosen:
+            with start(store, ["noop.mar"], CONFIG, *FLAGS) as server:
+                look(server, chosen, perform)
+        chosen = [one for one in GUARDED if not names or one.name in names]
+        if chosen:
+            with start(store, guarded_cases.MODELS, guarded_cases.CONFIG) as server:
+                look(server, chosen, send)
+
+
+def look(
+    server: Server,
+    scenarios: list[Scenario],
+    send: Callable[[Scenario, Server], list[tuple[Ask, list[Answer]]]],
+) -> None:
+    for scenario in scenarios:
+        began = time.monotonic()
+        print(f"== {scenario}")
+        for ask, answers in send(scenario, server):
+            print(f"  {ask}")
+            for answer in answers:
+                show(answer)
+        print(f"== {scenario} took {time.monotonic() - began:.1f} s")
+    print(server.log, file=sys.stderr)
+
+
+def send(scenario: Scenario, server: Server) -> list[tuple[Ask, list[Answer]]]:
+    return [(ask, server.ask(ask)) for ask in scenario.asks]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Send a scenario to a server, and compare the answers of two servers by form."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+from urllib.parse import quote
+
+from tests.compat.cases import Scenario, manage, register
+from tests.compat.servers import Answer, Ask, Server
+
+#: Headers that only say how an answer travels.
+_TRANSPORT: Final = frozenset({"content-length", "transfer-encoding", "connection", "x-request-id"})
+#: Members of descriptions whose value is each server's own.
+_OWN: Final = frozenset({"id", "startTime", "memoryUsage", "pid", "message"})
+#: TorchServe says UNLOADING of a worker for a moment after a registration has been answered.
+_WORKER_STATES: Final = ("READY", "UNLOADING")
+_SAMPLE: Final = re.compile(r'(\w+)\{((?:\w+="[^"]*",)*)\} -?[\d.]+(E-?\d+)?')
+
+
+def perform(scenario: Scenario, server: Server) -> list[tuple[Ask, list[Answer]]]:
+    """Register the scenario's models, send its requests, and unregister what is there.
+
+    Raises:
+        AssertionError: a model could not be registered.
+    """
+    try:
+        if scenario.models:
+            with ThreadPoolExecutor(len(scenario.models)) as pool:
+                registered = pool.map(server.ask, map(register, scenario.models))
+                for name, (answer,) in zip(scenario.models, registered, strict=True):
+                    assert answer.status == 200, f"{name}: {answer}"
+        return [(ask, server.ask(ask)) for ask in scenario.asks]
+    finally:
+        unregister(server)
+
+
+def unregister(server: Server) -> None:
+    """Unregister all models but noop, so that the next scenario begins with it alone."""
+    (listed,) = server.ask(manage("GET", "/models"))
+    names = [one["modelName"] for one in json.loads(listed.body)["models"]]
+    asks = [manage("DELETE", f"/models/{quote(name)}") for name in names if name != "noop"]
+    if asks:
+        with ThreadPoolExecutor(len(asks)) as pool:
+            list(pool.map(server.ask, asks))
+
+
+def mismatches(ask: Ask, theirs: Sequence[Answer], ours: Sequence[Answer]) -> list[str]:
+    """What is not alike in the answers to one request; nothing if all is."""
+    if ask.look == "kinds":
+        return _unequal("kinds", set(map(_kind, theirs)), set(map(_kind, ours)))
+    if ask.look == "class":
+        digits = [{one.status // 100 for one in answers} for answers in (theirs, ours)]
+        return _unequal("first digit of the status", *digits)
+    if ask.look == "status":
+        return _unequal("status", {one.status for one in theirs}, {one.status for one in ours})
+    found: list[str] = []
+    for one, other in zip(sorted(theirs, key=_order), sorted(ours, key=_order), strict=True):
+        found += _unequal("status", one.status, other.status)
+        if not found and one.status:
+            found += [*_headers(one, other), *_body(ask, one, other)]
+    return found
+
+
+def _kind(answer: Answer) -> tuple[int, str]:
+    document = _json(answer)
+    return answer.status, document["type"] if _is_error(document) else ""
+
+
+def _order(answer: Answer) -> tuple[int, bytes]:
+    return answer.status, answer.body
+
+
+def _unequal(what: str, theirs: object, ours: object) -> list[str]:
+    return [] if theirs == ours else [f"{what}: TorchServe has {theirs!r}, Headrace {ours!r}"]
+
+
+def _headers(theirs: Answer, ours: Answer) -> list[str]:
+    found = []
+    if _is_uuid(theirs.header("x-request-id")) and not _is_uuid(ours.header("x-request-id")):
+        found.append(f"x-request-id is no uuid: {ours.header('x-request-id')}")
+    names = {name.lower() for name, _ in theirs.headers} - _TRANSPORT | {"content-type"}
+    for name in sorted(names):
+        found += _unequal(f"header {name}", theirs.header(name), ours.header(name))
+    return found
+
+
+def _is_uuid(text: str | None) -> bool:
+    try:
+        return text is not None and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _body(ask: Ask, theirs: Answer, ours: Answer) -> list[str]:
+    if ask.look == "text":
+        return _metrics(theirs.body.decode(), ours.body.decode())
+    document = _json(theirs)
+    if document is None:
+        return _unequal("body", theirs.body, ours.body)
+    ours_document = _json(ours)
+    if ours_document is None:
+        return [f"body: Headrace has no JSON: {ours.body!r}"]
+    if ask.look != "shape" and ask.port == "inference" and not _is_error(document):
+        return _unequal("body", theirs.body, ours.body)
+    pretty = _is_pretty(theirs.body, document)
+    found = _unequal("indented JSON with a newline", pretty, _is_pretty(ours.body, ours_document))
+    return found + _shape(document, ours_document, "body")
+
+
+def _json(answer: Answer) -> Any:
+    """The document of an answer that says it has one; else None."""
+    if answer.header("content-type") != "application/json":
+        return None
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return None
+
+
+def _is_error(document: Any) -> bool:
+    return isinstance(document, dict) and list(document) == ["code", "type", "message"]
+
+
+def _is_pretty(body: bytes, document: Any) -> bool:
+    # Both write some characters as escapes, and not the same ones.
+    lines = json.dumps(document, indent=2, ensure_ascii=False).count("\n") + 1
+    return body.endswith(b"\n") and body.count(b"\n") == lines
+
+
+def _shape(theirs: Any, ours: Any, where: str) -> list[str]:
+    """Compare members, their order, types and values; of a server's own values the types only."""
+    if type(theirs) is not type(ours):
+        return _unequal(f"type of {where}", theirs, ours)
+    if isinstance(theirs, dict):
+        if list(theirs) == ["status"] and theirs["status"] not in ("Healthy", "Unhealthy"):
+            return _unequal(f"members of {where}", ["status"], list(ours))
+        # Clients ignore members that they do not know.
+        found = _unequal(
+            f"members of {where}", list(theirs), [one for one in ours if one in theirs]
+        )
+        for name in theirs:
+            if name in ours:
+                found += _shape(theirs[name], ours[name], f"{where}.{name}")
+        return found
+    if isinstance(theirs, list):
+        theirs, ours = (sorted(one, key=_version) for one in (theirs, ours))
+        found = _unequal(f"length of {where}", len(theirs), len(ours))
+        for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
+            found += _shape(one, other, f"{where}[{number}]")
+        return found
+    own = where.rpartition(".")[2] in _OWN or theirs in _WORKER_STATES
+    if own:
+        return [] if bool(str(theirs)) == bool(str(ours)) else [f"{where} is empty"]
+    return _unequal(where, theirs, ours)
+
+
+def _version(description: Any) -> str:
+    """What sorts the versions of a model: TorchServe lists them in no order."""
+    return description.get("modelVersion", "") if isinstance(description, dict) else ""
+
+
+def _metrics(theirs: str, ours: str) -> list[str]:
+    """Compare families, their types and labels; ours may have more families and more series."""
+    found: list[str] = []
+    for text, name in ((theirs, "TorchServe"), (ours, "Headrace")):
+        found += [
+            f"{name} has the line {line!r}"
+            for line in text.splitlines()
+            if not line.startswith("#") and not _SAMPLE.fullmatch(line)
+        ]
+    helped = {line for line in theirs.splitlines() if line.startswith("#")}
+    found += [f"there is no line {line!r}" for line in sorted(helped - set(ours.splitlines()))]
+    labels = _labels(theirs)
+    own = _labels(ours)
+    for family, names in labels.items():
+        found += _unequal(f"labels of {family}", names, own.get(family))
+    if not theirs:
+        found += _unequal("text", theirs, ours)
+    return found
+
+
+def _labels(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.fullmatch(line)
+        if match:
+            found[match[1]] = re.findall(r'(\w+)="', match[2])
+    return found

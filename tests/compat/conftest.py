@@ -1,0 +1,29 @@
+"""The archives, built once by TorchServe's own archiver, and both servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.compat import servers
+from tests.compat.archives import NOOP_2, build, build_all, build_broken
+
+
+@pytest.fixture(scope="session")
+def _real() -> None:
+    reason = servers.missing()
+    if reason:
+        assert "CI" not in os.environ, reason
+        pytest.skip(f"tests/compat needs the real TorchServe: {reason}")
+
+
+@pytest.fixture(scope="session")
+def store(_real: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model store with all archives."""
+    folder = tmp_path_factory.mktemp("model-store")
+    build_all(folder, archiver=servers.ARCHIVER)
+    build(NOOP_2, folder, servers.ARCHIVER)
+    build_broken(folder)
+    return folder

@@ -1,0 +1,6 @@
+"""A handler that has no memory for a request."""
+
+
+def handle(data, context):
+    if data:
+        raise MemoryError("Some Memory Error")

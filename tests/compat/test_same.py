@@ -1,0 +1,109 @@
+"""Headrace answers as the real TorchServe does: the same archives, the same requests.
+
+Where it does not on purpose, docs/torchserve-differences.md has a row, and the request names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.compat import guarded_cases, servers
+from tests.compat.builtin_cases import BUILTIN
+from tests.compat.cases import CONFIG, Scenario, predict, register
+from tests.compat.compare import mismatches, perform, unregister
+from tests.compat.differences import documented
+from tests.compat.guarded_cases import GUARDED
+from tests.compat.inference_cases import INFERENCE, SHAPES
+from tests.compat.management_cases import FAILURES, MANAGEMENT
+from tests.compat.servers import Answer, Ask, Server
+
+SCENARIOS = {one.name: one for one in (*INFERENCE, *SHAPES, *BUILTIN, *FAILURES, *MANAGEMENT)}
+FLAGS = ("--disable-token-auth", "--enable-model-api")
+
+
+@pytest.fixture(scope="module")
+def both(store: Path) -> Iterator[tuple[Server, Server]]:
+    """The real TorchServe, and Headrace in its place; `noop` is loaded in both."""
+    yield from pair(store, ["noop.mar"], CONFIG, *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def guarded(store: Path) -> Iterator[tuple[Server, Server]]:
+    """Both without flags: they ask for tokens, and register nothing over HTTP."""
+    yield from pair(store, guarded_cases.MODELS, guarded_cases.CONFIG)
+
+
+def pair(
+    store: Path, models: Sequence[str], config: Mapping[str, str], *flags: str
+) -> Iterator[tuple[Server, Server]]:
+    with ExitStack() as stack:
+        real = stack.enter_context(servers.theirs(store, models, config, *flags))
+        yield real, stack.enter_context(servers.ours(store, models, config, *flags))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+def test_headrace_answers_as_torchserve_does(
+    both: tuple[Server, Server], scenario: Scenario
+) -> None:
+    problems = compare(both, partial(perform, scenario))
+    assert not problems, "\n".join(problems)
+
+
+def test_requests_that_wait_are_one_batch(both: tuple[Server, Server]) -> None:
+    slow = predict("batch_sizes", b"slow", times=5)
+    for server in both:
+        try:
+            server.ask(register("batch_sizes", batch_size=4, max_batch_delay=100))
+            answers = [json.loads(answer.body) for answer in server.ask(slow)]
+        finally:
+            unregister(server)
+        assert len(answers) == 5
+        assert max(one["batch"] for one in answers) > 1
+
+
+@pytest.mark.parametrize("scenario", GUARDED, ids=str)
+def test_headrace_guards_itself_as_torchserve_does(
+    guarded: tuple[Server, Server], scenario: Scenario
+) -> None:
+    problems = compare(guarded, lambda server: [(ask, server.ask(ask)) for ask in scenario.asks])
+    assert not problems, "\n".join(problems)
+
+
+def compare(
+    both: tuple[Server, Server], send: Callable[[Server], list[tuple[Ask, list[Answer]]]]
+) -> list[str]:
+    """Send requests to both at once; return what is wrong with our answers."""
+    with ThreadPoolExecutor(2) as pool:
+        theirs, ours = pool.map(send, both)
+    problems: list[str] = []
+    for (ask, one), (_, other) in zip(theirs, ours, strict=True):
+        problems += [f"{ask}\n    {text}" for text in judge(ask, one, other)]
+    return problems
+
+
+def judge(ask: Ask, theirs: list[Answer], ours: list[Answer]) -> list[str]:
+    """What is wrong with our answers to a request; nothing if they are as they should be."""
+    found = mismatches(ask, theirs, ours)
+    if not ask.differs:
+        return found
+    row = documented()[ask.differs]
+    if not found:
+        return [f"both answer alike now: remove the difference {ask.differs}"]
+    for status, answers in ((row.theirs, theirs), (row.ours, ours)):
+        if status not in {one.status for one in answers}:
+            return [f"no answer has the status {status} of the row {ask.differs}: {found}"]
+    return []
+
+
+def test_each_documented_difference_is_seen() -> None:
+    named = {
+        ask.differs for one in (*SCENARIOS.values(), *GUARDED) for ask in one.asks if ask.differs
+    }
+    assert named == set(documented())

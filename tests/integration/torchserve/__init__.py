@@ -1,0 +1,1 @@
+"""TorchServe's URLs on a real server."""

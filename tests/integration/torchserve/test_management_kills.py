@@ -1,0 +1,120 @@
+"""kill -9 of the API during a registration: the model is registered whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from api.torchserve.model_files import PARTIAL
+from headrace.torchserve.config import TorchServeConfig, write_config
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.servers.api_process import ApiProcess, api_process
+from tests.harness.servers.file_server import FileServer, file_server
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.torchserve_site import ANSWERS, write_archive
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import Worker, celery_worker, write_models
+
+#: Loads once the gate is there.
+GATED = ANSWERS.replace(
+    "self.version = context.version",
+    "self.version = context.version\n"
+    "        import pathlib, time\n"
+    "        while not pathlib.Path(GATE).exists():\n"
+    "            time.sleep(0.02)",
+)
+
+
+@dataclass
+class Site:
+    """An API process that a test kills, and a worker that it does not."""
+
+    store: Path
+    api: ApiProcess
+    worker: Worker
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        with httpx2.Client(base_url=self.api.url, timeout=90, verify=PLAIN) as http:
+            return http.request(method, path, **options)
+
+    def register_in_background(self, **query: Any) -> threading.Thread:
+        """Send a registration whose answer will never come."""
+
+        def send() -> None:
+            with contextlib.suppress(httpx2.TransportError):
+                self.ask("POST", "/models", params={"initial_workers": 1, **query})
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+    def names(self) -> list[str]:
+        return [one["modelName"] for one in self.ask("GET", "/models").json()["models"]]
+
+
+@pytest.fixture
+def files() -> Iterator[FileServer]:
+    with file_server() as server:
+        yield server
+
+
+@pytest.fixture
+def site(redis_db: RedisServer, tmp_path: Path) -> Iterator[Site]:
+    store = tmp_path / "model-store"
+    store.mkdir()
+    models = write_models(tmp_path, echo={"handler": "echo"})
+    config = tmp_path / "torchserve.properties"
+    write_config(config, TorchServeConfig(enable_model_api=True, disable_token_authorization=True))
+    own = {"model_store": str(store), "state_dir": str(tmp_path / "state")}
+    environ = {f"HEADRACE_{name.upper()}": value for name, value in own.items()}
+    with (
+        api_process(redis_db.url, models, torchserve=str(config), **own) as api,
+        celery_worker(redis_db.url, models, tmp_path, environ=environ) as worker,
+    ):
+        worker.wait_ready("echo")
+        yield Site(store, api, worker)
+
+
+def test_a_kill_during_a_download_leaves_no_model_and_no_file(
+    site: Site, files: FileServer, tmp_path: Path
+) -> None:
+    files.files["/digits.mar"] = write_archive(tmp_path / "digits.mar", "digits").read_bytes()
+    files.stalled = threading.Event()
+    sent = site.register_in_background(url=f"{files.url}/digits.mar")
+    wait_until(lambda: list(site.store.glob(f"{PARTIAL}*")), "the download has begun")
+    site.api.kill()
+    sent.join(60)
+    files.stalled.set()
+    files.stalled = None
+
+    site.api.start()
+    assert site.names() == ["echo"]
+    again = site.ask("POST", f"/models?url={files.url}/digits.mar&initial_workers=1")
+    assert again.status_code == 200, again.text
+    assert [path.name for path in site.store.iterdir()] == ["digits.mar"]
+    assert site.ask("POST", "/predictions/digits", json={}).text == "1.0"
+
+
+def test_a_kill_during_the_load_leaves_a_whole_model(site: Site, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    code = GATED.replace("GATE", repr(str(gate)))
+    write_archive(site.store / "digits.mar", "digits", code)
+    sent = site.register_in_background(url="digits.mar", batch_size=3)
+    wait_until(lambda: "digits" in site.names(), "the model is registered")
+    site.api.kill()
+    sent.join(60)
+
+    site.api.start()
+    (shown,) = site.ask("GET", "/models/digits").json()
+    assert (shown["batchSize"], shown["minWorkers"]) == (3, 1)
+    gate.touch()
+    assert site.ask("POST", "/predictions/digits", json={}).text == "1.0"
+    assert site.ask("DELETE", "/models/digits").status_code == 200
+    assert site.names() == ["echo"]

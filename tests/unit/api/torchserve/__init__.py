@@ -1,0 +1,1 @@
+"""TorchServe's URLs without a server."""

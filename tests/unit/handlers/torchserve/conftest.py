@@ -1,0 +1,26 @@
+"""An archive changes the folder, the path, the environment and the modules of its process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Here that process is the tests' own. The modules of `ts` stay, as test files hold them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    environ = dict(os.environ)
+    modules = set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if origin.startswith(str(tmp_path)):
+            del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environ)

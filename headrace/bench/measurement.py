@@ -1,0 +1,203 @@
+"""The document of a measurement: what was sent, what came back, and where.
+
+It is written as JSON. The report, the comparison, the sweep and `headrace tune` read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+#: The format of the document; a reader refuses a newer one.
+FORMAT: Final = 1
+
+Protocol = Literal["headrace", "torchserve", "triton"]
+ScenarioKind = Literal["server", "closed", "single", "offline", "replay"]
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user is promised, such as `p99=100ms`.
+
+    Attributes:
+        percentile: the share of requests that must be in time, in percent: 99 for p99.
+        latency_ms: the longest time in which a request must be answered.
+        confidence: how sure a verdict must be, from 0 to 1.
+    """
+
+    percentile: float
+    latency_ms: float
+    confidence: float = 0.99
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a load met the objective, by the binomial rule.
+
+    Attributes:
+        met: the objective is met with its confidence.
+        requests: how many requests counted.
+        late: how many of them were late or failed.
+        allowed: the most late requests with which so many requests confirm the objective; -1 if
+            they are too few for any.
+        needed: how many requests confirm it with so many late ones.
+        text: the verdict in a sentence.
+    """
+
+    met: bool
+    requests: int
+    late: int
+    allowed: int
+    needed: int
+    text: str
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How a time in milliseconds was spread over requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process, or a group of processes, used during the steady part.
+
+    Attributes:
+        cpu_s: CPU seconds.
+        memory_mb: the most memory (unique set size where the system has it, else resident) in MiB.
+        processes: how many processes it was.
+    """
+
+    cpu_s: float
+    memory_mb: float
+    processes: int = 1
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a load, about a second or more.
+
+    Attributes:
+        start_s: its start, from the start of the load.
+        length_s: its length.
+        rate: answered requests a second.
+        p50_ms, p99_ms: latency of the requests that were due in it.
+        waiting: requests without an answer at its end.
+        steady: it is in the steady part.
+    """
+
+    start_s: float
+    length_s: float
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    waiting: int
+    steady: bool
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One load and what came of it. Figures are those of the steady part.
+
+    Attributes:
+        scenario: how requests arrived.
+        offered_rate: requests a second that were due; None unless the scenario has a rate.
+        concurrency: how many requests were under way at most; 0 for any number.
+        started_at: when it started, ISO 8601.
+        duration_s: the length of the steady part.
+        warm_up_s: what was left out before it.
+        requests: requests of the steady part.
+        succeeded: how many of them were answered with a result.
+        errors: the others, by status or kind of error.
+        rate: results a second.
+        rate_low, rate_high: the 95 % interval of `rate`.
+        latency: from the time a request was due to its answer, of the requests with a result.
+        latency_cdf: points (milliseconds, share of requests) for a plot, ascending.
+        stages: how the time was spent, by stage, in order: queued, hold, device_wait, preprocess,
+            inference, postprocess, and `other` for the way to the server and back.
+        batch_sizes: how many requests ran in a batch of each size.
+        lag: how late the generator sent requests.
+        usage: CPU and memory by part: client, api, redis, worker, model; only where they run here.
+        windows: the whole load in parts.
+        steady: a steady part was found.
+        verdict: whether the objective was met, if there is one.
+        refused: why the figures do not count, such as a generator that was too slow; "" if they do.
+    """
+
+    scenario: ScenarioKind
+    started_at: str
+    duration_s: float
+    warm_up_s: float
+    requests: int
+    succeeded: int
+    rate: float
+    rate_low: float
+    rate_high: float
+    latency: Spread
+    lag: Spread
+    offered_rate: float | None = None
+    concurrency: int = 0
+    errors: dict[str, int] = msgspec.field(default_factory=dict)
+    latency_cdf: list[tuple[float, float]] = msgspec.field(default_factory=list)
+    stages: dict[str, Spread] = msgspec.field(default_factory=dict)
+    batch_sizes: dict[int, int] = msgspec.field(default_factory=dict)
+    usage: dict[str, Usage] = msgspec.field(default_factory=dict)
+    windows: list[Window] = msgspec.field(default_factory=list)
+    steady: bool = True
+    verdict: Verdict | None = None
+    refused: str = ""
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate at which the objective is met.
+
+    Attributes:
+        rate: requests a second.
+        low, high: the highest rate that met the objective, and the lowest that did not; None if
+            every rate met it.
+    """
+
+    rate: float
+    low: float
+    high: float | None
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of `headrace bench`.
+
+    Attributes:
+        format: the format of the document.
+        name: what the run is called in reports.
+        model: the model.
+        version: the version that answered; "" if the server does not name one.
+        protocol, url: how and where it was reached, without secrets.
+        input: what was sent, in words.
+        options: the model's options in force, if the server shows them.
+        environment: what it ran on: CPU, cores, memory, governor, load average before and after,
+            versions, devices, commit, digest of the options.
+        objective: the objective, if there is one.
+        loads: the loads, in order.
+        peak: the result of `--find-peak`.
+        price_per_hour: the price of the hardware for an hour.
+        cost_per_1000: the cost of 1,000 results at the best rate that counts; None without a price.
+        currency: a name for the unit of the price.
+    """
+
+    name: str
+    model: str
+    url: str
+    started_at: str
+    loads: list[Load]
+    format: int = FORMAT
+    version: str = ""
+    protocol: Protocol = "headrace"
+    input: str = ""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
+    objective: Objective | None = None
+    peak: Peak | None = None
+    price_per_hour: float | None = None
+    cost_per_1000: float | None = None
+    currency: str = ""

@@ -5,9 +5,12 @@ It is written as JSON. The report, the comparison, the sweep and `headrace tune`
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+
+from headrace.errors import ConfigError
 
 #: The format of the document; a reader refuses a newer one.
 FORMAT: Final = 1
@@ -201,3 +204,32 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None = None
     cost_per_1000: float | None = None
     currency: str = ""
+
+
+class _Format(msgspec.Struct):
+    format: int = FORMAT
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read the JSON file of a measurement.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a measurement of a known format.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="give a file of --json") from error
+    try:
+        found = msgspec.json.decode(text, type=_Format).format
+        if found <= FORMAT:
+            return msgspec.json.decode(text, type=Measurement)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not a measurement: {error}",
+            hint="give a file that `headrace bench --json FILE` has written",
+        ) from error
+    raise ConfigError(
+        f"{path} has the format {found}, and this version knows {FORMAT} at most",
+        hint="use the Headrace that has written it, or a newer one",
+    )

@@ -1,0 +1,11 @@
+"""Reports of measurements: an HTML page in one file, a Markdown table, and a comparison of two.
+
+`html` and `markdown` take measurements of the same or of several models. Start with wording.py, the
+figures and words that all reports share. May import headrace.pages and bench.measurement.
+"""
+
+from headrace.bench.report.compare import Difference, compare
+from headrace.bench.report.markdown import differences_table, markdown
+from headrace.bench.report.web import html
+
+__all__ = ["Difference", "compare", "differences_table", "html", "markdown"]

@@ -1,0 +1,304 @@
+"""Measurements as an HTML page in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from xml.etree.ElementTree import Element
+
+from headrace.bench.measurement import Load, Measurement
+from headrace.bench.report.compare import compare
+from headrace.bench.report.wording import (
+    COLUMNS,
+    about,
+    load_label,
+    load_name,
+    notes,
+    objective_name,
+    objective_text,
+    percentile_ms,
+    percentile_of,
+    row,
+    values,
+    verdicts,
+)
+from headrace.pages.charts import (
+    COLOURS,
+    Bar,
+    Limit,
+    Point,
+    Series,
+    bar_chart,
+    column_chart,
+    line_chart,
+)
+from headrace.pages.elements import Child, element, number, shorter
+from headrace.pages.page import facts, figure, page, section, table
+
+#: How many charts of one kind, and how many bars of one chart, a reader looks at.
+_SMALL_MAX: Final = 6
+_BARS_MAX: Final = 16
+_NAME_MAX: Final = 48
+
+
+class _Named(NamedTuple):
+    """A load, with its name among all loads of the page."""
+
+    name: str
+    load: Load
+
+
+def html(measurements: Sequence[Measurement]) -> str:
+    """Return measurements as a page that needs no server: charts, tables, and what they ran on."""
+    models = list(dict.fromkeys(one.model for one in measurements))
+    title = f"Benchmark of {', '.join(models)}" if models else "Benchmark"
+    loads = [
+        _Named(_named(one, load, measurements), load)
+        for one in measurements
+        for load in one.loads
+        if load.succeeded and not load.refused
+    ]
+    return page(
+        title,
+        *(_verdict(one) for one in measurements),
+        _comparison(measurements),
+        _summary(measurements),
+        _charts(measurements, loads),
+        _batches(loads),
+        _over_time(loads),
+        _usage(measurements),
+        *(_environment(one) for one in measurements),
+    )
+
+
+def _named(measurement: Measurement, load: Load, all_: Sequence[Measurement]) -> str:
+    name = load_name(load)
+    return f"{shorter(measurement.name, _NAME_MAX)}: {name}" if len(all_) > 1 else name
+
+
+def _verdict(measurement: Measurement) -> Element:
+    found = verdicts(measurement)
+    kind = "box"
+    if found:
+        kind += " met" if any(met for met, _ in found) else " missed"
+    lines = [
+        element("p", element("span", "met " if met else "missed ", class_="good" if met else "bad"),
+                text)
+        for met, text in found
+    ]  # fmt: skip
+    lines += [
+        element("p", text, class_="bad") for load in measurement.loads for text in notes(load)
+    ]
+    if not measurement.loads:
+        lines.append(element("p", "No load was run."))
+    return element(
+        "section",
+        element("h2", measurement.name),
+        facts(about(measurement)),
+        element("div", *lines, class_=kind) if lines else None,
+    )
+
+
+def _comparison(measurements: Sequence[Measurement]) -> Element | None:
+    if len(measurements) != 2:
+        return None
+    found, limits = compare(*measurements)
+    rows: list[Sequence[Child]] = []
+    for one in found:
+        kind = {True: "good", False: "bad", None: None}[one.better]
+        verdict = element("span", one.text, class_=kind)
+        rows.append(
+            [one.load, one.figure, one.before.text, one.after.text, number(one.ratio), verdict]
+        )
+    header = ("load", "figure", measurements[0].name, measurements[1].name, "ratio", "verdict")
+    return section(
+        "Comparison",
+        element(
+            "p", "A difference is named where the 95 % intervals do not overlap.", class_="soft"
+        ),
+        table(header, rows, texts=(0, 1, 5)) if rows else element("p", "No load is in both."),
+        *(element("p", limit) for limit in limits),
+    )
+
+
+def _summary(measurements: Sequence[Measurement]) -> Element | None:
+    many = len(measurements) > 1
+    rows: list[Sequence[Child]] = []
+    for measurement in measurements:
+        for load in measurement.loads:
+            *cells, _ = row(load)
+            word = objective_text(load)
+            kind = {"met": "good", "missed": "bad", "does not count": "bad"}.get(word)
+            rows.append(
+                [*([measurement.name] if many else []), *cells, element("span", word, class_=kind)]
+            )
+    if not rows:
+        return None
+    header = (["run"] if many else []) + list(COLUMNS)
+    return section("Loads", table(header, rows, texts=(0, 1) if many else (0,)))
+
+
+def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
+    figures = [_throughput(measurements), _latencies(measurements, loads), _stages(loads)]
+    shown = [one for one in figures if one is not None]
+    if not shown:
+        return None
+    return section("Throughput and latency", element("div", *shown, class_="figures"))
+
+
+def _limits(measurements: Sequence[Measurement]) -> list[Limit]:
+    objectives = dict.fromkeys(one.objective for one in measurements if one.objective is not None)
+    return [Limit(one.latency_ms, objective_name(one)) for one in objectives]
+
+
+def _throughput(measurements: Sequence[Measurement]) -> Element | None:
+    percentile = percentile_of([one.objective for one in measurements])
+    series = []
+    for colour, measurement in enumerate(measurements):
+        # A line joins loads of one kind only.
+        for kind in dict.fromkeys(load.scenario for load in measurement.loads):
+            loads = [one for one in measurement.loads if one.scenario == kind and one.succeeded]
+            points = [
+                Point(
+                    percentile_ms(one.latency, percentile), one.rate, one.rate_low, one.rate_high,
+                    load_label(one), hollow=bool(one.refused),
+                )
+                for one in loads
+            ]  # fmt: skip
+            series.append(Series(measurement.name, points, colour, dots=True))
+    series = [one for one in series if one.points]
+    if not series:
+        return None
+    name = f"p{percentile:g}"
+    chart = line_chart(
+        f"Results a second over {name}", series, f"{name} of the latency, ms", "results a second",
+        limits=_limits(measurements),
+    )  # fmt: skip
+    hollow = any(point.hollow for one in series for point in one.points)
+    caption = (
+        "A point is a load, with the 95 % interval of its rate; its label is what was offered."
+    )
+    caption += " The figures of a hollow point do not count." if hollow else ""
+    names = {one.colour: one.name for one in series}
+    legend = list(names.items()) if len(measurements) > 1 else []
+    return figure(f"Throughput over {name}", chart, caption, legend)
+
+
+def _some(loads: Sequence[_Named], most: int) -> list[_Named]:
+    """Return at most so many loads, evenly chosen, with the first and the last."""
+    if len(loads) <= most:
+        return list(loads)
+    return [loads[round(n * (len(loads) - 1) / (most - 1))] for n in range(most)]
+
+
+def _left_out(loads: Sequence[_Named], shown: Sequence[_Named]) -> str:
+    return f" {len(shown)} of {len(loads)} loads are shown." if len(shown) < len(loads) else ""
+
+
+def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
+    with_cdf = [one for one in loads if one.load.latency_cdf]
+    shown = _some(with_cdf, COLOURS)
+    if not shown:
+        return None
+    series = [
+        Series(name, [Point(ms, share * 100) for ms, share in load.latency_cdf], colour)
+        for colour, (name, load) in enumerate(shown)
+    ]
+    chart = line_chart(
+        "Share of requests by latency", series, "latency, ms", "requests, %",
+        limits=_limits(measurements), most_y=100.0,
+    )  # fmt: skip
+    caption = "The share of results within a time; it counts from the time a request was due."
+    legend = [(one.colour, one.name) for one in series]
+    return figure("Latency", chart, caption + _left_out(with_cdf, shown), legend)
+
+
+def _stages(loads: Sequence[_Named]) -> Element | None:
+    with_stages = [one for one in loads if one.load.stages]
+    shown = _some(with_stages, _BARS_MAX)
+    if not shown:
+        return None
+    parts = list(dict.fromkeys(name for _, load in shown for name in load.stages))
+    bars = [
+        Bar(name, [load.stages[part].mean if part in load.stages else 0.0 for part in parts])
+        for name, load in shown
+    ]
+    chart = bar_chart("Mean time by stage", bars, parts, "mean time of a request, ms")
+    legend = list(enumerate(part.replace("_", " ") for part in parts))
+    caption = "The mean time of a request, by what it waited for."
+    return figure("Stages", chart, caption + _left_out(with_stages, shown), legend)
+
+
+def _batches(loads: Sequence[_Named]) -> Element | None:
+    with_sizes = [one for one in loads if sum(one.load.batch_sizes.values())]
+    shown = _some(with_sizes, _SMALL_MAX)
+    if not shown:
+        return None
+    figures = []
+    for name, load in shown:
+        total = sum(load.batch_sizes.values())
+        columns = [(str(n), 100 * count / total) for n, count in sorted(load.batch_sizes.items())]
+        chart = column_chart(f"Batch sizes of {name}", columns, "batch size", "requests, %")
+        figures.append(figure(name, chart))
+    note = _left_out(with_sizes, shown).strip()
+    return section(
+        "Batch sizes",
+        element("p", f"The share of requests that ran in a batch of each size. {note}".strip(),
+                class_="soft"),
+        element("div", *figures, class_="figures"),
+    )  # fmt: skip
+
+
+def _over_time(loads: Sequence[_Named]) -> Element | None:
+    with_windows = [one for one in loads if len(one.load.windows) > 1]
+    shown = _some(with_windows, _SMALL_MAX)
+    if not shown:
+        return None
+    figures = []
+    for name, load in shown:
+        lines = [
+            Series("p99", [Point(one.start_s, one.p99_ms) for one in load.windows], 0),
+            Series("p50", [Point(one.start_s, one.p50_ms) for one in load.windows], 2),
+        ]
+        start = next((one.start_s for one in load.windows if one.steady), None)
+        limits = [Limit(start, "steady")] if start is not None and load.steady else []
+        chart = line_chart(
+            f"Latency over time of {name}", lines, "seconds", "latency, ms", limits=limits,
+            log_x=False,
+        )  # fmt: skip
+        figures.append(figure(name, chart, legend=[(one.colour, one.name) for one in lines]))
+    note = _left_out(with_windows, shown).strip()
+    return section(
+        "Over time",
+        element("p", note, class_="soft") if note else None,
+        element("div", *figures, class_="figures"),
+    )
+
+
+def _usage(measurements: Sequence[Measurement]) -> Element | None:
+    rows = [
+        [
+            _named(measurement, load, measurements), part, number(use.cpu_s),
+            number(use.cpu_s / load.duration_s) if load.duration_s > 0 else "",
+            number(use.memory_mb), str(use.processes),
+        ]
+        for measurement in measurements
+        for load in measurement.loads
+        for part, use in load.usage.items()
+    ]  # fmt: skip
+    if not rows:
+        return None
+    header = ("load", "part", "CPU s", "cores", "memory MiB", "processes")
+    return section("CPU and memory", table(header, rows, texts=(0, 1)))
+
+
+def _environment(measurement: Measurement) -> Element | None:
+    options, machine = values(measurement.options), values(measurement.environment)
+    if not options and not machine:
+        return None
+    return section(
+        f"Environment of {measurement.name}",
+        facts(machine),
+        element("h3", "Options of the model") if options else None,
+        facts(options) if options else None,
+    )

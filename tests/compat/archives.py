@@ -116,8 +116,8 @@ minWorkers: 1
 maxWorkers: 1
 batchSize: 3
 maxBatchDelay: 50
-responseTimeout: 77
-startupTimeout: 88
+responseTimeout: 777
+startupTimeout: 888
 unknownKey: {kept: [1, 2.5, yes, null]}
 handler:
   greeting: hello
@@ -164,7 +164,8 @@ ARCHIVES: Final = {
         Archive("init_runtime_error", "init_runtime_error.py"),
         Archive("import_error", "import_error.py"),
         Archive("two_classes", "two_classes.py"),
-        Archive("sleeps", "sleeps.py", config="responseTimeout: 2\nmaxRetryTimeoutInSec: 30\n"),
+        Archive("held", "held.py"),
+        Archive("sleeps", "sleeps.py", config="responseTimeout: 2\n"),
         Archive("crash", "crash.py"),
         Archive("batch_sizes", "batch_sizes.py"),
         Archive("customized", "customized.py"),

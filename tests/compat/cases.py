@@ -26,7 +26,10 @@ CONFIG: Final = {
     "install_py_dep_per_model": "true",
     "default_workers_per_model": "1",
     "number_of_netty_threads": "4",
-    "unregister_model_timeout": "20",
+    # A machine that is busy takes long to start a worker.
+    "default_startup_timeout": "600",
+    "default_response_timeout": "600",
+    "unregister_model_timeout": "300",
 }
 
 

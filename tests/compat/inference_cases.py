@@ -292,8 +292,8 @@ SHAPES: Final = (
             register(
                 "yaml_config",
                 batch_size=2,
-                response_timeout=11,
-                startup_timeout=12,
+                response_timeout=611,
+                startup_timeout=612,
                 initial_workers=2,
             ),
             predict("yaml_config", b"x"),

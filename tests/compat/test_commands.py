@@ -16,7 +16,7 @@ from tests.compat.servers import OURS, STARTED, TORCHSERVE, Port, environ, prope
 from tests.harness.wait import wait_until
 
 COMMANDS = {"torchserve": (str(TORCHSERVE),), "headrace": OURS}
-COMMAND_S = 60
+COMMAND_S = 300
 
 
 @dataclass(frozen=True)

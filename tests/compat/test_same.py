@@ -5,25 +5,27 @@ Where it does not on purpose, docs/torchserve-differences.md has a row, and the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tests.compat import guarded_cases, servers
 from tests.compat.builtin_cases import BUILTIN
-from tests.compat.cases import CONFIG, Scenario, predict, register
-from tests.compat.compare import mismatches, perform, unregister
+from tests.compat.cases import CONFIG, QUEUE, Scenario
+from tests.compat.compare import mismatches, perform
 from tests.compat.differences import documented
 from tests.compat.guarded_cases import GUARDED
+from tests.compat.held import ACCEPTED, FULL, batches, fill
 from tests.compat.inference_cases import INFERENCE, SHAPES
 from tests.compat.management_cases import FAILURES, MANAGEMENT
 from tests.compat.servers import Answer, Ask, Server
 
+T = TypeVar("T")
 SCENARIOS = {one.name: one for one in (*INFERENCE, *SHAPES, *BUILTIN, *FAILURES, *MANAGEMENT)}
 FLAGS = ("--disable-token-auth", "--enable-model-api")
 
@@ -56,16 +58,19 @@ def test_headrace_answers_as_torchserve_does(
     assert not problems, "\n".join(problems)
 
 
-def test_requests_that_wait_are_one_batch(both: tuple[Server, Server]) -> None:
-    slow = predict("batch_sizes", b"slow", times=5)
-    for server in both:
-        try:
-            server.ask(register("batch_sizes", batch_size=4, max_batch_delay=100))
-            answers = [json.loads(answer.body) for answer in server.ask(slow)]
-        finally:
-            unregister(server)
-        assert len(answers) == 5
-        assert max(one["batch"] for one in answers) > 1
+def test_requests_that_wait_are_one_batch(both: tuple[Server, Server], tmp_path: Path) -> None:
+    theirs, ours = in_both(both, partial(batches, folder=tmp_path))
+    assert theirs == [1] + [QUEUE] * QUEUE
+    assert ours[0] == 1
+    assert max(ours) > 1
+
+
+def test_a_full_queue_refuses(both: tuple[Server, Server], tmp_path: Path) -> None:
+    answers = in_both(both, partial(fill, folder=tmp_path))
+    for server, (_, accepted) in zip(both, answers, strict=True):
+        assert accepted in ACCEPTED[server.real]
+    (theirs, _), (ours, _) = answers
+    assert judge(FULL, [theirs], [ours]) == []
 
 
 @pytest.mark.parametrize("scenario", GUARDED, ids=str)
@@ -76,12 +81,18 @@ def test_headrace_guards_itself_as_torchserve_does(
     assert not problems, "\n".join(problems)
 
 
+def in_both(both: tuple[Server, Server], do: Callable[[Server], T]) -> tuple[T, T]:
+    """Do something with both servers at once."""
+    with ThreadPoolExecutor(2) as pool:
+        theirs, ours = pool.map(do, both)
+    return theirs, ours
+
+
 def compare(
     both: tuple[Server, Server], send: Callable[[Server], list[tuple[Ask, list[Answer]]]]
 ) -> list[str]:
     """Send requests to both at once; return what is wrong with our answers."""
-    with ThreadPoolExecutor(2) as pool:
-        theirs, ours = pool.map(send, both)
+    theirs, ours = in_both(both, send)
     problems: list[str] = []
     for (ask, one), (_, other) in zip(theirs, ours, strict=True):
         problems += [f"{ask}\n    {text}" for text in judge(ask, one, other)]
@@ -103,7 +114,5 @@ def judge(ask: Ask, theirs: list[Answer], ours: list[Answer]) -> list[str]:
 
 
 def test_each_documented_difference_is_seen() -> None:
-    named = {
-        ask.differs for one in (*SCENARIOS.values(), *GUARDED) for ask in one.asks if ask.differs
-    }
-    assert named == set(documented())
+    asks = [FULL, *(ask for one in (*SCENARIOS.values(), *GUARDED) for ask in one.asks)]
+    assert {ask.differs for ask in asks if ask.differs} == set(documented())

@@ -1,0 +1,99 @@
+"""Requests that wait for a busy worker. A file keeps it busy, so that no time decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.compat.cases import QUEUE, manage, predict, register
+from tests.compat.compare import unregister
+from tests.compat.servers import START_S, Answer, Server
+from tests.harness.wait import wait_until
+
+#: What a full queue refuses.
+FULL: Final = predict("held", b"one too many", differs="queue-full")
+#: Of a model with batches of one, a worker of Headrace runs a request and has claimed the next one.
+ACCEPTED: Final = {True: (QUEUE + 1,), False: (QUEUE + 1, QUEUE + 2)}
+
+
+@dataclass
+class Held:
+    """A server whose worker is busy with a request.
+
+    Attributes:
+        gate: the file that ends it, and all others of its model.
+        sent: the requests, in their order.
+    """
+
+    server: Server
+    gate: Path
+    pool: ThreadPoolExecutor
+    sent: list[Future[list[Answer]]] = field(default_factory=list)
+
+    def send(self) -> Answer | None:
+        """Send a request; when it waits in the server or is answered, return its answer, if any."""
+        ask = predict("held", str(self.gate).encode())
+        future = self.pool.submit(self.server.ask, ask)
+        self.sent.append(future)
+        wait_until(
+            lambda: future.done() or self._inside() == sum(not one.done() for one in self.sent),
+            "the request waits in the server",
+            START_S,
+        )
+        return future.result()[0] if future.done() else None
+
+    def release(self) -> list[Answer]:
+        """End the requests; return all answers."""
+        self.gate.touch()
+        return [future.result()[0] for future in self.sent]
+
+    def _inside(self) -> int:
+        """How many requests wait or run."""
+        (answer,) = self.server.ask(manage("GET", "/models/held"))
+        (shown,) = json.loads(answer.body)
+        queue = shown["jobQueueStatus"]
+        # The worker of TorchServe has the first one.
+        return int(queue["pendingRequests"]) + int(queue.get("runningRequests", 1))
+
+
+@contextmanager
+def held(server: Server, folder: Path, **params: int) -> Iterator[Held]:
+    """Register a model, and keep its worker busy with one request."""
+    gate = folder / f"{server.ports['inference']}.gate"
+    with ThreadPoolExecutor(2 * QUEUE) as pool:
+        try:
+            (answer,) = server.ask(register("held", **dict[str, Any](params)))
+            assert answer.status == 200, answer
+            busy = Held(server, gate, pool)
+            busy.sent.append(pool.submit(server.ask, predict("held", str(gate).encode())))
+            wait_until(gate.with_suffix(".begun").exists, "the first request runs", START_S)
+            yield busy
+        finally:
+            gate.touch()
+            unregister(server)
+
+
+def fill(server: Server, folder: Path) -> tuple[Answer, int]:
+    """Send requests until one is refused; return its answer, and how many were accepted."""
+    with held(server, folder) as busy:
+        refused = next((answer for _ in range(QUEUE + 2) if (answer := busy.send())), None)
+        assert refused is not None, f"it took {len(busy.sent)} requests"
+        *accepted, _ = busy.release()
+    assert {one.status for one in accepted} == {200}, accepted
+    return refused, len(accepted)
+
+
+def batches(server: Server, folder: Path) -> list[int]:
+    """Send as many requests as the queue holds while the worker is busy; return their batches."""
+    with held(server, folder, batch_size=QUEUE) as busy:
+        for _ in range(QUEUE):
+            refused = busy.send()
+            assert refused is None, refused
+        answers = busy.release()
+    assert {one.status for one in answers} == {200}, answers
+    return [int(one.body) for one in answers]

@@ -1,0 +1,104 @@
+"""What the times of a batch leave out before any trial, and where the search begins."""
+
+from __future__ import annotations
+
+from headrace.config.optimize import Backend, Optimize
+from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.tune.calibration import calibrated, start_of
+from headrace.tune.space import space_of
+from tests.harness.simulated_model import PRESENT
+
+
+def variant(backend: Backend, *times: tuple[int, float], memory_mb: float = 100.0) -> Variant:
+    return Variant(
+        optimize=Optimize(backend=backend),
+        memory_mb=memory_mb,
+        times=[
+            BatchTime(size=size, inference_ms=ms, low_ms=ms * 0.95, high_ms=ms * 1.05)
+            for size, ms in times
+        ],
+    )
+
+
+def comparison(*variants: Variant) -> Comparison:
+    return Comparison(model="m", device="cpu", variants=list(variants))
+
+
+def names(comparison: Comparison, objective_ms: float) -> list[str]:
+    found = calibrated(comparison, objective_ms)
+    return [variant.optimize.backend for variant in found.variants]
+
+
+def test_a_variant_that_is_slower_at_every_size_is_left_out() -> None:
+    eager = variant("eager", (1, 10.0), (8, 40.0))
+    slow = variant("compile", (1, 20.0), (8, 60.0))
+    mixed = variant("openvino", (1, 12.0), (8, 20.0))
+
+    found = calibrated(comparison(eager, slow, mixed), 100.0)
+
+    assert [one.optimize.backend for one in found.variants] == ["openvino", "eager"]
+    assert [(one.what, one.reason) for one in found.left_out] == [
+        ("compile float", "eager float is faster at every batch size")
+    ]
+
+
+def test_times_within_each_others_intervals_leave_nothing_out() -> None:
+    eager, alike = variant("eager", (1, 10.0)), variant("compile", (1, 10.5))
+    assert set(names(comparison(eager, alike), 100.0)) == {"eager", "compile"}
+
+
+def test_a_slower_variant_with_less_memory_stays() -> None:
+    eager = variant("eager", (1, 10.0), memory_mb=1000)
+    small = variant("openvino", (1, 20.0), memory_mb=200)
+    assert names(comparison(eager, small), 100.0) == ["eager", "openvino"]
+
+
+def test_what_cannot_meet_the_objective_is_left_out() -> None:
+    eager = variant("eager", (1, 200.0))
+    fast = variant("openvino", (1, 30.0), (8, 90.0), (16, 180.0))
+
+    found = calibrated(comparison(eager, fast), 100.0)
+
+    assert [one.optimize.backend for one in found.variants] == ["openvino"]
+    assert found.batch_max == 8
+    assert found.start == 1  # a job waits for one batch of 8 and then for its own
+    assert "more than 100 ms" in found.left_out[0].reason
+    assert found.left_out[1].what == "batches above 8"
+
+
+def test_nothing_may_be_left() -> None:
+    found = calibrated(comparison(variant("eager", (1, 200.0))), 100.0)
+    assert found.variants == []
+    assert found.batch_max == 0
+
+
+def test_a_refused_variant_is_left_out_with_its_reason() -> None:
+    wrong = Variant(optimize=Optimize(backend="openvino", precision="int8"), refused="wrong")
+    found = calibrated(comparison(variant("eager", (1, 10.0)), wrong), 100.0)
+    assert [(one.what, one.reason) for one in found.left_out] == [("openvino int8", "wrong")]
+
+
+def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_left_out() -> None:
+    eager = variant("eager", (1, 10.0), (8, 30.0), (16, 90.0))
+    assert calibrated(comparison(eager), 1000.0).batch_max == 8
+
+
+def test_the_search_begins_with_the_fastest_variant_and_its_best_batch() -> None:
+    eager = variant("eager", (1, 12.0), (8, 40.0), (16, 70.0))
+    fast = variant("openvino", (1, 14.0), (8, 30.0), (16, 45.0), (32, 80.0))
+    calibration = calibrated(comparison(eager, fast), 100.0)
+    space = space_of(
+        PRESENT,
+        objective_ms=100.0,
+        cores=2,
+        variants=[one.optimize for one in calibration.variants],
+        batch_max=calibration.batch_max,
+    )
+
+    start = space.candidate(start_of(space, calibration))
+
+    assert start.options["optimize"]["backend"] == "openvino"
+    assert start.options["max_batch_size"] == 16
+    present = space.candidate(space.present)
+    assert present.options["optimize"] is None
+    assert present.options["max_batch_size"] == 32

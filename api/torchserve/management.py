@@ -43,7 +43,7 @@ from headrace.registry.model import (
     set_options,
     unregister,
 )
-from headrace.torchserve.model_config import PER_WORKER, URL, worker_options
+from headrace.torchserve.model_config import PER_WORKER, SEQUENCES, URL, worker_options
 
 _PAGE: Final = 100
 _ALL: Final = "all"
@@ -210,6 +210,14 @@ async def scale(name: str, version: str, services: Services, request: Request) -
         )
     if least < 0:
         raise TorchServeError(500, INDEX, f"min_worker is {least}; give 0 or more")
+
+    if most > 1 and details_of(model.versions[chosen]).get(SEQUENCES):
+        raise TorchServeError(
+            400,
+            BAD_REQUEST,
+            f"The model {name} has sequences of requests, whose state is in one model process. "
+            "Give it one worker",
+        )
 
     def make(present: Registry) -> list[Change]:
         one = model_of(present, name).versions.get(chosen, ModelVersion())

@@ -37,6 +37,7 @@ from headrace.torchserve.model_config import (
     RUNTIME,
     URL,
     Requested,
+    details_of,
     model_options,
 )
 
@@ -66,10 +67,11 @@ async def register_model(services: Services, request: Request) -> Answer:
         if config.install_py_dep_per_model:
             await _install(services, found.model)
         name, version = _name(parameters, found), _version(found.model)
+        flags = details_of(found.model.settings) if found.model is not None else {}
         options = {
             "source": found.source,
             **_options(config, name, version, found.model, parameters),
-            "options": _details(parameters, found),
+            "options": {**flags, **_details(parameters, found)},
         }
         await _register(services, request, name, version, options, found)
     workers = int(options.get("total_replicas", options.get("replicas", 0)))

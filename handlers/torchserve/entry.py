@@ -19,8 +19,6 @@ from headrace.errors import ConfigError
 #: TorchServe's own handlers.
 BUILTINS: Final = "ts.torch_handler"
 DEFAULT_FUNCTION: Final = "handle"
-#: Those that Headrace does not have.
-_NOT_HERE: Final = ("dali_handler", "dali_image_classifier", "trt_llm_handler", "vllm_handler")
 
 
 class Entry(NamedTuple):
@@ -97,11 +95,6 @@ def _module(target: str, folder: Path) -> ModuleType:
 
 def _not_imported(error: BaseException, name: str, folder: Path) -> ConfigError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing == f"{BUILTINS}.{name}" and name in _NOT_HERE:
-        return ConfigError(
-            f"TorchServe's handler {name} does not exist in Headrace",
-            hint="write a handler, and pack it into the archive; see docs/torchserve.md",
-        )
     if missing == f"{BUILTINS}.{name}":
         files = listing(sorted(file.name for file in folder.glob("*.py")))
         return ConfigError(

@@ -29,12 +29,14 @@ from typing_extensions import override
 
 from handlers.torchserve.entry import BUILTINS, Entry, fed_by_nodes, load_entry, put_first
 from handlers.torchserve.results import STATUSES, Reply, result_of
+from handlers.torchserve.sequences import SequenceKeys, turns
 from headrace.config.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.response import ErrorResponse
 from headrace.torchserve.config import TorchServeConfig, read_config
+from headrace.torchserve.model_config import has_sequences, is_parallel
 from headrace.torchserve.workflow import SOURCES_OPTION
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class TorchServeHandler(Handler):
         self._ts: ts.context.Context
         self._envelope = ""
         self._decodes = True
+        #: The headers of sequences; None for a model without them.
+        self._sequences: SequenceKeys | None = None
         self._runner: asyncio.Runner | None = None
         self._pieces: dict[int, list[Any]] = {}
         self._send_metrics: Callable[[list[MetricRow]], None] | None = None
@@ -99,12 +103,17 @@ class TorchServeHandler(Handler):
         send_rows_to(self._take_row)
         self._ts = _context_of(context, self._reference, config, folder, metrics)
         self._ts.keep_piece = self._keep_piece
+        if is_parallel(self._ts.model_yaml_config):
+            _as_only_rank()
+        if has_sequences(self._ts.model_yaml_config):
+            self._sequences = SequenceKeys.of(config)
         sources = context.options.get(SOURCES_OPTION, ())
         entry = fed_by_nodes(
             load_entry(self._reference.target, self._reference.name, folder), sources
         )
         self._envelope = config.service_envelope
-        self._decodes = config.decode_input_request
+        # The results of nodes come as JSON, whatever a client's input would stay.
+        self._decodes = config.decode_input_request or bool(sources)
         if self._envelope:
             entry = _enveloped(entry, self._envelope)
         self._entry = entry
@@ -153,7 +162,10 @@ class TorchServeHandler(Handler):
             if one["explain"] == _YES or one.get("describe") == _YES
         ]
         rest = [place for place in range(len(headers)) if place not in alone]
-        return [*([rest] if rest else []), *([place] for place in alone)]
+        groups = [rest] if rest else []
+        if self._sequences is not None:
+            groups = turns([self._sequences.id_of(one) for one in headers], rest)
+        return [*groups, *([place] for place in alone)]
 
     def _group(
         self,
@@ -164,7 +176,8 @@ class TorchServeHandler(Handler):
     ) -> list[Any]:
         """Return the results of one call.
 
-        If it raises for its only request, that is the result, so that the other calls count.
+        If it raises for its only request, that is the result, so that the other calls count. In
+        sequences it is that of all its requests, as another call would change their state twice.
         """
         from ts.context import RequestProcessor
 
@@ -176,8 +189,9 @@ class TorchServeHandler(Handler):
             rows = [self._row(members[place]) for place in places]
             values = self._call(rows)
         except Exception as error:
-            if several and len(places) == 1 and not _of_device(error):
-                return [error]
+            alone = several and len(places) == 1
+            if (alone or self._sequences is not None) and not _of_device(error):
+                return [error] * len(places)
             raise
         return [result_of(value, self._reply(n)) for n, value in enumerate(values)]
 
@@ -227,6 +241,8 @@ class TorchServeHandler(Handler):
         parameters = context.parameters[place] if place < len(context.parameters) else {}
         if parameters.get("explain"):
             headers["explain"] = _YES
+        if self._sequences is not None:
+            headers = self._sequences.begun(headers)
         for name, (_, kind) in members.items():
             headers[name] = {"content-type": _media_type(kind)}
         return headers
@@ -312,6 +328,14 @@ def _prepare_process(config: TorchServeConfig, folder: Path, context: Context) -
         os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     os.chdir(folder)
     put_first(folder, SHIM)
+
+
+def _as_only_rank() -> None:
+    """Set what torchrun sets in the only process of a model: `init_process_group` needs it."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    # Any free port.
+    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(name, value)
 
 
 def _context_of(

@@ -24,7 +24,7 @@ from headrace.config.suggestions import listing
 from headrace.config.yaml_file import load_yaml
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
-from headrace.torchserve.model_config import read_model_config, yaml_options
+from headrace.torchserve.model_config import read_model_config, why_refused, yaml_options
 from headrace.torchserve.workflow import SUFFIX as WORKFLOW
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,14 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
 
 
 def _model_config(path: Path, label: str) -> Mapping[str, Any]:
-    """Return the settings of a model-config.yaml; what is wrong there is only logged."""
+    """Return the settings of a model-config.yaml; what is wrong there is only logged.
+
+    Raises:
+        ConfigError: a model with these settings cannot run here.
+    """
     values, problems = read_model_config(path)
+    if refused := why_refused(values):
+        raise ConfigError(f"{label}: configFile: {refused}")
     if problems:
         logger.warning("%s: configFile: %s", label, "; ".join(problems))
     return values

@@ -30,7 +30,7 @@ from headrace.registry.model import (
 from headrace.registry.store import RegistryStore
 from headrace.torchserve.config import is_allowed
 from headrace.torchserve.launch import Launch
-from headrace.torchserve.model_config import AT_START, model_options
+from headrace.torchserve.model_config import AT_START, details_of, model_options
 from headrace.torchserve.snapshot import HANDLER, SnapshotModel
 
 #: The author of changes, in the log of the registry.
@@ -139,7 +139,7 @@ class StartReader:
         options = model_options(
             self._launch.config, name, version, found.settings, workers=DEFAULT_WORKERS
         )
-        options |= {"source": source, "options": {AT_START: True}}
+        options |= {"source": source, "options": {AT_START: True, **details_of(found.settings)}}
         if default and "handler" not in found.options:
             options["handler"] = archive_handler(found.folder, default)
         return Start(name, version, options, is_default=False)
@@ -156,7 +156,8 @@ class StartReader:
             ) from error
         config = msgspec.structs.replace(config, models={one.name: {one.version: one.settings}})
         options = model_options(config, one.name, one.version, found.settings)
-        options |= {"source": one.archive, "options": {AT_START: True}}
+        details = {AT_START: True, **details_of(found.settings)}
+        options |= {"source": one.archive, "options": details}
         if HANDLER in one.settings:
             options["handler"] = str(one.settings[HANDLER])
         elif config.default_service_handler and "handler" not in found.options:

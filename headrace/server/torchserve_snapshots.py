@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.registry.model import Registry
 from headrace.registry.store import RegistryStore, registry_at
 from headrace.torchserve.launch import Launch
+from headrace.torchserve.model_config import WEIGHTS_ONLY
 from headrace.torchserve.snapshot import HANDLER, Kind, SnapshotModel, write_snapshot
 
 #: How often the registry is looked at.
@@ -59,6 +60,7 @@ def snapshot_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "startupTimeout": max(1, round(value["load_timeout_s"])),
         "runtimeType": "python",
         **({HANDLER: value["handler"]} if value["handler"] else {}),
+        **({} if value["weights_only"] else {WEIGHTS_ONLY: False}),
     }
 
 

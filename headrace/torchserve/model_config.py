@@ -38,6 +38,12 @@ URL: Final = "url"
 RUNTIME: Final = "runtime"
 AT_START: Final = "loaded_at_start"
 REGISTRATION: Final = "registration"
+#: Members that change how requests are taken: one only if a model process is idle
+#: (`useJobTicket`), and all in one model process (`sequenceBatching`).
+JOB_TICKET: Final = "job_ticket"
+SEQUENCES: Final = "sequences"
+#: Our own key in `models` of config.properties, which the operator writes. No archive sets it.
+WEIGHTS_ONLY: Final = "weightsOnly"
 #: Keys of TorchServe that are accepted and have no effect.
 _UNUSED: Final = frozenset(
     {
@@ -46,16 +52,13 @@ _UNUSED: Final = frozenset(
         "maxNumSequence",
         "maxRetryTimeoutInSec",
         "maxSequenceJobQueueSize",
-        "parallelLevel",
-        "parallelType",
-        "sequenceBatching",
-        "sequenceMaxIdleMSec",
         "sequenceTimeoutMSec",
-        "torchrun",
-        "useJobTicket",
         "useVenv",
     }
 )
+#: For these TorchServe starts the processes of one worker with torchrun.
+_TORCHRUN_TYPES: Final = ("pp", "tp", "pptp")
+_PARALLEL_TYPES: Final = (*_TORCHRUN_TYPES, "custom")
 
 
 class ModelYaml(NamedTuple):
@@ -97,7 +100,9 @@ def read_model_config(path: Path) -> ModelYaml:
         key = key_node.value
         if not isinstance(key, str):
             continue
-        if key in _UNUSED:
+        if key == "torchrun":
+            values |= _processes_of(node)
+        elif key in _UNUSED:
             problems.append(f"{path.name}: {key}: it has no effect here")
         elif key in _KEYS:
             expected, check = _KEYS[key]
@@ -125,9 +130,47 @@ def _compose(path: Path) -> tuple[yaml.MappingNode | None, str]:
     return root, ""
 
 
+def is_parallel(values: Mapping[str, Any]) -> bool:
+    """Return whether torchrun would start the processes of a model-config.yaml."""
+    return str(values.get("parallelType", "")).lower() in _TORCHRUN_TYPES
+
+
+def has_sequences(values: Mapping[str, Any]) -> bool:
+    """Return whether a model-config.yaml asks for sequences of requests."""
+    return values.get("sequenceBatching") is True or _is_int(1)(values.get("sequenceMaxIdleMSec"))
+
+
+def why_refused(values: Mapping[str, Any]) -> str:
+    """Return why a model with this model-config.yaml cannot run here; "" if it can."""
+    level = values.get("parallelLevel", 1)
+    if "parallelType" in values and level > 1:
+        return (
+            f"parallelType: {values['parallelType']} with {level} processes: a model of Headrace "
+            "runs in one process. Load it over several GPUs there, such as with "
+            'device_map="auto", and remove parallelType'
+        )
+    return ""
+
+
+def details_of(values: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the members of a version's `options` that a model-config.yaml sets."""
+    found = {JOB_TICKET: values.get("useJobTicket") is True, SEQUENCES: has_sequences(values)}
+    return {name: True for name, given in found.items() if given}
+
+
 def yaml_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model options that a model-config.yaml sets."""
-    return {**_yaml_workers(values), **_other_options(values)}
+    details = details_of(values)
+    return {
+        **(_one_worker({}) if SEQUENCES in details else _yaml_workers(values)),
+        **_other_options(values),
+        **({"options": details} if details else {}),
+    }
+
+
+def _one_worker(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for one model process, or for none if there should be none."""
+    return {"total_replicas": min(1, options.get("total_replicas", 1))}
 
 
 def model_options(
@@ -160,12 +203,14 @@ def model_options(
     ):
         if settings.get(key, 0) <= 0:
             settings[key] = given if given is not None and given > 0 else default
+    counts = _yaml_workers(values) or _workers(config, declared, requested, workers)
     return {
         "max_batch_size": _DEFAULT_BATCH,
         "max_batch_delay_ms": _DEFAULT_DELAY_MS,
         "max_queue_depth": min(max(config.job_queue_size, 1), _MAX_DEPTH),
-        **(_yaml_workers(values) or _workers(config, declared, requested, workers)),
+        **(_one_worker(counts) if has_sequences(values) else counts),
         **_other_options(settings),
+        **({"weights_only": False} if declared.get(WEIGHTS_ONLY) is False else {}),
     }
 
 
@@ -228,6 +273,14 @@ def _plain(node: yaml.Node) -> Any:
     return None
 
 
+def _processes_of(node: yaml.Node) -> dict[str, int]:
+    """Return the number of processes in the section `torchrun`, as `parallelLevel`."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value == "nproc-per-node" and _is_int(1)(_plain(value)):
+            return {"parallelLevel": _plain(value)}
+    return {}
+
+
 def _is_int(least: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -250,7 +303,9 @@ _NUMBERS: Final = {
     "jobQueueSize": ("max_queue_depth", _MAX_DEPTH),
 }
 _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    **dict.fromkeys(("minWorkers", "batchSize"), ("an integer of 1 or more", _is_int(1))),
+    **dict.fromkeys(
+        ("minWorkers", "batchSize", "parallelLevel"), ("an integer of 1 or more", _is_int(1))
+    ),
     **dict.fromkeys(
         (
             "maxWorkers",
@@ -259,9 +314,18 @@ _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
             "startupTimeout",
             "jobQueueSize",
             "clientTimeoutInMills",
+            "sequenceMaxIdleMSec",
         ),
         ("an integer of 0 or more", _is_int(0)),
     ),
     "deviceType": ("cpu or gpu", lambda value: value in ("cpu", "gpu")),
+    "parallelType": (
+        ", ".join(_PARALLEL_TYPES),
+        lambda value: str(value).lower() in _PARALLEL_TYPES,
+    ),
+    **dict.fromkeys(
+        ("sequenceBatching", "useJobTicket"),
+        ("true or false", lambda value: isinstance(value, bool)),
+    ),
     "deviceIds": ("a list of numbers of GPUs", _is_devices),
 }

@@ -99,6 +99,16 @@ class RunningTorchServe:
                 timeout=120, check=False,
             )  # fmt: skip
 
+    def script(self, code: str, path: Path) -> str:
+        """Run a script of a user in the folder, with a package folder on its path; its output."""
+        environ = self._environ(PYTHONPATH=f"{path}:{ROOT}")
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=self.folder, env=environ, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=START_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
     def _environ(self, **variables: str) -> dict[str, str]:
         theirs = ("TS_", "LOG_LOCATION", "METRICS_LOCATION")
         environ = clean_environment(TMPDIR=str(self.temporary), **variables)

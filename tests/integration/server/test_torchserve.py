@@ -23,6 +23,7 @@ from tests.harness.servers.torchserve import (
     torchserve_folder,
     write_archive,
 )
+from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until
 
 
@@ -281,3 +282,26 @@ def test_fifty_archives_start_serve_and_start_again(server: RunningTorchServe) -
     assert [server.submit(name, 1)["input"] for name in names] == [1] * 50
     assert sorted(server.get("/ready")["models"]) == sorted(names)
     server.stop()
+
+
+def test_a_script_starts_a_server_with_ts_launcher(server: RunningTorchServe) -> None:
+    """With the package `ts` of the distribution headrace-torchserve, outside of model processes."""
+    write_archive(server.store, "a")
+    server.write_config()
+    output = server.script(
+        "from ts.launcher import start, stop\n"
+        "from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext\n"
+        f"lines = start({str(server.store)!r}, 'config.properties', no_config_snapshots=True,\n"
+        "    disable_token=True, models='a.mar', enable_model_api=True)\n"
+        "import json, urllib.request\n"
+        f"url = 'http://127.0.0.1:{server.ports[1]}/models'\n"
+        "print('found', json.load(urllib.request.urlopen(url))['models'])\n"
+        "stop()\n"
+        "while lines.get(timeout=60) is not None: pass\n"
+        "print('all lines are read')\n",
+        ROOT / "deploy/torchserve",
+    )
+    assert "\nModel server started.\n" in output
+    assert "found [{'modelName': 'a', 'modelUrl': 'a.mar'}]" in output
+    assert output.endswith("all lines are read\n")
+    assert server.pid is None

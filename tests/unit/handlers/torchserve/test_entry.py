@@ -74,7 +74,7 @@ def test_a_file_may_have_the_name_of_a_package_of_the_server(tmp_path: Path) -> 
         ("service", "1 / 0\n", "ZeroDivisionError", "the traceback"),
         ("service", "import ts.no_such_part\n", "No module named 'ts.no_such_part'",
          "does not have this part of TorchServe"),
-        ("vllm_handler", "", "TorchServe's handler vllm_handler does not exist", "write a handler"),
+        ("vllm_handler", "", "no vLLM handler", "vllm serve"),
         ("gone.py", "", "no handler of TorchServe has the name 'gone'", "helper.py, service.py"),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from headrace.torchserve.model_config import (
     Requested,
     model_options,
     read_model_config,
+    why_refused,
     worker_options,
     yaml_options,
 )
@@ -48,7 +49,9 @@ def test_values_of_the_right_type_are_read(tmp_path: Path) -> None:
         ("deviceIds: [0, a]", "deviceIds: expected a list of numbers of GPUs, got [0, 'a']"),
         ("deviceType: tpu", "deviceType: expected cpu or gpu, got 'tpu'"),
         ("jobQueueSize: {a: 1}", "jobQueueSize: expected an integer of 0 or more, got nothing"),
-        ("useJobTicket: true", "useJobTicket: it has no effect here"),
+        ("useVenv: true", "useVenv: it has no effect here"),
+        ("useJobTicket: 1", "useJobTicket: expected true or false, got 1"),
+        ("parallelType: x", "parallelType: expected pp, tp, pptp, custom, got 'x'"),
         ("[1]", "it is no mapping"),
         ("a: [", "it is no YAML: while parsing"),
         ("a: \x01", "it is no YAML: unacceptable character"),
@@ -178,6 +181,46 @@ def test_who_decides_the_number_of_model_processes(
     requested = Requested(initial_workers=initial)
     found = _options(declared, values, requested, default_workers_per_model=5)
     assert found["total_replicas"] == expected
+
+
+def test_a_model_with_sequences_has_one_model_process() -> None:
+    values = {"sequenceBatching": True, "minWorkers": 2, "maxWorkers": 4}
+    assert _options(values=values)["total_replicas"] == 1
+    assert "max_replicas" not in _options(values=values)
+    idle = {"sequenceMaxIdleMSec": 1000}
+    assert _options(values=idle, requested=Requested(initial_workers=3))["total_replicas"] == 1
+    assert _options(values=idle, requested=Requested(initial_workers=0))["total_replicas"] == 0
+    assert yaml_options(values) == {"total_replicas": 1, "options": {"sequences": True}}
+    assert yaml_options({"sequenceMaxIdleMSec": 0}) == {}
+
+
+def test_a_job_ticket_is_an_option() -> None:
+    assert yaml_options({"useJobTicket": True}) == {"options": {"job_ticket": True}}
+    assert yaml_options({"useJobTicket": False}) == {}
+
+
+def test_only_the_operator_allows_pickled_files(tmp_path: Path) -> None:
+    assert _options({"weightsOnly": False})["weights_only"] is False
+    assert "weights_only" not in _options({"weightsOnly": True})
+    values, _ = _read(tmp_path, "weightsOnly: false\n")
+    assert "weights_only" not in {**yaml_options(values), **_options(values=values)}
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("parallelType: tp\ntorchrun:\n  nproc-per-node: 4\n", "parallelType: tp with 4 processes"),
+        ("parallelLevel: 2\nparallelType: custom\n", "parallelType: custom with 2 processes"),
+        ("parallelType: pp\ntorchrun: {nproc-per-node: 1}\n", ""),
+        ("parallelType: pp\n", ""),
+        ("parallelLevel: 4\n", ""),
+        ("torchrun: {nproc-per-node: x}\nparallelType: tp\n", ""),
+    ],
+)
+def test_a_model_in_several_processes_is_refused(tmp_path: Path, text: str, refused: str) -> None:
+    found = why_refused(_read(tmp_path, text)[0])
+    assert found.startswith(refused)
+    assert bool(found) == bool(refused)
 
 
 def test_a_queue_of_its_own() -> None:

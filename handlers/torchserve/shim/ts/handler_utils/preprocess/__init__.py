@@ -1,0 +1,1 @@
+"""Preprocessing of inputs with other packages."""

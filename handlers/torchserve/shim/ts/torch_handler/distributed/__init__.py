@@ -1,0 +1,1 @@
+"""Base handlers of models that are split over devices."""

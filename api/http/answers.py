@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from api.http.messages import (
-    NO_CONTENT,
+    BODILESS,
     ClientGone,
     Receive,
     Reply,
@@ -26,8 +26,9 @@ DRAIN_MAX_S: Final = 2.0
 
 async def send_reply(send: Send, reply: Reply, request: Request) -> None:
     """Send an answer; after a refused body drain the rest and close the connection."""
-    body = reply.body
-    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
+    bodiless = reply.status in BODILESS
+    body = b"" if bodiless else reply.body
+    if bodiless:  # a 204 may have neither length nor type, and a 304 would have those of the 200
         headers = [*reply.headers]
     else:
         headers = [(b"content-length", b"%d" % len(body)), *reply.headers]
@@ -35,7 +36,7 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
             headers.insert(0, (b"content-type", reply.content_type))
     if request.drain:
         headers.append((b"connection", b"close"))
-    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
+    elif not bodiless and write_whole(send, reply.status, headers, body):
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if not request.drain:

@@ -20,6 +20,8 @@ Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
 NO_CONTENT: Final = 204
+#: Answers with these statuses have no body: 204 and 304 (RFC 9110, 15.3.5 and 15.4.5).
+BODILESS: Final = frozenset({NO_CONTENT, 304})
 NO_STORE: Final = (b"cache-control", b"no-store")
 #: The key of the `RequestTrace` in the scope of a request that is logged or has a span.
 REQUEST_TRACE: Final = "headrace.request_trace"

@@ -43,7 +43,13 @@ from headrace.registry.model import (
     set_options,
     unregister,
 )
-from headrace.torchserve.model_config import PER_WORKER, SEQUENCES, URL, worker_options
+from headrace.torchserve.model_config import (
+    MAX_WORKERS,
+    PER_WORKER,
+    SEQUENCES,
+    URL,
+    worker_options,
+)
 
 _PAGE: Final = 100
 _ALL: Final = "all"
@@ -200,9 +206,9 @@ async def scale(name: str, version: str, services: Services, request: Request) -
     query = read_query(request)
     model = model_of(await registry_of(services).read(), name)
     chosen = version_of(model, version or query.text("model_version") or "")
-    least = query.number("min_worker")
+    least = query.limited("min_worker", MAX_WORKERS)
     least = 1 if least is None else least
-    most = query.number("max_worker")
+    most = query.limited("max_worker", MAX_WORKERS)
     most = least if most is None else most
     if most < least:
         raise TorchServeError(

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -87,6 +87,46 @@ def shown(text: str) -> str:
     return ascii(text[:_SHOWN_CHARS])
 
 
+def interrupted(store: Path | None) -> list[Path]:
+    """Return the files that killed registrations were fetching; a file in work is locked."""
+    found = []
+    for path in store.glob(f"{PARTIAL}*") if store is not None else ():
+        with contextlib.suppress(OSError):
+            lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is not None:
+                found.append(path)
+                os.close(lock)
+    return found
+
+
+def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
+    """Remove what killed registrations have left: the files, and the names that they got by `keep`.
+
+    Args:
+        paths: what `interrupted` has returned.
+        used: the sources of the registered models, read after that. A registration that was killed
+            between its change and its end has a model, whose file stays.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):
+            lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is None:
+                continue
+            try:
+                target = path.with_name(path.name.removeprefix(PARTIAL).partition("-")[2])
+                # `keep` gives the same file a second name.
+                if target.name not in used and target.exists() and target.samefile(path):
+                    target.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(lock)
+
+
+def is_url(url: str) -> bool:
+    """Return whether the parameter of a request names a file that must be fetched."""
+    return _URL.match(url) is not None
+
+
 @contextmanager
 def found_model(
     settings: Settings, allowed: str, reader: SourceReader, url: str, *, has_handler: bool
@@ -106,7 +146,7 @@ def found_model(
         TorchServeError: they do not exist, may not be used, or are broken.
     """
     store = settings.model_store
-    if not _URL.match(url):
+    if not is_url(url):
         path = _local(store, url)
         source = str(path)
         if store is not None and path.is_relative_to(store):
@@ -203,7 +243,6 @@ def _no_download(url: str, why: str) -> TorchServeError:
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """Yield the name of a new file in the folder of the target, which is removed in the end."""
-    _remove_partial(target.parent)
     path = target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -217,16 +256,6 @@ def _partial(target: Path) -> Iterator[Path]:
     finally:
         path.unlink(missing_ok=True)
         os.close(opened)
-
-
-def _remove_partial(store: Path) -> None:
-    """Remove what killed processes have left; a file that is being fetched is locked."""
-    for path in store.glob(f"{PARTIAL}*"):
-        with contextlib.suppress(OSError):
-            lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock is not None:
-                path.unlink(missing_ok=True)
-                os.close(lock)
 
 
 def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:

@@ -1,6 +1,6 @@
 """The parameters of TorchServe's management requests: read leniently, as its clients expect.
 
-An unknown parameter is ignored. A number that cannot be read is as if it were not given.
+An unknown parameter is ignored. A text that is no integer is as if it were not given.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import json
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-import yaml
-
 from api.http.bodies import read_body
 from api.http.messages import JSON, Request
 from api.torchserve.errors import BAD_REQUEST, TorchServeError
+from headrace.config.yaml_file import BoundedLoader
 
 BODY_LIMIT_BYTES: Final = 64 * 1024
 _TRUE: Final = "true"
+_SHOWN_CHARS: Final = 40
 #: The largest integer that TorchServe reads.
 _INT_MAX: Final = 2**31 - 1
+_INT_DIGITS: Final = len(str(_INT_MAX))
 
 
 class Parameters:
@@ -35,14 +36,33 @@ class Parameters:
         return self._values.get(name)
 
     def number(self, name: str) -> int | None:
-        """Return a parameter as an integer; None if it is not given, or cannot be read."""
+        """Return a parameter as an integer; None if it is not given or cannot be read."""
+        number = self._integer(name)
+        return None if number is None or abs(number) > _INT_MAX else number
+
+    def limited(self, name: str, most: int = _INT_MAX) -> int | None:
+        """Return a parameter as an integer; None if it is not given, or is no integer.
+
+        Raises:
+            TorchServeError: it is larger than `most`, or is less than TorchServe reads.
+        """
+        number = self._integer(name)
+        if number is None or -_INT_MAX <= number <= most:
+            return number
+        limit = f"{most:,} is the largest number" if number > 0 else f"the least is {-_INT_MAX:,}"
+        given = self._values[name].strip()[:_SHOWN_CHARS]
+        raise TorchServeError(
+            400, BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
+        )
+
+    def _integer(self, name: str) -> int | None:
         text = self._values.get(name, "").strip()
         sign = text[:1] if text[:1] in ("-", "+") else ""
         digits = text.removeprefix(sign)
-        if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(_INT_MAX)):
+        if not (digits.isascii() and digits.isdecimal()):
             return None
-        number = int(text)
-        return number if abs(number) <= _INT_MAX else None
+        # Python refuses to read thousands of digits. One digit more than fits is too large as well.
+        return int(f"{sign}{digits.lstrip('0')[: _INT_DIGITS + 1] or '0'}")
 
     def flag(self, name: str, default: bool) -> bool:
         """Return whether a parameter is `true`; any other text is false."""
@@ -82,7 +102,7 @@ def _document(body: bytes) -> Any:
         try:
             return json.loads(text)
         except ValueError:
-            return yaml.safe_load(text)
+            return BoundedLoader(text).get_single_data()
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many kinds
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise TorchServeError(

@@ -20,7 +20,14 @@ from api.torchserve.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
-from api.torchserve.model_files import Found, found_model, shown
+from api.torchserve.model_files import (
+    Found,
+    found_model,
+    interrupted,
+    is_url,
+    remove_interrupted,
+    shown,
+)
 from api.torchserve.parameters import Parameters, read_parameters
 from api.torchserve.replies import status_reply
 from headrace.config.handler_reference import TORCHSERVE
@@ -33,6 +40,7 @@ from headrace.models.requirements import installed
 from headrace.registry.model import Change, Registry, register, withdraw
 from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.model_config import (
+    MAX_WORKERS,
     REGISTRATION,
     RUNTIME,
     URL,
@@ -54,7 +62,10 @@ async def register_model(services: Services, request: Request) -> Answer:
     parameters = await read_parameters(request)
     url = _url(parameters)
     _check_runtime(parameters)
+    asked = _requested(parameters)
     handler = parameters.text("handler") or config.default_service_handler
+    if is_url(url):
+        await _clean_up(services)
     with ExitStack() as cleanup:
         files = found_model(
             services.settings,
@@ -70,7 +81,7 @@ async def register_model(services: Services, request: Request) -> Answer:
         flags = details_of(found.model.settings) if found.model is not None else {}
         options = {
             "source": found.source,
-            **_options(config, name, version, found.model, parameters),
+            **_options(config, name, version, found.model, parameters, asked),
             "options": {**flags, **_details(parameters, found)},
         }
         await _register(services, request, name, version, options, found)
@@ -149,6 +160,25 @@ def _check_runtime(parameters: Parameters) -> None:
     raise TorchServeError(400, BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
 
 
+async def _clean_up(services: Services) -> None:
+    """Remove what registrations have left in the model store whose process was killed."""
+    left = await asyncio.to_thread(interrupted, services.settings.model_store)
+    if left:
+        models = (await registry_of(services).read()).models.values()
+        used = {str(one.options.get("source")) for m in models for one in m.versions.values()}
+        await asyncio.to_thread(remove_interrupted, left, used)
+
+
+def _requested(parameters: Parameters) -> Requested:
+    return Requested(
+        batch_size=parameters.limited("batch_size"),
+        max_batch_delay=parameters.limited("max_batch_delay"),
+        initial_workers=parameters.limited("initial_workers", MAX_WORKERS),
+        response_timeout=parameters.limited("response_timeout"),
+        startup_timeout=parameters.limited("startup_timeout"),
+    )
+
+
 async def _install(services: Services, model: ModelFolder | None) -> None:
     """Install the packages of a model now, so that the client learns what is wrong with them."""
     if model is None or model.requirements is None:
@@ -191,15 +221,9 @@ def _options(
     version: str,
     model: ModelFolder | None,
     parameters: Parameters,
+    asked: Requested,
 ) -> dict[str, Any]:
     """Return the options of a version, by the precedence that TorchServe has for each."""
-    asked = Requested(
-        batch_size=parameters.number("batch_size"),
-        max_batch_delay=parameters.number("max_batch_delay"),
-        initial_workers=parameters.number("initial_workers"),
-        response_timeout=parameters.number("response_timeout"),
-        startup_timeout=parameters.number("startup_timeout"),
-    )
     settings = model.settings if model is not None else {}
     options = model_options(config, name, version, settings, asked)
     handler = parameters.text("handler")

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from api.http.messages import Answer, Header, Reply, Request
+from api.http.messages import BODILESS, Answer, Header, Reply, Request
 from api.http.ranges import ByteRange
 from api.routes.jobs.job import stream_result
 from api.services import Services
@@ -43,6 +43,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 #: The types of results whose handler has not chosen one.
 _NOT_CHOSEN: Final = frozenset({"", JSON_TYPE, BINARY_TYPE})
 _STATUS_MIN, _STATUS_MAX = 200, 599
+#: The longest form of one byte of a text in JSON, such as \u0007, and the quotes around the text.
+_ESCAPED, _QUOTES = 6, 2
 
 
 def job_headers(job_id: str) -> tuple[Header, ...]:
@@ -98,10 +100,15 @@ async def _result(services: Services, request: Request, job: Job, *, native: boo
         headers = (*headers, *_headers(details.headers))
     status = details.status if _STATUS_MIN <= details.status <= _STATUS_MAX else 500
     content_type = _chosen_type(details.headers, kind if native else "")
+    if status in BODILESS:
+        return Reply(status, b"", content_type, headers)
     if stored is not None:
-        if stored.size > limit_bytes:
+        raw = kind != JSON_TYPE or bool(details.headers)
+        # A text is stored with quotes and escapes, which are not sent.
+        most = limit_bytes if raw else _ESCAPED * limit_bytes + _QUOTES
+        if stored.size > most:
             raise _too_large(job, stored.size, limit_bytes)
-        if kind != JSON_TYPE or details.headers:
+        if raw:
             headers = (*headers, (b"content-length", b"%d" % stored.size))
             span = ByteRange(0, stored.size)
             return await stream_result(

@@ -19,7 +19,7 @@ import msgspec
 from headrace.errors import HandlerError
 from headrace.handler import Response
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE
-from headrace.jobs.response import HEADER_NAME, ErrorResponse
+from headrace.jobs.response import HEADER_NAME, ErrorResponse, check_headers
 
 _SHOWN_CHARS: Final = 500
 _OK: Final = 200
@@ -153,5 +153,12 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     found = {str(name): str(value) for name, value in headers.items()}
     for name, value in found.items():
         if not HEADER_NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise HandlerError(f"the handler set a header that cannot be sent: {name!a}: {value!a}")
+            raise HandlerError(
+                f"the handler set a header that cannot be sent: {name[:_SHOWN_CHARS]!a}: "
+                f"{value[:_SHOWN_CHARS]!a}"
+            )
+    try:
+        check_headers(found)
+    except ValueError as error:
+        raise HandlerError(str(error)) from None
     return found

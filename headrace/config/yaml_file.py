@@ -12,11 +12,14 @@ from typing import Any, Final
 
 import msgspec
 import yaml
+from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError
 
 FILE_MAX_BYTES: Final = 4 * 1024 * 1024
+#: PyYAML recurses for each level, and needs seconds for thousands of them.
+DEPTH_MAX: Final = 100
 _SHOWN_MAX_CHARS: Final = 60
 
 Key = str | int
@@ -66,6 +69,35 @@ class Document:
         return line + 1
 
 
+class TooDeep(yaml.YAMLError):
+    """A file has values in more than DEPTH_MAX others."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Reads YAML; `TooDeep` is raised at the first value that is nested too deeply."""
+
+    _depth = 0
+
+    @override
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        # The scanner is ahead of the composer, and compares each [ and { with all open ones.
+        self._check(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass)
+
+    @override
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._check(self._depth)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    @staticmethod
+    def _check(depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise TooDeep(f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
+
+
 def load_yaml(path: Path, *, what: str) -> Document:
     """Read a YAML file whose top level is a mapping.
 
@@ -77,7 +109,7 @@ def load_yaml(path: Path, *, what: str) -> Document:
     text = _read(path, what)
     example = "see the example in docs/configuration.md"
     try:
-        root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        root: yaml.Node | None = yaml.compose(text, Loader=BoundedLoader)
         if root is None:
             raise ConfigError(f"{path}: the {what} is empty", hint=example)
         if not isinstance(root, yaml.MappingNode):

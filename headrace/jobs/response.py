@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,6 +18,10 @@ import msgspec
 #: What HTTP allows as the name of a header.
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PARAMETER: Final = ";x-response="
+#: The limits of what a handler may set. Clients and proxies refuse more in one response: Python's
+#: http.client 100 headers, and nginx 8 KiB by default.
+HEADERS_MAX: Final = 64
+HEADERS_MAX_BYTES: Final = 8 * 1024
 
 
 class ResponseDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,10 +55,34 @@ _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
 _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Check how many headers a handler has set, and how long they are.
+
+    Raises:
+        ValueError: they are too many, or too long.
+    """
+    if len(headers) > HEADERS_MAX:
+        raise ValueError(
+            f"the handler set {len(headers)} headers, and a response may have {HEADERS_MAX}. "
+            "Set fewer, or put the values into the result"
+        )
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+    if size > HEADERS_MAX_BYTES:
+        raise ValueError(
+            f"the handler set headers of {size} bytes, and a response may have "
+            f"{HEADERS_MAX_BYTES}. Set shorter ones, or put the values into the result"
+        )
+
+
 def with_details(content_type: str, details: ResponseDetails) -> str:
-    """Return the content type of a result that carries these details."""
+    """Return the content type of a result that carries these details.
+
+    Raises:
+        ValueError: they have too many headers, or too long ones.
+    """
     if details == NO_DETAILS:
         return content_type
+    check_headers(details.headers)
     text = base64.urlsafe_b64encode(msgspec.json.encode(details)).decode().rstrip("=")
     return f"{content_type}{_PARAMETER}{text}"
 

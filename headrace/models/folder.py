@@ -21,7 +21,7 @@ from headrace.config.model_catalog import MODEL_NAME_PATTERN, read_options
 from headrace.config.model_options import ModelOptions
 from headrace.config.parameters import Parameter
 from headrace.config.suggestions import listing
-from headrace.config.yaml_file import load_yaml
+from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
 from headrace.torchserve.model_config import read_model_config, why_refused, yaml_options
@@ -166,7 +166,7 @@ def _refuse_costly(path: Path) -> None:
     if path.stat().st_size > _MODEL_FILE_MAX_BYTES:
         raise ConfigError(f"{path}: it is larger than {_MODEL_FILE_MAX_BYTES} bytes")
     try:
-        events = yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader)
+        events = yaml.parse(path.read_bytes(), Loader=BoundedLoader)
         alias = next((event for event in events if isinstance(event, yaml.AliasEvent)), None)
     except (yaml.YAMLError, RecursionError, ValueError):
         return  # `load_yaml` reports what is wrong
@@ -225,12 +225,16 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
 
 
 def _model_config(path: Path, label: str) -> Mapping[str, Any]:
-    """Return the settings of a model-config.yaml; what is wrong there is only logged.
+    """Return the settings of a model-config.yaml; a wrong value there is only logged.
 
     Raises:
-        ConfigError: a model with these settings cannot run here.
+        ConfigError: a model with these settings cannot run here, or the file is too large or nested
+            too deeply.
     """
-    values, problems = read_model_config(path)
+    try:
+        values, problems = read_model_config(path)
+    except ConfigError as error:
+        raise ConfigError(f"{label}: configFile: {error.message}", hint=error.hint) from None
     if refused := why_refused(values):
         raise ConfigError(f"{label}: configFile: {refused}")
     if problems:

@@ -17,15 +17,18 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from headrace.config.yaml_file import shown
+from headrace.config.yaml_file import BoundedLoader, TooDeep, shown
+from headrace.errors import ConfigError
 from headrace.torchserve.config import TorchServeConfig
 
-_MAX_BYTES: Final = 1024 * 1024
+#: The most model processes that a model may have.
+MAX_WORKERS: Final = 256
+#: PyYAML reads about 200 kB a second.
+_MAX_BYTES: Final = 256 * 1024
 _MAX_BATCH: Final = 4096
 _MAX_DELAY_MS: Final = 60_000
 _MAX_S: Final = 86_400
 _MS_PER_S: Final = 1000
-_MAX_WORKERS: Final = 256
 _MAX_DEPTH: Final = 100_000_000
 _DEFAULT_BATCH: Final = 1
 _DEFAULT_DELAY_MS: Final = 100
@@ -90,6 +93,9 @@ def read_model_config(path: Path) -> ModelYaml:
     """Return the settings in a model-config.yaml; a file that cannot be read has none.
 
     A value of the wrong type is left out. The keys that only the handler reads are left out too.
+
+    Raises:
+        ConfigError: it is too large, or nested too deeply: the handler could not load it either.
     """
     root, problem = _compose(path)
     if problem:
@@ -118,12 +124,17 @@ def _compose(path: Path) -> tuple[yaml.MappingNode | None, str]:
     """Return the node of a file, None for an empty one, and what is wrong with the file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            return None, f"it is larger than {_MAX_BYTES} bytes"
+            raise ConfigError(
+                f"{path.name}: it is larger than {_MAX_BYTES:,} bytes",
+                hint="put what the handler alone reads into another file",
+            )
         # Nodes of other keys are not made into values: aliases could make them long.
-        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+        root = yaml.compose(path.read_bytes(), Loader=BoundedLoader)
     except OSError as error:
         return None, f"it cannot be read: {error.strerror}"
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except TooDeep as error:
+        raise ConfigError(f"{path.name}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:
         return None, f"it is no YAML: {' '.join(str(error).split())[:200]}"
     if root is not None and not isinstance(root, yaml.MappingNode):
         return None, "it is no mapping"
@@ -252,7 +263,7 @@ def worker_options(low: int, high: int) -> dict[str, Any]:
 
     With `low` below `high` the number follows the demand; the limits then hold in each worker.
     """
-    low, high = min(low, _MAX_WORKERS), min(high, _MAX_WORKERS)
+    low, high = min(low, MAX_WORKERS), min(high, MAX_WORKERS)
     if 0 < low < high:
         return {"replicas": low, "min_replicas": low, "max_replicas": high}
     return {"total_replicas": low}

@@ -191,6 +191,7 @@ MANAGEMENT: Final = (
             manage("POST", "/models", body=b"", headers=JSON, differs="broken-json"),
             manage("GET", "/models"),
             manage("POST", "/models?url=echo.mar&model_name=a%20b", differs="model-names"),
+            manage("POST", "/models?url=echo.mar&batch_size=99999999999", differs="large-number"),
         ),
     ),
     Scenario(

@@ -17,7 +17,13 @@ from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobErro
 from headrace.handler import Response
 from headrace.jobs.encoding import from_kombu, kombu_bytes, strict_json
 from headrace.jobs.media_types import BINARY_TYPE
-from headrace.jobs.response import ResponseDetails, split_details, with_details
+from headrace.jobs.response import (
+    ErrorResponse,
+    ResponseDetails,
+    check_headers,
+    split_details,
+    with_details,
+)
 from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
 
@@ -76,7 +82,7 @@ def encode_result(result: Any) -> Outcome:
 
     Raises:
         TypeError: it holds a value that JSON cannot express, or a Response whose body is not bytes.
-        ValueError: it is, or holds, a `msgspec.Raw` that is not JSON.
+        ValueError: it is, or holds, a `msgspec.Raw` that is not JSON, or it has too many headers.
     """
     if not isinstance(result, _OTHER):
         return [True, _checked(msgspec.json.encode(result, enc_hook=_plain)), ""]
@@ -138,7 +144,13 @@ def failure(error: BaseException) -> Outcome:
     sent_code = text_of(code) if isinstance(code, str) else HandlerError.code
     outcome = [False, sent_code, message, bool(typed.retryable), traceback_of(error)]
     response = getattr(typed, "response", None)
-    return [*outcome, msgspec.json.encode(response)] if response is not None else outcome
+    if not isinstance(response, ErrorResponse):
+        return outcome
+    try:
+        check_headers(response.headers)
+    except ValueError as too_many:
+        return failure(HandlerError(str(too_many)).with_traceback(error.__traceback__))
+    return [*outcome, msgspec.json.encode(response)]
 
 
 def text_of(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -17,6 +18,7 @@ from tests.harness.torchserve import write_archive
 from tests.harness.workers.worker import Client, celery_worker, write_models
 
 INLINE_BYTES = 1000
+LIMIT_BYTES = 25_600
 #: What each request asks for is in its header `do`.
 HANDLER = """
 import time
@@ -49,8 +51,25 @@ def one(place, row, context):
         raise ValueError("this request is bad")
     if do == "nan":
         return {"a": float("nan")}
+    if do in ("204", "304"):
+        context.set_response_header(place, "etag", "x")
+        context.set_response_status(int(do), idx=place)
+        return "no response has this body"
+    if do == "empty":
+        context.set_response_status(204, idx=place)
+        return "b" * 5000
+    if do == "many_headers":
+        for n in range(65):
+            context.set_response_header(place, f"x-{n}", "1")
+    if do == "long_headers":
+        context.set_response_header(place, "x-long", "1" * 10_000)
+    if do == "long_headers_of_an_error":
+        context.set_response_header(place, "x-long", "1" * 10_000)
+        context.set_response_status(404, idx=place)
     if do == "large":
-        return "é" * 3000
+        return "é" * 12800
+    if do == "too_large":
+        return "é" * 12801
     if do == "large_json":
         return {"n": list(range(1000))}
     return row["body"]
@@ -64,7 +83,9 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     model = {"source": str(archive), "max_batch_size": 4, "version": "1.0"}
     models = write_models(folder, m=model)
     config = folder / "config.properties"
-    write_config(config, TorchServeConfig(disable_token_authorization=True))
+    write_config(
+        config, TorchServeConfig(disable_token_authorization=True, max_response_size=LIMIT_BYTES)
+    )
     with redis_server() as server:
         settings = Settings(redis_url=server.url, models_file=models, state_dir=folder / "state")
         environ = {
@@ -130,6 +151,37 @@ def test_a_handler_sets_a_status(http: httpx2.Client) -> None:
     assert (response.status_code, response.text) == (507, "Invalid response")
 
 
+@pytest.mark.parametrize("do", ["204", "304", "empty"])
+def test_a_status_without_a_body_has_no_length(http: httpx2.Client, do: str) -> None:
+    for _ in range(2):  # the next response is read from the same connection
+        response = asked(http, do)
+        assert response.status_code == int(do.replace("empty", "204"))
+        assert response.content == b""
+        assert "content-length" not in response.headers
+        assert "transfer-encoding" not in response.headers
+        assert response.headers.get("etag") == (None if do == "empty" else "x")
+    assert asked(http, "headers_out").text == "typed"
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("many_headers", "the handler set 65 headers"),
+        ("long_headers", "the handler set headers of 10006 bytes"),
+        ("long_headers_of_an_error", "the handler set headers of 10006 bytes"),
+    ],
+)
+def test_headers_that_no_client_would_read_fail_their_job_alone(
+    http: httpx2.Client, do: str, message: str
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda one: asked(http, one), [do, "headers_out"] * 4))
+    for response in found[::2]:
+        assert (response.status_code, response.json()["type"]) == (503, "InternalServerException")
+        assert response.json()["message"].startswith(message)
+    assert [response.text for response in found[1::2]] == ["typed"] * 4
+
+
 @pytest.mark.parametrize(
     ("do", "code", "message"),
     [
@@ -147,5 +199,8 @@ def test_an_exception_is_an_error(http: httpx2.Client, do: str, code: int, messa
 
 def test_results_are_written_as_torchserve_writes_them(http: httpx2.Client) -> None:
     assert asked(http, "nan").text == '{\n  "a": NaN\n}'
-    assert asked(http, "large").text == "é" * 3000
+    assert asked(http, "large").text == "é" * (LIMIT_BYTES // 2)
     assert asked(http, "large_json").text == json.dumps({"n": list(range(1000))}, indent=2)
+    refused = asked(http, "too_large")
+    assert refused.status_code == 500
+    assert f"has {LIMIT_BYTES + 2} bytes, more than max_response_size" in refused.json()["message"]

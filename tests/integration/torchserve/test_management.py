@@ -331,6 +331,65 @@ def test_numbers_of_workers_are_checked(site: TorchServeSite) -> None:
     assert site.described("digits")["minWorkers"] == 1
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"min_worker": 100_000}, {"min_worker": 0, "max_worker": 257}, {"max_worker": "9" * 20},
+        {"min_worker": "-" + "9" * 20}, {"min_worker": 257, "synchronous": "true"},
+    ],
+)  # fmt: skip
+def test_more_workers_than_a_model_may_have_are_refused(
+    site: TorchServeSite, query: dict[str, Any]
+) -> None:
+    site.register(site.archive("digits"), initial_workers=0)
+    found = site.http.put("/models/digits", params=query)
+    assert refusal(found) == (400, "BadRequestException")
+    assert "that is accepted here" in found.json()["message"]
+    shown = site.described("digits")
+    assert (shown["minWorkers"], shown["maxWorkers"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", "9" * 20), ("max_batch_delay", 2**31), ("response_timeout", "9" * 20),
+        ("startup_timeout", 2**31), ("initial_workers", 257), ("initial_workers", "9" * 20),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_too_large_is_not_registered(
+    site: TorchServeSite, name: str, value: int | str
+) -> None:
+    query = {"initial_workers": 0, name: value}
+    found = site.register(site.archive("digits"), **query)
+    assert refusal(found) == (400, "BadRequestException")
+    assert found.json()["message"].startswith(f"{name} is {value}: ")
+    as_json = {"url": "digits.mar", **query}
+    assert refusal(site.http.post("/models", json=as_json)) == (400, "BadRequestException")
+    assert site.names() == ["echo"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("handler: " + "[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
+        ("handler: " + "{a: " * 5000 + "1" + "}" * 5000, "nested more than 100 levels deep"),
+        ("handler:\n" + "- " * 5000 + "1", "nested more than 100 levels deep"),
+        ("handler: " + "x" * 300_000, "larger than 262,144 bytes"),
+    ],
+)
+def test_a_configuration_that_no_handler_could_load_is_not_registered(
+    site: TorchServeSite, config: str, message: str
+) -> None:
+    model = {"modelName": "deep", "handler": "answers.py", "configFile": "model-config.yaml"}
+    manifest = json.dumps({"model": model})
+    members = {"MAR-INF/MANIFEST.json": manifest, "answers.py": ANSWERS}
+    site.members("deep.mar", {**members, "model-config.yaml": config})
+    found = site.register("deep.mar")
+    assert refusal(found) == (400, "InvalidModelException")
+    assert f"configFile: model-config.yaml: it is {message}" in found.json()["message"]
+    assert site.names() == ["echo"]
+
+
 def test_a_model_that_needs_no_worker_gets_one_by_its_first_request(site: TorchServeSite) -> None:
     assert site.register(site.archive("digits"), initial_workers=0).status_code == 200
     assert refusal(site.http.post("/predictions/digits"))[0] == 503

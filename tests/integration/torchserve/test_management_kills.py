@@ -102,6 +102,59 @@ def test_a_kill_during_a_download_leaves_no_model_and_no_file(
     assert site.ask("POST", "/predictions/digits", json={}).text == "1.0"
 
 
+def test_a_kill_before_the_registration_leaves_a_file_that_the_next_one_replaces(
+    site: Site, files: FileServer, redis_db: RedisServer, tmp_path: Path
+) -> None:
+    files.files["/digits.mar"] = write_archive(tmp_path / "digits.mar", "digits").read_bytes()
+    target = site.store / "digits.mar"
+    with redis_db.client() as client:
+        # The registration reads the registry, names the file, and waits for Redis to write.
+        client.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
+        try:
+            sent = site.register_in_background(url=f"{files.url}/digits.mar")
+            wait_until(target.exists, "the file has its name")
+            site.api.kill()
+            sent.join(60)
+        finally:
+            client.execute_command("CLIENT", "UNPAUSE")
+    assert target.exists()
+
+    # What the URL has now is another archive.
+    other = write_archive(tmp_path / "digits.mar", "digits", version="2.0").read_bytes()
+    files.files["/digits.mar"] = other
+    site.api.start()
+    assert site.names() == ["echo"]
+    again = site.ask("POST", f"/models?url={files.url}/digits.mar&initial_workers=1")
+    assert again.status_code == 200, again.text
+    assert [path.name for path in site.store.iterdir()] == ["digits.mar"]
+    assert target.read_bytes() == other
+    assert site.ask("POST", "/predictions/digits", json={}).text == "2.0"
+
+
+def test_a_kill_behind_the_registration_leaves_the_file_of_the_model(
+    site: Site, files: FileServer, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    code = GATED.replace("GATE", repr(str(gate)))
+    files.files["/digits.mar"] = write_archive(tmp_path / "digits.mar", "digits", code).read_bytes()
+    files.files["/other.mar"] = write_archive(tmp_path / "other.mar", "other").read_bytes()
+    sent = site.register_in_background(url=f"{files.url}/digits.mar")
+    wait_until(lambda: "digits" in site.names(), "the model is registered")
+    site.api.kill()
+    sent.join(60)
+    # As a kill between the change and the removal of the first name leaves it.
+    (site.store / f"{PARTIAL}0a-digits.mar").hardlink_to(site.store / "digits.mar")
+
+    site.api.start()
+    again = site.ask("POST", f"/models?url={files.url}/digits.mar")
+    assert (again.status_code, again.json()["type"]) == (500, "InternalServerException")
+    added = site.ask("POST", f"/models?url={files.url}/other.mar&initial_workers=1")
+    assert added.status_code == 200, added.text
+    assert {path.name for path in site.store.iterdir()} == {"digits.mar", "other.mar"}
+    gate.touch()
+    assert site.ask("POST", "/predictions/digits", json={}).text == "1.0"
+
+
 def test_a_kill_during_the_load_leaves_a_whole_model(site: Site, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     code = GATED.replace("GATE", repr(str(gate)))

@@ -252,6 +252,15 @@ def test_a_result_above_the_limit_is_an_error(api: ApiServer, redis_db: RedisSer
     assert response.headers["headrace-job"] in response.json()["message"]
 
 
+@pytest.mark.parametrize("text", ["x" * LIMIT_BYTES, "\n" * LIMIT_BYTES, "é" * (LIMIT_BYTES // 2)])
+def test_a_text_of_the_limit_is_sent(api: ApiServer, redis_db: RedisServer, text: str) -> None:
+    """Its quotes and escapes in JSON are not."""
+    with answering(redis_db, Answer(result=json.dumps(text).encode())):
+        assert api.http.post("/predictions/mar").text == text
+    with answering(redis_db, Answer(result=json.dumps(text + "x").encode())):
+        assert error_of(api.http.post("/predictions/mar"))[0] == 500
+
+
 def test_a_body_above_the_limit_has_an_answer_without_a_body(api: ApiServer) -> None:
     response = api.http.post("/predictions/mar", content=b"x" * (LIMIT_BYTES + 1))
     assert (response.status_code, response.content) == (413, b"")

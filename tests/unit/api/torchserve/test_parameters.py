@@ -71,6 +71,28 @@ def test_a_number_that_cannot_be_read_is_not_given(text: str, number: int | None
     assert Parameters({"n": text}).number("n") == number
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("257", "n is 257: 256 is the largest number that is accepted here. Send another one"),
+        ("+0300", "n is +0300: 256 is the largest"),
+        ("9" * 5000, f"n is {'9' * 40}: 256 is the largest"),
+        ("-99999999999", "n is -99999999999: the least is -2,147,483,647 that is accepted here"),
+    ],
+)
+def test_a_number_above_a_limit_is_refused(text: str, message: str) -> None:
+    with pytest.raises(TorchServeError) as caught:
+        Parameters({"n": text}).limited("n", 256)
+    assert (caught.value.status, caught.value.type) == (400, "BadRequestException")
+    assert caught.value.message.startswith(message)
+
+
+def test_a_number_within_its_limit_is_read_and_other_texts_are_not_given() -> None:
+    for text, number in (("256", 256), ("-5", -5), ("000000000000007", 7), ("x", None), ("", None)):
+        assert Parameters({"n": text}).limited("n", 256) == number
+    assert Parameters({}).limited("n") is None
+
+
 @pytest.mark.parametrize(("text", "flag"), [("true", True), ("TRUE", True), ("nan", False)])
 def test_a_flag_is_the_text_true(text: str, flag: bool) -> None:
     assert Parameters({"f": text}).flag("f", True) is flag

@@ -9,6 +9,8 @@ from headrace.errors import HandlerError
 from headrace.handler import Response
 from headrace.jobs.job import Job, State
 from headrace.jobs.response import (
+    HEADERS_MAX,
+    HEADERS_MAX_BYTES,
     NO_DETAILS,
     ErrorResponse,
     ResponseDetails,
@@ -19,7 +21,7 @@ from headrace.jobs.response import (
 from headrace.jobs.serialization import job_object, raw_result
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import failed, succeeded
-from workers.model_process.outcomes import encode_result, failure
+from workers.model_process.outcomes import encode_result, failure, outcomes_of
 
 DETAILS = ResponseDetails(299, {"x-a": 'b;c="ä"', "content-type": "text/plain; charset=x"})
 
@@ -67,3 +69,30 @@ def test_the_response_of_an_error_is_in_its_record() -> None:
     assert error_response("") is None
     assert error_response('{"type":"timeout"}') is None
     assert error_response("{") is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "problem"),
+    [
+        ({f"x-{n}": "" for n in range(HEADERS_MAX + 1)}, "the handler set 65 headers"),
+        ({"x": "ü" * (HEADERS_MAX_BYTES // 2)}, "the handler set headers of 8193 bytes"),
+    ],
+)
+def test_too_many_headers_fail_the_item_that_has_them(
+    headers: dict[str, str], problem: str
+) -> None:
+    """Of a result as of an error."""
+    one = Response(b"", headers=headers)
+    found = outcomes_of([one, Response(b"", headers={"x": "1"})], lambda _: None)
+    assert [outcome[0] for outcome in found] == [False, True]
+    assert problem in found[0][2]
+    outcome = failure(HandlerError("no", response=ErrorResponse(404, headers)))
+    assert (outcome[0], outcome[1], len(outcome)) == (False, "handler-error", 5)
+    assert outcome[2].startswith(problem)
+
+
+def test_as_many_headers_as_may_be_are_sent() -> None:
+    headers = {f"x-{n:02}": "" for n in range(HEADERS_MAX - 1)}
+    headers["x"] = "1" * (HEADERS_MAX_BYTES - 1 - 4 * (HEADERS_MAX - 1))
+    (outcome,) = outcomes_of([Response(b"", headers=headers)], lambda _: None)
+    assert split_details(outcome[2])[1].headers == headers

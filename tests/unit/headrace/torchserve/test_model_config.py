@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import ConfigError
 from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.model_config import (
     NOTHING_REQUESTED,
@@ -75,10 +76,14 @@ def test_aliases_cannot_make_a_file_long(tmp_path: Path) -> None:
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)]
     assert _read(tmp_path, "\n".join([*lines, "batchSize: 2"]))[0] == {"batchSize": 2}
-    depth = "handler: " + "[" * 5000 + "]" * 5000
-    values, problems = _read(tmp_path, depth)
-    assert values == {}
-    assert "it is no YAML" in problems[0]
+
+
+def test_a_file_that_is_too_deep_is_an_error_and_a_deep_one_is_read(tmp_path: Path) -> None:
+    for open_, close in ("[]", "{}"):
+        deep = "batchSize: 2\nhandler: " + open_ * 90 + close * 90
+        assert _read(tmp_path, deep) == ({"batchSize": 2}, [])
+        with pytest.raises(ConfigError, match="nested more than 100 levels deep; flatten it"):
+            _read(tmp_path, "handler: " + open_ * 5000 + close * 5000)
 
 
 def test_options_of_a_file() -> None:

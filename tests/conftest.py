@@ -27,6 +27,7 @@ SLOW: Final = (
     "e2e",
     "integration/api/test_conformance.py",
     "integration/batches/test_kills.py",
+    "integration/bench/test_measure.py",
     "integration/canvas/test_crash.py",
     "integration/celery/test_flower.py",
     "integration/cli/test_top.py",

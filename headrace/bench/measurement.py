@@ -124,7 +124,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         lag: how late the generator sent requests.
         usage: CPU and memory by part: client, api, redis, worker, model; only where they run here.
         windows: the whole load in parts.
-        steady: a steady part was found.
+        steady: a steady part was found: latency does not drift, and no queue grows.
+        cut: it was stopped early, because it could no longer meet the objective.
         verdict: whether the objective was met, if there is one.
         refused: why the figures do not count, such as a generator that was too slow; "" if they do.
     """
@@ -149,6 +150,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Usage] = msgspec.field(default_factory=dict)
     windows: list[Window] = msgspec.field(default_factory=list)
     steady: bool = True
+    cut: bool = False
     verdict: Verdict | None = None
     refused: str = ""
 
@@ -160,11 +162,14 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
         rate: requests a second.
         low, high: the highest rate that met the objective, and the lowest that did not; None if
             every rate met it.
+        generator_limited: the search ended where the generator was too slow, so that the server
+            may be able to do more.
     """
 
     rate: float
     low: float
     high: float | None
+    generator_limited: bool = False
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,265 @@
+"""The calls that measure: `measure` for given loads, `find_peak` for the highest rate.
+
+target = target_for("headrace", url, "digits", inputs)
+found = measure([scenario_of("server", rate=50)], target, objective=objective_of("p99=100ms"))
+peak = find_peak(target, objective_of("p99=100ms")).peak
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from headrace.bench import statistics
+from headrace.bench.generator import Cut, Plan
+from headrace.bench.measurement import Load, Measurement, Objective, Peak
+from headrace.bench.probe import Probe
+from headrace.bench.processes import run_generators
+from headrace.bench.rows import Row
+from headrace.bench.scenarios import Scenario
+from headrace.bench.summary import summarise
+from headrace.bench.targets import Target
+
+#: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
+PRECISION: Final = 1.05
+#: The most loads of a search.
+LOADS_MAX: Final = 40
+#: A load of a search that has too few requests, or that the generator spoilt, is sent again.
+TRIES: Final = 3
+#: The lowest rate of a search, in requests a second.
+_LOWEST: Final = 0.01
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How loads are sent.
+
+    Attributes:
+        duration_s: how long requests are due.
+        warm_up_s: what is left out at the start; None finds it.
+        timeout_s: how long an answer is waited for.
+        processes: how many generator processes share a load.
+        seed: of the arrivals; each load has another one that follows from it.
+        stop_early: stop a load that can no longer meet the objective.
+        on_load: called with each load when it has ended.
+        on_rows: called with the index and the rows of each load.
+    """
+
+    duration_s: float = 30.0
+    warm_up_s: float | None = None
+    timeout_s: float = 60.0
+    processes: int = 1
+    seed: int = 1
+    stop_early: bool = False
+    on_load: Callable[[Load], None] | None = None
+    on_rows: Callable[[int, Sequence[Row]], None] | None = None
+
+
+class _Session:
+    """The loads of one measurement."""
+
+    def __init__(
+        self, target: Target, options: LoadOptions, objective: Objective | None, name: str
+    ) -> None:
+        self._target = target
+        self._options = options
+        self._objective = objective
+        self._name = name
+        self._began = time.time()
+        self.loads: list[Load] = []
+        self.probe = Probe(target, options.timeout_s)
+
+    def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
+        """Send one load, and return what came of it."""
+        options = self._options
+        self.probe.wait_until_idle()
+        length_s = duration_s or options.duration_s
+        plan = Plan(
+            target=self._target, scenario=scenario, duration_s=length_s,
+            timeout_s=options.timeout_s, seed=options.seed * 7919 + len(self.loads),
+            cut=self._cut(scenario, length_s),
+        )  # fmt: skip
+        started_at = time.time()
+        sent, _ = run_generators(plan, options.processes)
+        load = summarise(
+            scenario, sent, objective=self._objective, warm_up_s=options.warm_up_s,
+            started_at=started_at,
+        )  # fmt: skip
+        if options.on_rows is not None:
+            options.on_rows(len(self.loads), sent.rows)
+        self.loads.append(load)
+        if options.on_load is not None:
+            options.on_load(load)
+        return load
+
+    def _cut(self, scenario: Scenario, length_s: float) -> Cut | None:
+        objective = self._objective
+        if objective is None or not self._options.stop_early or not scenario.rate:
+            return None
+        warm_up_s = self._options.warm_up_s
+        after_s = min(length_s / 4, 2.0) if warm_up_s is None else warm_up_s
+        expected = math.ceil(scenario.rate * (length_s - after_s))
+        allowed = statistics.allowed_late(expected, objective)
+        # Chance decides about a few late requests; many are beyond it, however few are expected.
+        return Cut(after_s, objective.latency_ms, max(allowed, 0) + 5)
+
+    def measurement(self, peak: Peak | None = None) -> Measurement:
+        """Return the document of these loads."""
+        target = self._target
+        return Measurement(
+            name=self._name or target.model,
+            model=target.model,
+            version=target.version,
+            protocol=target.protocol,
+            url=target.url,
+            started_at=datetime.fromtimestamp(self._began, UTC).isoformat(timespec="seconds"),
+            input=target.input,
+            objective=self._objective,
+            loads=self.loads,
+            peak=peak,
+        )
+
+
+def measure(
+    scenarios: Sequence[Scenario],
+    target: Target,
+    options: LoadOptions | None = None,
+    *,
+    objective: Objective | None = None,
+    name: str = "",
+) -> Measurement:
+    """Send loads, one after the other, and return what came of them.
+
+    Before each load a lone request is answered as fast as the first one was, so that no load runs
+    into the queue that another one has left.
+
+    Args:
+        scenarios: how the requests of each load arrive.
+        target: the model on its server.
+        options: how long, and by how many processes.
+        objective: what the requests must meet; each load then has a verdict.
+        name: what the measurement is called in reports.
+
+    Raises:
+        ServerUnreachable: the server does not answer.
+        RequestError: it refuses the first request.
+        NotIdle: the server has other work.
+    """
+    session = _Session(target, options or LoadOptions(), objective, name)
+    for scenario in scenarios:
+        session.run(scenario)
+    return session.measurement()
+
+
+def find_peak(
+    target: Target,
+    objective: Objective,
+    options: LoadOptions | None = None,
+    *,
+    start: float = 0.0,
+    at_least: float = 0.0,
+    precision: float = PRECISION,
+    name: str = "",
+) -> Measurement:
+    """Return the highest rate of Poisson arrivals that meets an objective, as `peak`.
+
+    The rate is doubled until the objective is missed, or halved until it is met, then bisected.
+    A load that misses it is stopped early. A rate counts as met only if the load is steady, because
+    a queue that grows misses every objective later. A load that is too short to confirm the
+    objective is repeated for longer, and so is one that the generator spoilt.
+
+    Args:
+        target: the model on its server.
+        objective: what the requests must meet.
+        options: how long each load is, at least; `stop_early` is always on.
+        start: the first rate, requests a second; 0 takes that of a lone client.
+        at_least: if this rate misses the objective, the search ends there and the peak is 0.
+        precision: the search ends when the ratio of a rate that missed the objective to the one
+            that met it is at most this.
+        name: what the measurement is called in reports.
+
+    Raises:
+        ServerUnreachable: the server does not answer.
+        RequestError: it refuses the first request.
+        NotIdle: the server has other work.
+    """
+    chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
+    search = _Search(_Session(target, chosen, objective, name), objective, chosen.duration_s)
+    if at_least > 0 and not search.met(at_least):
+        return search.result()
+    rate = start or at_least * 2 or search.lone_rate()
+    search.bracket(rate)
+    search.bisect(precision)
+    return search.result()
+
+
+class _Search:
+    """A search for the peak: `low` met the objective, `high` did not."""
+
+    def __init__(self, session: _Session, objective: Objective, duration_s: float) -> None:
+        self._session = session
+        self._objective = objective
+        self._duration_s = duration_s
+        self.low = 0.0
+        self.high: float | None = None
+        self._spoilt: float | None = None
+
+    def lone_rate(self) -> float:
+        """Return the rate of a lone client; the answers of an idle server take that long."""
+        return 1 / max(self._session.probe.lone_latency_s(), 1e-4)
+
+    def met(self, rate: float) -> bool:
+        """Send a load of this rate, and return whether it met the objective."""
+        needed = statistics.needed_requests(1, self._objective)
+        length_s = self._duration_s
+        for _ in range(TRIES):
+            # A quarter more than needed, for the warm-up and for chance.
+            length_s = max(length_s, 1.25 * needed / rate + 2.0)
+            load = self._session.run(Scenario(kind="server", rate=rate), length_s)
+            verdict = load.verdict
+            if load.refused and load.succeeded:
+                continue
+            if verdict is None or verdict.met or load.cut:
+                break
+            if verdict.late > verdict.requests * (1 - self._objective.percentile / 100):
+                break
+            needed = verdict.needed
+        met = verdict is not None and verdict.met and load.steady and not load.refused
+        if met:
+            self.low = max(self.low, rate)
+        else:
+            self.high = rate if self.high is None else min(self.high, rate)
+            if load.refused and load.succeeded and self.high == rate:
+                self._spoilt = rate
+        return met
+
+    def bracket(self, rate: float) -> None:
+        """Double or halve the rate until one meets the objective and one does not."""
+        if self.met(rate):
+            while self.high is None and len(self._session.loads) < LOADS_MAX:
+                self.met(self.low * 2)
+            return
+        for _ in range(10):
+            rate /= 2
+            if rate < _LOWEST or self.met(rate):
+                return
+
+    def bisect(self, precision: float) -> None:
+        """Halve the distance until it is small enough."""
+        while self.low and self.high is not None and self.high > self.low * precision:
+            if len(self._session.loads) >= LOADS_MAX:
+                return
+            self.met(math.sqrt(self.low * self.high))
+
+    def result(self) -> Measurement:
+        """Return the measurement with its peak."""
+        # Where the generator was too slow, the server may be able to do more.
+        limited = self._spoilt is not None and self._spoilt == self.high
+        high = None if limited else self.high
+        return self._session.measurement(
+            Peak(rate=self.low, low=self.low, high=high, generator_limited=limited)
+        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Services:
         spans: the spans of requests and submits; None if tracing is off.
         torchserve: the configuration of TorchServe's interfaces; None if they are not served.
         torchserve_reporter: takes their metrics; None if they are not served.
+        tickets: the requests that this process has taken for each model of TorchServe that takes
+            one only if a model process is idle.
     """
 
     settings: Settings
@@ -87,6 +90,7 @@ class Services:
     spans: ApiSpans | None = None
     torchserve: TorchServeConfig | None = None
     torchserve_reporter: TorchServeReporter | None = None
+    tickets: Counter[str] = field(default_factory=Counter)
 
     def dismiss(self) -> None:
         """Answer every waiting request and event stream, now and from now on."""

@@ -44,6 +44,7 @@ from api.torchserve.errors import (
 )
 from api.torchserve.replies import json_reply, status_reply
 from api.torchserve.results import answer_with, job_headers
+from api.torchserve.tickets import ticket
 from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
@@ -253,7 +254,8 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             f"model {model.name} has no worker for this request: {stopped}. "
             "Scale it up, or correct it and load it again",
         )
-    return await _run(services, request, validated)
+    async with ticket(services, validated.model):
+        return await _run(services, request, validated)
 
 
 def _validated(

@@ -126,8 +126,8 @@ class TorchServeHandler(Handler):
         except UnpicklingError as error:
             raise ConfigError(
                 f"a file of the archive holds more than weights: {str(error).splitlines()[0]}",
-                hint="if you trust it, set `weights_only: false` for the model in the models file; "
-                "docs/torchserve.md has the details",
+                hint="if you trust it, set `weights_only: false` in the models file, or "
+                "weightsOnly in `models` of config.properties; see docs/torchserve.md",
             ) from error
 
     @override

@@ -131,6 +131,17 @@ micro_batching:
   parallelism: {preprocess: 2, inference: 1, postprocess: 2}
 """
 
+SEQUENCES: Final = """\
+batchSize: 2
+maxBatchDelay: 20
+sequenceBatching: true
+maxNumSequence: 2
+sequenceMaxIdleMSec: 600000
+maxSequenceJobQueueSize: 5
+responseTimeout: 300
+startupTimeout: 300
+"""
+
 NAMES: Final = json.dumps({str(n): [f"n{n}", f"name {n}"] for n in range(6)})
 #: TorchServe's handlers of images import torchvision, which is not among our packages.
 TORCHVISION: Final = {"torchvision.py": (HANDLERS / "torchvision.py").read_text()}
@@ -165,6 +176,8 @@ ARCHIVES: Final = {
         Archive("import_error", "import_error.py"),
         Archive("two_classes", "two_classes.py"),
         Archive("held", "held.py"),
+        Archive("ticketed", "held.py", config="useJobTicket: true\n"),
+        Archive("counted", "counted.py", config=SEQUENCES),
         Archive("sleeps", "sleeps.py", config="responseTimeout: 2\n"),
         Archive("crash", "crash.py"),
         Archive("batch_sizes", "batch_sizes.py"),

@@ -17,6 +17,8 @@ from tests.harness.wait import wait_until
 
 #: What a full queue refuses.
 FULL: Final = predict("held", b"one too many", differs="queue-full")
+#: What a model with tickets refuses.
+TICKETED: Final = predict("ticketed", b"no worker is idle")
 #: Of a model with batches of one, a worker of Headrace runs a request and has claimed the next one.
 ACCEPTED: Final = {True: (QUEUE + 1,), False: (QUEUE + 1, QUEUE + 2)}
 
@@ -27,17 +29,19 @@ class Held:
 
     Attributes:
         gate: the file that ends it, and all others of its model.
+        model: the model.
         sent: the requests, in their order.
     """
 
     server: Server
     gate: Path
     pool: ThreadPoolExecutor
+    model: str = "held"
     sent: list[Future[list[Answer]]] = field(default_factory=list)
 
     def send(self) -> Answer | None:
         """Send a request; when it waits in the server or is answered, return its answer, if any."""
-        ask = predict("held", str(self.gate).encode())
+        ask = predict(self.model, str(self.gate).encode())
         future = self.pool.submit(self.server.ask, ask)
         self.sent.append(future)
         wait_until(
@@ -54,7 +58,7 @@ class Held:
 
     def _inside(self) -> int:
         """How many requests wait or run."""
-        (answer,) = self.server.ask(manage("GET", "/models/held"))
+        (answer,) = self.server.ask(manage("GET", f"/models/{self.model}"))
         (shown,) = json.loads(answer.body)
         queue = shown["jobQueueStatus"]
         # The worker of TorchServe has the first one.
@@ -62,15 +66,15 @@ class Held:
 
 
 @contextmanager
-def held(server: Server, folder: Path, **params: int) -> Iterator[Held]:
+def held(server: Server, folder: Path, model: str = "held", **params: int) -> Iterator[Held]:
     """Register a model, and keep its worker busy with one request."""
     gate = folder / f"{server.ports['inference']}.gate"
     with ThreadPoolExecutor(2 * QUEUE) as pool:
         try:
-            (answer,) = server.ask(register("held", **dict[str, Any](params)))
+            (answer,) = server.ask(register(model, **dict[str, Any](params)))
             assert answer.status == 200, answer
-            busy = Held(server, gate, pool)
-            busy.sent.append(pool.submit(server.ask, predict("held", str(gate).encode())))
+            busy = Held(server, gate, pool, model)
+            busy.sent.append(pool.submit(server.ask, predict(model, str(gate).encode())))
             wait_until(gate.with_suffix(".begun").exists, "the first request runs", START_S)
             yield busy
         finally:
@@ -97,3 +101,13 @@ def batches(server: Server, folder: Path) -> list[int]:
         answers = busy.release()
     assert {one.status for one in answers} == {200}, answers
     return [int(one.body) for one in answers]
+
+
+def ticketed(server: Server, folder: Path) -> tuple[Answer, int]:
+    """Send a request while the only worker is busy, and one after that; its answer and status."""
+    with held(server, folder, "ticketed") as busy:
+        (refused,) = server.ask(TICKETED)
+        (first,) = busy.release()
+        assert first.status == 200, first
+        (later,) = server.ask(predict("ticketed", str(busy.gate).encode()))
+    return refused, later.status

@@ -54,6 +54,12 @@ RETURNED: Final = (
     "object", "unknown",
 )  # fmt: skip
 
+
+def _of(sequence: str, **more: str) -> dict[str, str]:
+    """The headers of a request of a sequence."""
+    return {"ts_request_sequence_id": sequence, **more}
+
+
 INFERENCE: Final = (
     Scenario(
         "paths",
@@ -319,5 +325,19 @@ SHAPES: Final = (
             predict("custom_metrics", b"x"),
         ),
         ("async_handle", "intermediate", "prints", "custom_metrics"),
+    ),
+    Scenario(
+        "sequences",
+        (
+            predict("counted", b"x", headers=_of("a", ts_request_sequence_start="true")),
+            predict("counted", b"x", headers=_of("a")),
+            predict("counted", b"x", headers=_of("a"), times=3),
+            predict("counted", b"x", headers=_of("a", ts_request_sequence_end="true")),
+            predict("counted", b"x"),
+            manage("GET", "/models/counted"),
+            predict("counted", b"x", headers=_of("b"), differs="many-sequences"),
+            manage("PUT", "/models/counted?min_worker=2&synchronous=true", differs="one-worker"),
+        ),
+        ("counted",),
     ),
 )

@@ -20,7 +20,7 @@ from tests.compat.cases import CONFIG, QUEUE, Scenario
 from tests.compat.compare import mismatches, perform
 from tests.compat.differences import documented
 from tests.compat.guarded_cases import GUARDED
-from tests.compat.held import ACCEPTED, FULL, batches, fill
+from tests.compat.held import ACCEPTED, FULL, TICKETED, batches, fill, ticketed
 from tests.compat.inference_cases import INFERENCE, SHAPES
 from tests.compat.management_cases import FAILURES, MANAGEMENT
 from tests.compat.servers import Answer, Ask, Server
@@ -71,6 +71,15 @@ def test_a_full_queue_refuses(both: tuple[Server, Server], tmp_path: Path) -> No
         assert accepted in ACCEPTED[server.real]
     (theirs, _), (ours, _) = answers
     assert judge(FULL, [theirs], [ours]) == []
+
+
+def test_a_model_with_tickets_takes_a_request_if_a_worker_is_idle(
+    both: tuple[Server, Server], tmp_path: Path
+) -> None:
+    (theirs, later), (ours, ours_later) = in_both(both, partial(ticketed, folder=tmp_path))
+    assert (theirs.status, ours.status) == (503, 503)
+    assert judge(TICKETED, [theirs], [ours]) == []
+    assert later == ours_later == 200
 
 
 @pytest.mark.parametrize("scenario", GUARDED, ids=str)

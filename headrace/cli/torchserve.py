@@ -140,6 +140,8 @@ def _launch(options: argparse.Namespace) -> Launch:
         options.no_snapshots,
         options.disable_token_auth,
         options.enable_model_api,
+        options.log_config,
+        options.plugins_path,
     )
     launch = merge(flags, os.environ, Path.cwd())
     for key in ("model_store", "workflow_store"):

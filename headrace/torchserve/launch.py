@@ -48,6 +48,8 @@ class Flags(NamedTuple):
     no_snapshots: bool = False
     disable_token_auth: bool = False
     enable_model_api: bool = False
+    log_config: str = ""
+    plugins_path: str = ""
 
 
 class Address(NamedTuple):
@@ -168,8 +170,24 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
         is_snapshot,
         store,
         _addresses(config, where),
-        [] if is_snapshot else _notices(read, where),
+        [*_flag_notices(flags), *([] if is_snapshot else _notices(read, where))],
     )
+
+
+def _flag_notices(flags: Flags) -> list[str]:
+    """Return what replaces the options that have no effect."""
+    found = []
+    if flags.log_config:
+        found.append(
+            f"--log-config {flags.log_config}: no effect: log4j is not there. HEADRACE_LOG_LEVEL "
+            "and HEADRACE_LOG_FORMAT choose what is logged, LOG_LOCATION and METRICS_LOCATION where"
+        )
+    if flags.plugins_path:
+        found.append(
+            f"--plugins-path {flags.plugins_path}: no effect: plugins in Java cannot run. A "
+            "handler reads further paths as url_path, and the models are kept in Redis"
+        )
+    return found
 
 
 def _notices(read: ReadConfig, where: str) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from api.observability.metric_families import FAMILIES
+from api.torchserve import metrics as torchserve
 from tests.harness.servers.monitoring import DEPLOY, RULES, checked
 
 ROOT = DEPLOY.parent
@@ -151,3 +152,29 @@ def test_what_grafana_is_given() -> None:
         "providers"
     ]
     assert Path(provider["options"]["path"]).is_absolute()
+
+
+def test_pods_of_torchserve_are_scaled_by_what_waits_and_runs(tmp_path: Path) -> None:
+    """KEDA's queries, on two pods that show the same figures."""
+    scaled = yaml.safe_load((DEPLOY / "torchserve/keda.yaml").read_text())
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    busy, oldest = [trigger["metadata"] for trigger in scaled["spec"]["triggers"]]
+    for metadata in (busy, oldest):
+        assert float(metadata["threshold"]) > 0
+        assert "://" in metadata["serverAddress"]
+    figures = {torchserve.DEPTH: 30, torchserve.IN_FLIGHT: 4, torchserve.OLDEST: 12}
+    labels = 'model_name="digits", model_version="default"'
+    series = [
+        {"series": f'{spec.name}{{instance="{pod}", {labels}}}', "values": f"{value}+0x4"}
+        for spec, value in figures.items()
+        for pod in ("a:8082", "b:8082")
+    ]
+    tests = [
+        {"expr": metadata["query"], "eval_time": "1m",
+         "exp_samples": [{"labels": "{}", "value": value}]}
+        for metadata, value in ((busy, 34), (oldest, 12))
+    ]  # fmt: skip
+    path = tmp_path / "keda.tests.yml"
+    content = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}]}
+    path.write_text(yaml.safe_dump(content))
+    assert "SUCCESS" in checked("promtool", "test", "rules", str(path))

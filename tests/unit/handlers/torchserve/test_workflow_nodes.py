@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from handlers.loader import load_handler
 from handlers.torchserve.entry import Entry, fed_by_nodes
+from handlers.torchserve.handler import TorchServeHandler
+from headrace.handler import Context
+from headrace.torchserve.config import TorchServeConfig
+from headrace.torchserve.workflow import SOURCES_OPTION
+from tests.harness.torchserve import json_of, request, run, write_archive
+from workers.model_process.executor import BatchExecutor
 
 PICTURE = {"content_type": "image/png", "base64": "AAE="}
 
@@ -34,3 +42,27 @@ def test_results_of_several_nodes_have_their_names() -> None:
 
 def test_a_handler_that_is_no_node_gets_its_rows_as_they_are() -> None:
     assert rows_of([], "x", {"y": 1}) == [{"body": "x"}, {"body": {"y": 1}}]
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_nodes_get_results_whether_inputs_are_decoded_or_not(tmp_path: Path, decodes: bool) -> None:
+    source = (
+        "def join(data, context):\n    return data and [str(sorted(row.items())) for row in data]\n"
+    )
+    folder = write_archive(tmp_path, "steps:join", {"steps.py": source})
+    for sources, result, expected in (
+        (["a", "b"], {"a": "x", "b": [1]}, [("a", b"x"), ("b", b"[\n  1\n]")]),
+        (["a"], "wörd", [("body", "wörd".encode())]),
+        (["a"], PICTURE, [("body", b"\x00\x01")]),
+    ):
+        handler = load_handler("torchserve:steps:join", folder)
+        assert isinstance(handler, TorchServeHandler)
+        config = TorchServeConfig(decode_input_request=decodes)
+        context = Context(
+            "m", "1.0", "cpu", folder, max_batch_size=8, options={SOURCES_OPTION: sources}
+        )
+        own = TorchServeHandler(handler._reference, config)
+        own.initialize(context)
+        (outcome,) = run(BatchExecutor(own, context), [request(result)])
+        row = [(name, bytearray(value)) for name, value in expected]
+        assert json_of(outcome) == str(row)

@@ -144,3 +144,12 @@ def test_what_is_refused(tmp_path: Path, text: str, problem: str) -> None:
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--ts-config file not found: x$"):
         launched(tmp_path, flags=Flags(ts_config="x"))
+
+
+def test_options_without_effect_say_what_replaces_them(tmp_path: Path) -> None:
+    notices = merge(Flags(log_config="log4j2.xml", plugins_path="plugins"), {}, tmp_path).notices
+    log, plugins = notices
+    assert log.startswith("--log-config log4j2.xml: no effect")
+    assert "HEADRACE_LOG_LEVEL" in log
+    assert plugins.startswith("--plugins-path plugins: no effect")
+    assert merge(Flags(), {}, tmp_path).notices == []

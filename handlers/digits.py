@@ -9,6 +9,7 @@ margin. The result is `{"digit": 7, "probability": 0.998, "probabilities": [ten 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from typing_extensions import override
 from handlers.images import ImageHandler, decode, to_grey
 from handlers.tensors import load_weights
 from headrace.errors import InputError
-from headrace.handler import Context
+from headrace.handler import Context, Exportable
 
 SIDE_PX: Final = 8
 WEIGHTS: Final = Path(__file__).parent / "weights" / "digits.safetensors"
@@ -64,18 +65,28 @@ class DigitsNet(nn.Module):
 class Digits(ImageHandler):
     """Classifies the digit in an image."""
 
+    forward: Callable[[Tensor], Tensor]
+
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
         self.model = DigitsNet()
         load_weights(self.model, context.weights or WEIGHTS, weights_only=context.weights_only)
-        self.model.to(context.device).eval()
+        self.use(self.model.to(context.device).eval())
+
+    def use(self, forward: Callable[[Tensor], Tensor]) -> None:
+        """Run this to classify."""
+        self.forward = forward
+
+    @override
+    def exportable(self) -> Exportable:
+        return Exportable(self.model, self.use, lambda logits: logits)
 
     @override
     def inference(self, items: Any) -> Any:
         with torch.inference_mode():
             images = torch.stack(list(items)).to(self.context.device)
-            return self.model(images).softmax(dim=1).cpu()
+            return self.forward(images).softmax(dim=1).cpu()
 
     @override
     def postprocess(self, outputs: Any) -> list[Any]:

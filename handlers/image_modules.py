@@ -6,7 +6,7 @@ run as one batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from handlers.modules import CroppedImageOptions, load_module
 from handlers.tensors import Fetched, Transfer, in_order, use_channels_last
 from handlers.vision import centre_square, tensor_of
 from headrace.errors import HandlerError, InputError
-from headrace.handler import Context
+from headrace.handler import Context, Exportable
 
 #: The batch size at which the memory format is tried at load.
 TRIAL_BATCH: Final = 4
@@ -86,6 +86,8 @@ class CroppedImageHandler(ExplainingHandler):
 
     options_kind = CroppedImageOptions
     dtype: torch.dtype = torch.float32
+    #: The module, or what is in its place for predictions. Explanations need the module itself.
+    forward: Callable[[Tensor], Any]
 
     def outputs(self, output: Any) -> tuple[Tensor, ...]:
         """Return what a result needs of the module's output, a row for each image."""
@@ -105,6 +107,7 @@ class CroppedImageHandler(ExplainingHandler):
         options: CroppedImageOptions = self.options
         options.check(context.model_name)
         self.model = load_module(context, options).to(context.device, self.dtype).eval()
+        self.use(self.model)
         self.transfer = Transfer(context.device)
         size = min(context.max_batch_size, TRIAL_BATCH)
         # A separate generator, as the state of the global one belongs to the user.
@@ -121,6 +124,14 @@ class CroppedImageHandler(ExplainingHandler):
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
 
+    def use(self, forward: Callable[[Tensor], Any]) -> None:
+        """Run this for predictions."""
+        self.forward = forward
+
+    @override
+    def exportable(self) -> Exportable:
+        return Exportable(self.model, self.use, self.scores)
+
     @override
     def item(self, data: Any) -> Tensor:
         """Return the tones (H, W, 3) of an image, or the tensor that a list is."""
@@ -135,7 +146,7 @@ class CroppedImageHandler(ExplainingHandler):
     def predict(self, items: Sequence[Tensor]) -> list[Group]:
         with torch.inference_mode():
             return [
-                (places, self.transfer.to_host(*self.outputs(self.model(self._prepared(group)))))
+                (places, self.transfer.to_host(*self.outputs(self.forward(self._prepared(group)))))
                 for places, group in groups(items)
             ]
 

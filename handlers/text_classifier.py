@@ -9,7 +9,7 @@ A result is `{"sports": 0.9, ...}` with the probability of every class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from handlers.explanations import (
 from handlers.images import read_options
 from handlers.modules import TextModuleOptions, load_module, load_names
 from headrace.errors import HandlerError, InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context, Exportable, Handler
 
 
 class TextOptions(TextModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,12 +52,23 @@ class TextClassifier(Handler):
     overlap = True
     preprocess_per_item = True
     options: TextOptions
+    forward: Callable[[Tensor, Tensor], Tensor]
 
     @override
     def initialize(self, context: Context) -> None:
         self.initialize_preprocess(context)
         self.names = load_names(context, self.options.index_to_name)
         self.model = load_module(context, self.options).to(context.device).eval()
+        self.use(self.model)
+
+    def use(self, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Run this for probabilities. Explanations need the module itself."""
+        self.forward = forward
+
+    @override
+    def exportable(self) -> Exportable:
+        dims = ({0: "tokens"}, {0: "batch"})
+        return Exportable(self.model, self.use, lambda logits: logits, dims)
 
     @override
     def initialize_preprocess(self, context: Context) -> None:
@@ -100,24 +111,23 @@ class TextClassifier(Handler):
 
     def _probabilities(self, items: list[Tensor]) -> list[dict[str, float]]:
         with torch.inference_mode():
-            rows = self._logits(items).float().softmax(dim=1).tolist()
+            rows = self._logits(self.forward, items).float().softmax(dim=1).tolist()
         return [
             {self.names.get(n, str(n)): probability for n, probability in enumerate(row)}
             for row in rows
         ]
 
-    def _logits(self, items: list[Tensor]) -> Tensor:
+    def _logits(self, forward: Callable[[Tensor, Tensor], Tensor], items: list[Tensor]) -> Tensor:
         lengths = torch.tensor([0, *(len(ids) for ids in items[:-1])])
         device = self.context.device
-        logits: Tensor = self.model(torch.cat(items).to(device), lengths.cumsum(0).to(device))
-        return logits
+        return forward(torch.cat(items).to(device), lengths.cumsum(0).to(device))
 
     def _explanation_or_error(self, ids: Tensor, words: list[str], target: Any) -> Any:
         try:
             gradients = text_gradients(self.model)
             if target is None:
                 with torch.inference_mode():
-                    target = int(self._logits([ids]).argmax())
+                    target = int(self._logits(self.model, [ids]).argmax())
             ids = ids.to(self.context.device)
             found = text_attributions(gradients, ids, read_target(target))
             return {"importances": importances_of(found).tolist(), "words": words}

@@ -18,7 +18,7 @@ batch is split and its halves run again, until each bad input is alone and only 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -132,6 +132,27 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Exportable:
+    """A torch module that another form of itself can replace; for the model option `optimize`.
+
+    Attributes:
+        module: the module, in evaluation mode on the model's device. The verbs call it with
+            tensors as positional arguments. Its inputs are learnt from `example_input`.
+        use: puts a callable in the place of the module's calls. It takes and returns what the
+            module does, without gradients.
+        scores: returns a score for each class (N, classes, ...) of the module's output, so that
+            the best classes can be compared; None if the model has no classes.
+        dims: for each input, the names of the dimensions whose size differs from call to call.
+            One is "batch", with the batch size. Empty: the first dimension of each is the batch.
+    """
+
+    module: Any
+    use: Callable[[Callable[..., Any]], None]
+    scores: Callable[[Any], Any] | None = None
+    dims: Sequence[Mapping[int, str]] = ()
+
+
 class Handler:
     """Base class of handlers; a verb that is not overridden returns its argument.
 
@@ -173,6 +194,13 @@ class Handler:
 
         Before the first batch it runs through the other verbs, once alone and once as a batch of
         `max_batch_size`. If a verb raises or returns an error for it, the load fails.
+        """
+        return None
+
+    def exportable(self) -> Exportable | None:
+        """Return the module that the model option `optimize` is about; None without one.
+
+        Called after `initialize`, if the model has that option.
         """
         return None
 

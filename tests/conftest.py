@@ -32,6 +32,7 @@ SLOW: Final = (
     "integration/celery/test_flower.py",
     "integration/cli/test_top.py",
     "integration/jobs/test_events_kills.py",
+    "integration/model_process/test_variants.py",
     "integration/models/test_requirements.py",
     "integration/models/test_serving.py",
     "integration/observability/test_logs.py",
@@ -60,6 +61,7 @@ SLOW: Final = (
     "integration/torchserve/test_model_config.py",
     "integration/webhooks/test_kills.py",
     "integration/workers/test_on_demand.py",
+    "unit/handlers/optimize/test_backends.py",
 )
 TESTS: Final = Path(__file__).parent
 

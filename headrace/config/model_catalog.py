@@ -19,6 +19,7 @@ from headrace.config.handler_reference import (
 )
 from headrace.config.input_schema import read_keys
 from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
+from headrace.config.optimize import Optimize
 from headrace.config.option_problems import option_problems
 from headrace.config.parameters import differing, example_values, merged, read_parameters
 from headrace.config.pipelines import (
@@ -133,6 +134,7 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             "options": self.options,
             "preprocess_threads": self.preprocess_threads,
             "preprocess_processes": self.preprocess_processes,
+            "optimize": self._optimize_frame(folder),
             "channels_last": layout if isinstance(layout, str) else ("on" if layout else "off"),
             "max_batch_size": self.max_batch_size,
             "allowed_batch_sizes": self.allowed_batch_sizes or [],
@@ -142,6 +144,14 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             ),
             "example_parameters": example_values(self.parameters),
         }
+
+    def _optimize_frame(self, folder: Path) -> dict[str, Any]:
+        if self.optimize is None:
+            return {}
+        frame: dict[str, Any] = msgspec.to_builtins(self.optimize)
+        if self.optimize.calibrate:
+            frame["calibrate"] = str(folder / Path(self.optimize.calibrate).expanduser())
+        return frame
 
 
 class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -341,9 +351,10 @@ def read_options(
 
     Paths of schemas refer to `folder`.
     """
-    values = read_keys(document, keys, struct, folder, leave=("parameters", "traffic"))
+    values = read_keys(document, keys, struct, folder, leave=("parameters", "traffic", "optimize"))
     values.update(read_parameters(document, keys, values))
     _read_traffic(document, keys, values)
+    _read_optimize(document, keys, values)
     _check_version(document, keys, values)
     _check_handler(document, keys, values)
     _check_homes(document, keys, values)
@@ -476,6 +487,16 @@ def _read_traffic(document: Document, keys: tuple[str, ...], values: dict[str, A
         values["traffic"] = read_traffic(written)
     except ValueError as error:
         document.report((*keys, "traffic"), str(error))
+
+
+def _read_optimize(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
+    section: Any = document.data
+    for key in keys:
+        section = section[key]
+    written = section.get("optimize") if isinstance(section, dict) else None
+    if written is not None:
+        found = read_fields(document, (*keys, "optimize"), Optimize)
+        values["optimize"] = Optimize(**found)
 
 
 def _check_version(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:

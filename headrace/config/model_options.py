@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from headrace.config.input_schema import InputSection, OutputSection
 from headrace.config.labels import Label
+from headrace.config.optimize import Optimize
 from headrace.config.parameters import HeaderName, Parameter, ParameterName
 from headrace.config.traffic import Traffic
 from headrace.jobs.ids import VERSION
@@ -138,6 +139,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         recycle_overlap: a recycled process serves until the next is loaded; false: it ends first.
         channels_last: whether image_classifier uses the channels-last memory format; auto: on a
             CPU, if it gives the same answers and is not slower.
+        optimize: the form in which the model's module runs. It is built once, and its outputs and
+            its time are compared with those of the module.
         events: whether Celery's monitors, such as Flower, get events of the jobs; sampled: of all
             up to events_per_s (a setting), else of a sample.
         malloc_tuning: on a CPU with glibc, keep the memory of activations mapped between batches.
@@ -202,6 +205,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_memory_mb: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
     recycle_overlap: bool = True
     channels_last: bool | Literal["auto"] = "auto"
+    optimize: Optimize | None = None
     events: bool | Literal["sampled"] = "sampled"
     malloc_tuning: bool = True
     preprocess_threads: Annotated[int, Meta(ge=1, le=64)] = 1

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headrace.config.optimize import Optimize, optimize_problem
+
 
 def option_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of options that do not go together, with what is wrong."""
     yield from _batch_problems(values)
     yield from _replica_problems(values)
+    wanted = values.get("optimize")
+    if isinstance(wanted, Optimize) and (text := optimize_problem(wanted)):
+        yield "optimize", text
 
 
 def _batch_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

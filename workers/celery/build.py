@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.optimize import OPTIMIZED
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
@@ -251,7 +252,11 @@ class ModelBuilder:
         settings, placement, environ = self._settings, self.placement, self.placement.environ
         config = placement.resolve(config)
         device = device_of(config, self._environ)
-        init = {**config.init_frame(self._folder, device), "logs": self._logs}
+        init = {
+            **config.init_frame(self._folder, device),
+            "logs": self._logs,
+            "optimize_cache": str(settings.state_dir.absolute() / OPTIMIZED),
+        }
         environ = tuned(environ, device) if config.malloc_tuning else environ
         template = Replica(init, environ, config.load_timeout_s, placement.seats)
         replicas = [template.another() for _ in range(config.replicas)]

@@ -34,6 +34,7 @@ from workers.model_process.startup import (
     warm_up,
     why_not_loaded,
 )
+from workers.model_process.variant import install_variant
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import PARENT_VARIABLE, Phase, write_stacks_to
 
@@ -154,6 +155,7 @@ def _load(config: dict[str, Any], frames: FrameSocket) -> tuple[BatchExecutor, l
         input_check=check_of(config["input_check"]),
         output_check=check_of(config["output_check"]),
     )
+    install_variant(executor, config)
     install_pool(executor, processes, config["preprocess_threads"])
     return executor, [process.process.pid for process in processes]
 

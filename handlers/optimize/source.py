@@ -1,0 +1,118 @@
+"""What a backend builds from."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from handlers.optimize.forms import BATCH, Args, Flat, Form
+from headrace.config.optimize import Optimize
+
+_TYPES: Final = {"half": torch.float16, "bfloat16": torch.bfloat16}
+_PARTS_WITH_WEIGHTS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module, and what a backend must know of its use.
+
+    Attributes:
+        wanted: the variant.
+        module: the module, as the handler made it.
+        form: what it takes and returns.
+        example: the arguments of a full batch.
+        calibration: arguments of real calls.
+        sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
+        most: the largest batch.
+        device: the torch device.
+        threads: with how many threads it computes.
+    """
+
+    wanted: Optimize
+    module: nn.Module
+    form: Form
+    example: Args = ()
+    calibration: tuple[Args, ...] = ()
+    sizes: tuple[int, ...] = ()
+    most: int = 1
+    device: str = "cpu"
+    threads: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self.device == "cpu"
+
+    @cached_property
+    def flat(self) -> Flat:
+        """Return the module with a flat output, in the precision of the variant."""
+        dtype = _TYPES.get(self.wanted.precision)
+        if dtype is None:
+            return Flat(self.module).eval()
+        return Flat(copy.deepcopy(self.module).to(dtype), dtype).eval()
+
+    @property
+    def plain(self) -> Flat:
+        """Return the module with a flat output, in its own precision."""
+        return Flat(self.module).eval()
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether the module has convolutions."""
+        return any(isinstance(part, _PARTS_WITH_WEIGHTS) for part in self.module.modules())
+
+    def open_dims(self) -> tuple[dict[int, Any], ...]:
+        """Return the dimensions of the example that stay open in an exported program."""
+        # The names are shared: two inputs have the same batch.
+        names = {name for one in self.form.inputs for name in one.dims.values()}
+        most = {BATCH: self.most}
+        dims = {
+            name: torch.export.Dim(name, min=1, max=most.get(name))
+            for name in sorted(names)
+            if most.get(name) != 1
+        }
+        return tuple(
+            {n: dims[name] for n, name in one.dims.items() if name in dims}
+            for one in self.form.inputs
+        )
+
+    def exported(self, module: Flat) -> Any:
+        """Return the module as a program of `torch.export`."""
+        with torch.no_grad(), quiet():
+            return torch.export.export(
+                module, self.example, dynamic_shapes=(self.open_dims(),), strict=False
+            )
+
+
+class Backend(NamedTuple):
+    """How one backend makes a variant.
+
+    Attributes:
+        build: writes what `load` needs into a folder.
+        load: returns what runs the variant, of that folder.
+    """
+
+    build: Any
+    load: Any
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of an exporter about its own parts; the check decides if it is right."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,63 @@
+"""Each backend on a tiny module, against eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.optimize import check
+from tests.harness.variants import MOST, Held, trained
+
+
+@pytest.fixture(autouse=True)
+def _any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny module is often fastest as it is; these tests are about answers."""
+    monkeypatch.setattr(check, "SLACK", 1e9)
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "most_apart"),
+    [
+        ("torchscript", "float", 1e-4),
+        ("onnxruntime", "float", 1e-4),
+        ("onnxruntime", "int8", 0.2),
+        ("openvino", "float", 1e-4),
+        ("openvino", "int8", 0.2),
+        ("aot", "float", 1e-4),
+        ("compile", "float", 1e-4),
+    ],
+)
+def test_a_variant_gives_the_answers_of_its_module(
+    backend: Any, precision: Any, most_apart: float, tmp_path: Path
+) -> None:
+    held = Held(trained())
+    first = held.install(tmp_path, backend=backend, precision=precision)
+    assert (first.verdict.refused, first.used) == ("", True)
+    assert held.forward is not held.module
+    assert first.build_s > 0
+    assert first.verdict.error <= most_apart
+    assert first.verdict.agreement == 1.0
+    assert set(first.verdict.times) == {"1", str(MOST)}
+    assert held.apart() <= most_apart
+    # The second process finds the build and the verdict, and needs no samples.
+    again = Held(trained())
+    second = again.install(tmp_path, backend=backend, precision=precision)
+    assert (second.build_s, second.used, again.sampled) == (0, True, 0)
+    assert second.verdict == first.verdict
+    assert again.apart() <= most_apart
+
+
+@pytest.mark.parametrize("sizes", [(), (2, MOST)])
+def test_a_call_compiles_nothing(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    held = Held(trained())
+    held.install(tmp_path, sizes=sizes, backend="compile")
+    before = dict(torch._dynamo.utils.counters["stats"])  # type: ignore[no-untyped-call,unused-ignore]
+    assert before["unique_graphs"] > 0
+    # A size that was not compiled runs too.
+    assert held.apart() <= 1e-4
+    with torch.inference_mode():
+        held.forward(held.images)
+    assert dict(torch._dynamo.utils.counters["stats"]) == before

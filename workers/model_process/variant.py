@@ -1,0 +1,223 @@
+"""Puts the variant of the option `optimize` in the place of a handler's module, before the warm-up.
+
+The inputs for its check go through the handler's own verbs, which call the module: so the variant
+gets what the model will get.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headrace.config.optimize import Optimize
+from headrace.errors import ConfigError
+from headrace.handler import Exportable
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.input_details import InputDetails
+from headrace.jobs.media_types import BINARY_TYPE, image_type
+from headrace.observability import logs
+from workers.model_process.context import Input
+from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.startup import as_sent, example_of
+
+if TYPE_CHECKING:
+    from handlers.optimize.variants import Installed, Samples
+
+logger = logging.getLogger("headrace.model")
+
+#: The most calibration inputs, and the most bytes of the tensors that are made of them.
+INPUTS_MAX: Final = 512
+TENSORS_MAX_BYTES: Final = 1 << 30
+_SAMPLE_ID: Final = "sample"
+_TEXT_SUFFIXES: Final = (".txt", ".md")
+
+
+def install_variant(
+    executor: BatchExecutor, config: dict[str, Any], *, refused_too: bool = False
+) -> Installed | None:
+    """Put the variant that the init frame names in the place of the handler's module.
+
+    Args:
+        executor: has the handler, which is initialised.
+        config: the init frame.
+        refused_too: use a wrong or slower variant too, to measure it.
+
+    Returns:
+        What was found; None if the frame names no variant.
+
+    Raises:
+        ConfigError: the handler has no module to optimise, or a package or a file is missing.
+    """
+    if not config.get("optimize"):
+        return None
+    wanted = msgspec.convert(config["optimize"], Optimize)
+    # A model without this option does not pay for its imports.
+    from handlers.optimize.variants import Site, install
+
+    context = executor.context
+    exportable = exportable_of(executor)
+    settings = {name: config[name] for name in ("handler", "options", "tensors", "channels_last")}
+    site = Site(
+        context.model_name, Path(config["optimize_cache"]), context.device, context.max_batch_size,
+        tuple(context.allowed_batch_sizes), settings,
+        lambda: samples(executor, exportable, inputs_of(executor, config)),
+    )  # fmt: skip
+    found = install(exportable, wanted, site, refused_too=refused_too)
+    _log(wanted, found, context.model_name)
+    return found
+
+
+def exportable_of(executor: BatchExecutor) -> Exportable:
+    """Return the module that can be optimised.
+
+    Raises:
+        ConfigError: the handler names none.
+    """
+    make = getattr(executor.handler, "exportable", None)
+    exportable: Exportable | None = make() if make is not None else None
+    if exportable is None:
+        raise ConfigError(
+            f"model {executor.context.model_name}: its handler has no module to optimise",
+            hint="leave `optimize` out, or return an Exportable from the handler's exportable()",
+        )
+    return exportable
+
+
+def _log(wanted: Optimize, found: Installed, model: str) -> None:
+    verdict, extra = found.verdict, {"model": model}
+    if verdict.refused:
+        logger.warning(
+            "optimize: the model runs eager: %s is refused: %s", wanted.name, verdict.refused,
+            extra=extra,
+        )  # fmt: skip
+    elif found.used:
+        logger.info(
+            "optimize: %s runs: %.2f times as fast as eager, largest error %.2g, agreement %s",
+            wanted.name, verdict.gain, verdict.error,
+            "-" if verdict.agreement is None else f"{verdict.agreement:.1%}", extra=extra,
+        )  # fmt: skip
+
+
+def describe(wanted: Optimize, found: Installed) -> str:
+    """Return in words which variant runs, for the worker's report."""
+    if found.verdict.refused:
+        return f"eager; {wanted.name} is refused: {found.verdict.refused}"
+    if not found.used:
+        return "eager"
+    return f"{wanted.name}, {found.verdict.gain:.2f} times as fast as eager"
+
+
+def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
+    """Return the calibration inputs, else the handler's example.
+
+    Raises:
+        ConfigError: the folder has no files, or there is neither.
+    """
+    details = InputDetails(parameters=msgspec.json.encode(config["example_parameters"])).text()
+    folder = config["optimize"].get("calibrate")
+    if folder:
+        texts = list(_files(Path(folder)))
+        return [
+            executor.decode(f"{_SAMPLE_ID}-{n}", text, details=details)
+            for n, text in enumerate(texts)
+        ]
+    example = example_of(executor.handler)
+    if example is None:
+        raise ConfigError(
+            "optimize: the handler has no example_input, so outputs cannot be compared",
+            hint="set `calibrate` to a folder of inputs, or give the handler an example_input",
+        )
+    if config["optimize"]["precision"] == "int8":
+        logger.warning(
+            "optimize: int8 takes its scales from example_input only; set `calibrate` to a folder "
+            "of real inputs",
+            extra={"model": config["model"]},
+        )
+    text, nested = as_sent(example)
+    details = InputDetails(
+        parameters=msgspec.json.encode(config["example_parameters"]), nested=nested
+    ).text()
+    return [executor.decode(_SAMPLE_ID, text, details=details)]
+
+
+def _files(folder: Path) -> Iterator[bytes]:
+    """Yield the files of a folder as a client would send them."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"optimize.calibrate: there is no folder {folder}",
+            hint="correct the path; it refers to the folder of the models file",
+        )
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not files:
+        raise ConfigError(f"optimize.calibrate: {folder} has no files", hint="put inputs there")
+    for path in files[:INPUTS_MAX]:
+        body = path.read_bytes()
+        if path.suffix == ".json":
+            yield body
+        elif path.suffix in _TEXT_SUFFIXES:
+            yield msgspec.json.encode(body.decode("utf-8", "replace"))
+        else:
+            yield binary_input(body, image_type(body) or BINARY_TYPE)
+
+
+def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[Input]) -> Samples:
+    """Return the arguments with which the verbs call the module for inputs.
+
+    Raises:
+        ConfigError: they do not call it.
+    """
+    from handlers.optimize.variants import Samples
+
+    context = executor.context
+    sizes = context.allowed_batch_sizes or [1, context.max_batch_size]
+    calls: list[tuple[Any, ...]] = []
+    good: Input | None = None
+    most = context.max_batch_size
+    for start in range(0, len(inputs), most):
+        chunk = list(inputs[start : start + most])
+        found, results = _calls(executor, exportable, chunk)
+        valid = (one for one, bad in zip(chunk, results, strict=True) if not bad)
+        good = good or next(valid, None)
+        calls += found
+        if sum(one.nbytes for args in calls for one in args) > TENSORS_MAX_BYTES:
+            break
+    timed = {}
+    for size in sorted({min(sizes), max(sizes)}):
+        found, _ = _calls(executor, exportable, [good] * size) if good is not None else ([], [])
+        if len(found) == 1:
+            timed[size] = found[0]
+    if not timed:
+        raise ConfigError(
+            f"model {context.model_name}: a batch of its inputs does not call the module of "
+            "exportable() once, with tensors as positional arguments",
+            hint="correct the inputs (optimize.calibrate or example_input), or leave `optimize` "
+            "out",
+        )
+    return Samples(calls, timed)
+
+
+def _calls(
+    executor: BatchExecutor, exportable: Exportable, inputs: Sequence[Input]
+) -> tuple[list[tuple[Any, ...]], list[bool]]:
+    """Return the arguments of the module's calls for one batch, and which results are errors."""
+    found: list[tuple[Any, ...]] = []
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not kwargs and all(hasattr(one, "nbytes") for one in args):
+            found.append(args)
+
+    hook = exportable.module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        batch = SubBatch(list(inputs), StageTimes(), range(len(inputs)))
+        executor.verbs(batch)
+    finally:
+        hook.remove()
+        # Later lines of the log are about no input.
+        logs.RUNNING_JOBS.set(())
+    # A copy outside of inference mode can be exported.
+    copies = [tuple(one.clone() for one in args) for args in found]
+    return copies, [isinstance(one, BaseException) for one in batch.results]

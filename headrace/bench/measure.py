@@ -163,11 +163,12 @@ def find_peak(
     start: float = 0.0,
     at_least: float = 0.0,
     precision: float = PRECISION,
+    growth: float = 2.0,
     name: str = "",
 ) -> Measurement:
     """Return the highest rate of Poisson arrivals that meets an objective, as `peak`.
 
-    The rate is doubled until the objective is missed, or halved until it is met, then bisected.
+    The rate grows until the objective is missed, or shrinks until it is met, then it is bisected.
     A load that misses it is stopped early. A rate counts as met only if the load is steady, because
     a queue that grows misses every objective later. A load that is too short to confirm the
     objective is repeated for longer, and so is one that the generator spoilt.
@@ -180,6 +181,7 @@ def find_peak(
         at_least: if this rate misses the objective, the search ends there and the peak is 0.
         precision: the search ends when the ratio of a rate that missed the objective to the one
             that met it is at most this.
+        growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
         name: what the measurement is called in reports.
 
     Raises:
@@ -191,8 +193,8 @@ def find_peak(
     search = _Search(_Session(target, chosen, objective, name), objective, chosen.duration_s)
     if at_least > 0 and not search.met(at_least):
         return search.result()
-    rate = start or at_least * 2 or search.lone_rate()
-    search.bracket(rate)
+    rate = start or at_least * growth or search.lone_rate()
+    search.bracket(rate, growth)
     search.bisect(precision)
     return search.result()
 
@@ -237,14 +239,14 @@ class _Search:
                 self._spoilt = rate
         return met
 
-    def bracket(self, rate: float) -> None:
-        """Double or halve the rate until one meets the objective and one does not."""
+    def bracket(self, rate: float, growth: float) -> None:
+        """Change the rate by a factor until one meets the objective and one does not."""
         if self.met(rate):
             while self.high is None and len(self._session.loads) < LOADS_MAX:
-                self.met(self.low * 2)
+                self.met(self.low * growth)
             return
         for _ in range(10):
-            rate /= 2
+            rate /= growth
             if rate < _LOWEST or self.met(rate):
                 return
 

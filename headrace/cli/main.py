@@ -27,6 +27,7 @@ from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
+from headrace.cli.performance.tune import tune
 from headrace.cli.runs.run import run
 from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
@@ -349,7 +350,7 @@ _FREE: Final = {
 app.command(context_settings=_FREE)(torchserve)
 
 
-for _command in (submit, run, result, jobs, watch, cancel):
+for _command in (submit, run, result, jobs, watch, cancel, tune):
     app.command()(_command)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.space import Point, Space, variant_label
+from headrace.tune.space import VARIANT, Point, Space, variant_label, variant_options
 
 #: Under load a job waits for the batch that runs, and then for its own.
 _BATCHES_OF_A_JOB = 2
@@ -83,8 +83,8 @@ def start_of(space: Space, calibration: Calibration) -> Point:
     """Return the point where the search begins: the fastest variant with its best batch."""
     point = space.present
     for axis in space.axes:
-        if axis.name == "variant" and calibration.variants:
-            wanted = variant_label(msgspec.to_builtins(calibration.variants[0].optimize))
+        if axis.name == VARIANT and calibration.variants:
+            wanted = variant_label(variant_options(calibration.variants[0].optimize))
             labels = [choice.label for choice in axis.choices]
             if wanted in labels:
                 point = space.at(point, axis.name, labels.index(wanted))
@@ -96,7 +96,7 @@ def start_of(space: Space, calibration: Calibration) -> Point:
 
 
 def _name(variant: Variant) -> str:
-    return variant_label(msgspec.to_builtins(variant.optimize))
+    return variant_label(variant_options(variant.optimize))
 
 
 def _total_ms(time: BatchTime) -> float:

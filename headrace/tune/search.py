@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.tune.space import Candidate, Point, Space
+from headrace.tune.space import VARIANT, Candidate, Point, Space
 
 #: A difference that no user would change an option for; noise would lead the search on.
 _WORTH: Final = 1.01
@@ -32,6 +32,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         low, high: the highest rate that met the objective, and the lowest that did not; None if
             every rate met it.
         cut: why it was ended early; "" if it was not.
+        error: why it could not be measured; "" if it was.
         seconds: how long it took, with the start of the server.
         loads: how many loads it ran.
         p99_ms: the p99 at the highest rate that met the objective; 0 if it is not known.
@@ -42,6 +43,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float | None = None
     cut: str = ""
+    error: str = ""
     seconds: float = 0.0
     loads: int = 0
     p99_ms: float = 0.0
@@ -77,7 +79,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         others = [
             trial
             for trial in self.trials[1:]
-            if trial.rate > 0 and not trial.cut and (trial.high or trial.rate) >= present.low
+            if trial.rate > 0
+            and not (trial.cut or trial.error)
+            and (trial.high or trial.rate) >= present.low
         ]
         return sorted(others, key=lambda trial: -trial.rate)[:count]
 
@@ -128,6 +132,12 @@ class _Climb:
                 if self._better(neighbour):
                     close = True
                     continue
+                # What one choice is refused for, such as a handler whose verbs run in turn, the
+                # other choices are too. Each variant has reasons of its own.
+                if self._error(neighbour) and self._space.axes[axis].name != VARIANT:
+                    lost.update(range(len(self._space.axes[axis].choices)))
+                    lost.discard(self._at[axis])
+                    return self._at != begun
                 reached = self._reached(neighbour)
                 if reached < _HOPELESS * before:
                     lost.add(neighbour[axis])
@@ -150,6 +160,9 @@ class _Climb:
     def _reached(self, point: Point) -> float:
         found = self._seen[self._space.candidate(point).key]
         return max(found.rate, found.high or 0.0)
+
+    def _error(self, point: Point) -> str:
+        return self._seen[self._space.candidate(point).key].error
 
     def _diagonals(self) -> Iterator[Point]:
         """Yield the points a step away on two axes with an order, unless one step lost clearly."""

@@ -20,6 +20,9 @@ FIXED_SHAPES: Final = frozenset({"compile", "aot", "tensorrt"})
 THREADS: Final = "OMP_NUM_THREADS"
 SLOTS: Final = "HEADRACE_DEVICE_SLOTS"
 
+#: The name of the axis of variants.
+VARIANT: Final = "variant"
+
 _BATCH_MAX: Final = 64
 _DELAYS_MS: Final = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 _PREPROCESS_MAX: Final = 4
@@ -197,14 +200,21 @@ def variant_label(variant: Mapping[str, Any] | None) -> str:
     return " ".join([*words, *([mode] if mode != "default" else [])])
 
 
+def variant_options(variant: Optimize) -> dict[str, Any]:
+    """Return a variant as the models file has it, without the defaults."""
+    plain, defaults = msgspec.to_builtins(variant), msgspec.to_builtins(Optimize())
+    short = {key: value for key, value in plain.items() if value != defaults[key]}
+    return {"backend": variant.backend, **short}
+
+
 def _variants(present: Mapping[str, Any], variants: Sequence[Optimize]) -> Axis:
     own = present.get("optimize")
-    given = [own, *(msgspec.to_builtins(variant) for variant in variants)]
+    given = [own, *(variant_options(variant) for variant in variants)]
     found: dict[str, Choice] = {}
     for one in given:
         label = variant_label(one)
         found.setdefault(label, Choice(label=label, options={"optimize": one}))
-    return Axis(name="variant", choices=tuple(found.values()), ordered=False)
+    return Axis(name=VARIANT, choices=tuple(found.values()), ordered=False)
 
 
 def _batches(present: Mapping[str, Any], most: int) -> Axis:
@@ -249,7 +259,9 @@ def _threads(cores: int) -> Axis:
 
 
 def _preprocess(present: Mapping[str, Any], cores: int) -> Axis:
-    own = (present.get("preprocess_threads", 1), present.get("preprocess_processes", 0))
+    if "preprocess_threads" not in present:  # a server does not show it
+        return _none("preprocess")
+    own = (present["preprocess_threads"], present.get("preprocess_processes", 0))
     pairs = [own]
     for number in powers_of_two(min(cores, _PREPROCESS_MAX)):
         pairs += [(number, 0), (own[0], number)]
@@ -258,6 +270,8 @@ def _preprocess(present: Mapping[str, Any], cores: int) -> Axis:
         count, noun = (processes, "preprocess process") if processes else (threads, "thread")
         plural = "" if count == 1 else "es" if processes else "s"
         label = f"{count} {noun}{plural}" + ("" if processes else " for preprocess")
+        if (threads, processes) == (1, 0):
+            label = ""
         values = {"preprocess_threads": threads, "preprocess_processes": processes}
         choices.append(Choice(label=label, options=values))
     return Axis(name="preprocess", choices=tuple(choices), ordered=False)
@@ -268,16 +282,11 @@ def _padding(present: Mapping[str, Any], *, gpu: bool) -> Axis:
     # On a CPU each copy that fills a batch costs as much as an input.
     if own is None and not gpu:
         return _none("allowed_batch_sizes")
-    labels = {None: "", POWERS: "padded to powers of 2"}
-    given = [own, None, POWERS] if own is not None else [None, POWERS]
-    choices = [
-        Choice(
-            label="padded as now" if isinstance(sizes, list) else labels[sizes],
-            options={"allowed_batch_sizes": sizes},
-        )
-        for sizes in given
-    ]
-    return Axis(name="allowed_batch_sizes", choices=tuple(choices), ordered=False)
+    choices = (
+        Choice(label="", options={"allowed_batch_sizes": own}),
+        Choice(label="padded to powers of 2", options={"allowed_batch_sizes": POWERS}),
+    )
+    return Axis(name="allowed_batch_sizes", choices=choices, ordered=False)
 
 
 def _slots() -> Axis:

@@ -21,7 +21,8 @@ GROUPS = {
     name: command.commands for name, command in COMMANDS.items() if hasattr(command, "commands")
 }
 CLIENTS = (
-    "submit", "run", "result", "jobs", "watch", "cancel", "models", "queues", "top", "doctor",
+    "submit", "run", "result", "jobs", "watch", "cancel", "models", "queues", "tune", "top",
+    "doctor",
     *(f"{group} {name}" for group, commands in GROUPS.items() for name in commands),
 )  # fmt: skip
 

@@ -53,7 +53,6 @@ def test_own_allowed_sizes_follow_the_largest_batch() -> None:
     assert {"max_batch_size": 8, "allowed_batch_sizes": [4, 8]}.items() <= next(
         one.items() for one in found if one["max_batch_size"] == 8
     )
-    assert None in [one["allowed_batch_sizes"] for one in found]
 
 
 def test_replicas_that_are_shared_or_follow_the_demand_stay() -> None:

@@ -1,0 +1,232 @@
+"""`headrace tune`: finds the options with which a model serves the highest rate in time."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import typer
+
+from headrace.cli.shared import options, output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.interrupts import InterruptHandler
+from headrace.cli.shared.options import client_of, flag, option
+from headrace.cli.shared.usage_errors import parsed_seconds
+from headrace.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from headrace.bench.targets import Input
+    from headrace.config.model_catalog import ModelConfig
+    from headrace.tune.deployment import Deployment
+    from headrace.tune.report import TuneReport
+    from headrace.tune.search import Trial
+    from headrace.tune.tuning import Progress
+
+_BUDGET: Final = "20m"
+_PRIVATE: Final = "private"
+
+
+def tune(
+    model: options.Model,
+    slo: str = option("--slo OBJECTIVE", "What a rate must meet, such as p99=100ms.", ...),
+    inputs: Path | None = option(
+        "--input -i FILE", "File or folder of inputs (default: the model's example)."
+    ),
+    budget: str = option(
+        "--budget TIME", f"How long all trials may take (default: {_BUDGET}).", _BUDGET
+    ),
+    folder: Path | None = option(
+        "--output -o DIR", "Folder for the journal and the report (default: tune-MODEL)."
+    ),
+    resume: bool = flag("--resume", "Continue the journal of the folder."),
+    apply: bool = flag("--apply", "Set the better options on the running server."),
+    url: str | None = option(
+        "--url URL", "Run the trials on this server (default: on one of their own)."
+    ),
+    models: Path | None = option(
+        "--models FILE", "Models file (default: models.yaml, else configs/models.yaml)."
+    ),
+    as_json: options.Json = False,
+) -> None:
+    """Find the options with which a model serves the highest rate within an objective."""
+    # Imported here to keep other commands fast.
+    from headrace.bench.scenarios import objective_of
+    from headrace.tune import tuning
+
+    objective, budget_s = objective_of(slo), _seconds(budget)
+    subject = _on_server(model, url) if url else _of_models_file(model, models)
+    sent, described = _inputs(inputs, subject.example, model)
+    plan = tuning.Plan(
+        model=model, objective=objective, budget_s=budget_s, present=subject.present,
+        folder=folder or Path(f"tune-{model}"), input=described, where=url or _PRIVATE,
+        models_file=subject.models_file, resume=resume,
+    )  # fmt: skip
+    with InterruptHandler(None):
+        report = tuning.tune(
+            plan,
+            _deployment(subject, plan.folder),
+            lambda address: _target(address, model, sent, described, private=not url),
+            lambda: None,
+            _progress(),
+        )
+    if apply and report.better is not None:
+        report = _applied(report, url, subject.load_timeout_s)
+        tuning.write(plan.folder, report)
+    if as_json:
+        output.json_line(report)
+    else:
+        _print(report, plan.folder, applied=apply)
+    raise typer.Exit(ExitCode.DONE if report.confirmation is not None else ExitCode.TIMED_OUT)
+
+
+class _Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that is tuned, and where its options are from."""
+
+    model: str
+    present: dict[str, Any]
+    example: Any
+    load_timeout_s: float
+    url: str = ""
+    written: dict[str, Any] = {}
+    models_file: Path | None = None
+
+
+def _of_models_file(model: str, models: Path | None) -> _Subject:
+    from headrace.config.settings import load_settings
+    from headrace.models.catalog import load_models
+    from headrace.server.packages import SERVER_EXTRAS, require_extras
+
+    require_extras("tune", *SERVER_EXTRAS, "bench")
+    settings = load_settings(None, os.environ, {"models_file": models})
+    catalog = load_models(settings)
+    config = catalog.get(model)
+    if model not in catalog.models:
+        stages = ", ".join(catalog.pipelines[model].models)
+        raise ConfigError(f"{model} is a pipeline", hint=f"tune its models: {stages}")
+    return _Subject(
+        model=model,
+        present=_present(config),
+        example=_example(msgspec.to_builtins(config.inputs) if config.inputs else None),
+        load_timeout_s=config.load_timeout_s,
+        written=dict(catalog.written[model]),
+        models_file=catalog.path,
+    )
+
+
+def _present(config: ModelConfig) -> dict[str, Any]:
+    from headrace.tune.tuning import OPTIONS
+
+    found = {name: msgspec.to_builtins(getattr(config, name, None)) for name in OPTIONS}
+    return found | ({"replicas": "auto"} if config.auto_replicas else {})
+
+
+def _on_server(model: str, url: str) -> _Subject:
+    from headrace.tune.deployment import changed_options
+    from headrace.tune.tuning import OPTIONS
+
+    with client_of(url) as client:
+        shown = client.model(model)
+        changed = changed_options(client, model)
+        address = client.session.url
+    # The API does not show all options: those that it does not show stay as they are.
+    found = {name: getattr(shown, name, None) for name in OPTIONS}
+    known = {name: value for name, value in found.items() if value is not None}
+    known |= {name: value for name, value in changed.items() if name in OPTIONS}
+    return _Subject(
+        model=model, present=known, example=_example(shown.inputs), load_timeout_s=600.0,
+        url=address,
+    )  # fmt: skip
+
+
+def _deployment(subject: _Subject, folder: Path) -> Deployment:
+    from headrace.tune.deployment import PrivateDeployment, RunningServer
+
+    if subject.models_file is None:
+        return RunningServer(subject.url, subject.model, subject.load_timeout_s)
+    return PrivateDeployment(
+        subject.model, subject.present, subject.written, subject.models_file, folder / "server",
+        subject.load_timeout_s, os.environ,
+    )  # fmt: skip
+
+
+def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:
+    from headrace.bench.targets import target_for
+
+    key, ca_file = ("" if private else os.environ.get(name, "") for name in _ACCESS)
+    return target_for(
+        "headrace", address, model, sent, api_key=key, ca_file=ca_file, described=described
+    )
+
+
+_ACCESS: Final = ("HEADRACE_API_KEY", "HEADRACE_CA_FILE")
+
+
+def _example(section: dict[str, Any] | None) -> Any:
+    found = (section or {}).get("example")
+    return None if found is msgspec.UNSET else found
+
+
+def _inputs(path: Path | None, example: Any, model: str) -> tuple[list[Input], str]:
+    from headrace.bench.targets import Input, read_inputs
+
+    if path is not None:
+        return read_inputs(path)
+    if example is None:
+        raise InvalidRequest(
+            f"{model} declares no example input", hint="give a file or a folder with --input"
+        )
+    if isinstance(example, dict) and example.keys() == {"content_type", "base64"}:
+        body, kind = base64.b64decode(example["base64"]), example["content_type"]
+    else:
+        body, kind = msgspec.json.encode(example), "application/json"
+    return [Input(body, kind)], f"the model's example, {len(body):,} bytes"
+
+
+def _seconds(text: str) -> float:
+    found = parsed_seconds(text) or (int(text) if text.isascii() and text.isdecimal() else 0)
+    if not found:
+        raise InvalidRequest(f"--budget: {text[:64]!r} is no time", hint="Give 20m, 90s or 2h.")
+    return float(found)
+
+
+def _progress() -> Progress:
+    from headrace.tune.tuning import Progress
+
+    def on_trial(trial: Trial, stage: str) -> None:
+        limit = trial.error or trial.cut
+        result = f"{trial.rate:.1f}/s" + (f" ({limit})" if limit else "")
+        label = trial.candidate.label or "present options"
+        output.message(f"{stage}: {label}: {result}, {output.duration(trial.seconds)}")
+
+    return Progress(on_text=output.message, on_trial=on_trial)
+
+
+def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> TuneReport:
+    """Set the better options on the server, and return the report with the way back."""
+    from headrace.tune.deployment import apply_options, changed_options, revert_command
+
+    with client_of(url) as client:
+        before = changed_options(client, report.model)
+        keys = list(report.options)
+        command = revert_command(report.model, before, keys, client.session.url)
+        # Before the change: if this process ends now, the way back is known.
+        output.message(f"applies the options; to take them back: {command}")
+        apply_options(client, report.model, report.options, load_timeout_s)
+    return msgspec.structs.replace(report, revert=command)
+
+
+def _print(report: TuneReport, folder: Path, *, applied: bool) -> None:
+    output.line(report.verdict)
+    if report.better is not None:
+        output.line(report.patch.rstrip())
+        if report.environ:
+            values = " ".join(f"{key}={value}" for key, value in report.environ.items())
+            output.line(f"start the workers with {values}")
+        if not applied:
+            file = shlex.quote(str(folder / "models.patch"))
+            output.message(f"apply it with `patch -p0 < {file}`, or to a server with --apply")
+    output.message(f"the report is in {folder / 'report.md'}")

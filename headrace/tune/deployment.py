@@ -1,0 +1,315 @@
+"""The server on which trials run: a `headrace up` of its own, or one that runs already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+from typing_extensions import override
+
+from headrace.client.models import Model
+from headrace.client.sync_client import Client
+from headrace.config.paths import ENV_URL, server_root
+from headrace.config.settings import ENV_CONFIG, ENV_PREFIX, ENV_REDIS_URL, OTHER_VARIABLES
+from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
+from headrace.server.ports import free_port, http_url
+from headrace.server.supervisor import exec_child
+from headrace.tune.space import Candidate
+
+#: The settings that decide what a trial measures or may load. All others are those of a new
+#: deployment: the trials must not share a Redis, a port or a payload store with another one.
+_KEPT_SETTINGS: Final = frozenset(
+    {
+        "allowed_urls", "body_limit_bytes", "device_slots", "inline_limit_bytes",
+        "install_requirements", "model_fetch_timeout_s", "model_limit_bytes", "model_store",
+        "pin_cores", "timeout_s",
+    }
+)  # fmt: skip
+_HOST: Final = "127.0.0.1"
+_STOP_S: Final = 30.0
+_POLL_S: Final = 0.1
+_UNSERVED_S: Final = 60.0
+_WAIT_S: Final = 30.0
+_LOG_BYTES: Final = 4000
+
+
+class NotServed(Exception):
+    """The model cannot be served with these options; the message has the reason."""
+
+
+class Deployment(Protocol):
+    """Where trials run.
+
+    Attributes:
+        url: the address of the server.
+        private: it is one of our own, which a trial may start again.
+    """
+
+    url: str
+    private: bool
+
+    def use(self, candidate: Candidate) -> Model:
+        """Serve the model with these options, and return it when it is ready.
+
+        Raises:
+            NotServed: it cannot be served with them.
+            ServerUnreachable: the server does not answer.
+        """
+
+    def check(self) -> None:
+        """Do nothing if the server still runs.
+
+        Raises:
+            ServerUnreachable: it does not.
+        """
+
+    def close(self) -> None:
+        """Leave the server as it was."""
+
+
+class PrivateDeployment(Deployment):
+    """One `headrace up` after the other, each with the options of a candidate.
+
+    Each start is that of a user, so the threads and cores of the model processes are too.
+
+    Args:
+        model: the model.
+        present: its options with their defaults.
+        written: its options in the models file.
+        models_file: the models file; relative paths refer to its folder.
+        folder: a folder for state and logs.
+        load_timeout_s: how long a start may take.
+        environ: the environment.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        present: Mapping[str, Any],
+        written: Mapping[str, Any],
+        models_file: Path,
+        folder: Path,
+        load_timeout_s: float,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._model = model
+        self._present = present
+        self._written = written
+        self._serves: tuple[Any, ...] = ()
+        # Paths in the options refer to the folder of the file, so ours must be there too.
+        self._file = models_file.absolute().with_name(f".headrace-tune-{model}.yaml")
+        self._folder = folder
+        self._timeout_s = load_timeout_s
+        self._environ = environ
+        self._process: subprocess.Popen[bytes] | None = None
+        self.private = True
+        self._state: Path | None = None
+        self.url = ""
+
+    @override
+    def use(self, candidate: Candidate) -> Model:
+        given = {**self._written, **candidate.options}
+        wanted = ({**self._present, **given}, candidate.environ)
+        running = self._process is not None and self._process.poll() is None
+        if running and self._serves == wanted:
+            return self._ready()
+        self._stop()
+        options = {key: value for key, value in given.items() if value is not None}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))
+            self._state = Path(tempfile.mkdtemp(prefix="state-", dir=self._folder))
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename}: cannot be written: {error.strerror}",
+                hint="the trials need a file next to the models file, and the folder of --output",
+            ) from None
+        port = free_port(_HOST)
+        self.url = http_url(_HOST, port)
+        command = [
+            sys.executable, "-m", "headrace", "up", "--state-dir", str(self._state),
+            "--port", str(port), "--models", str(self._file), "--workers", "1",
+            "--no-flower", "--no-background", "--no-runner",
+        ]  # fmt: skip
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                # It must not outlive this process, however that ends.
+                [sys.executable, "-I", "-S", str(exec_child.__file__), "--signal", "TERM",
+                 "--parent", str(os.getpid()), "--", *command],
+                env=self._variables(candidate.environ), stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        found = self._ready()
+        self._serves = wanted
+        return found
+
+    @override
+    def check(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            raise ServerUnreachable(f"the server of the trials has ended; see {self._log}")
+
+    @override
+    def close(self) -> None:
+        self._stop()
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "server.log"
+
+    def _ready(self) -> Model:
+        started, unserved = time.monotonic(), ""
+        # The API does not answer at first.
+        with Client(self.url, retry_s=0) as client:
+            while (waited_s := time.monotonic() - started) < self._timeout_s:
+                if self._process is None or self._process.poll() is not None:
+                    raise NotServed(f"headrace up has ended: {self._last_lines()}")
+                with suppress(HeadraceError):
+                    found = client.model(self._model)
+                    unserved = found.unserved or ""
+                    if found.state == "failed":
+                        raise NotServed(_last_line(found.error or ""))
+                    if found.ready_replicas >= max(1, _number(found.replicas)):
+                        return found
+                # Before the worker runs no worker can host the model.
+                if unserved and waited_s > _UNSERVED_S:
+                    raise NotServed(unserved)
+                time.sleep(_POLL_S)
+        raise NotServed(f"it is not loaded after {self._timeout_s:g} s; see {self._log}")
+
+    def _variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        kept = {ENV_PREFIX + name.upper() for name in _KEPT_SETTINGS}
+        kept |= OTHER_VARIABLES - {ENV_CONFIG, ENV_URL, "HEADRACE_API_KEY"}
+        found = {
+            key: value
+            for key, value in self._environ.items()
+            if key in kept or not (key.startswith(ENV_PREFIX) or key == ENV_REDIS_URL)
+        }
+        path = [str(server_root()), *found.get("PYTHONPATH", "").split(os.pathsep)]
+        return {
+            **found,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, path))),
+            "HEADRACE_DRAIN_TIMEOUT_S": "1",
+            **own,
+        }
+
+    def _stop(self) -> None:
+        process, self._process, self._serves = self._process, None, ()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._state is not None:
+            shutil.rmtree(self._state, ignore_errors=True)
+            self._state = None
+
+    def _last_lines(self) -> str:
+        try:
+            return _last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
+        except OSError:
+            return f"see {self._log}"
+
+
+class RunningServer(Deployment):
+    """A server that runs already; each trial sets the options of the model in its registry.
+
+    Args:
+        url: its address.
+        model: the model.
+        load_timeout_s: how long a change may take.
+    """
+
+    def __init__(self, url: str, model: str, load_timeout_s: float) -> None:
+        self._client = Client(url)
+        self._model = model
+        self._timeout_s = load_timeout_s
+        self.url = self._client.session.url
+        self._before = changed_options(self._client, model)
+        self._touched: set[str] = set()
+        self.private = False
+
+    @override
+    def use(self, candidate: Candidate) -> Model:
+        # What an earlier trial has set and this one does not returns to what it was.
+        options = {key: self._before.get(key) for key in self._touched}
+        self._touched |= candidate.options.keys()
+        self._set({**options, **candidate.options})
+        return self._client.model(self._model)
+
+    @override
+    def check(self) -> None:
+        self._client.model(self._model)
+
+    @override
+    def close(self) -> None:
+        try:
+            if self._touched:
+                self._set({key: self._before.get(key) for key in self._touched})
+        finally:
+            self._client.close()
+
+    def _set(self, options: dict[str, Any]) -> None:
+        apply_options(self._client, self._model, options, self._timeout_s)
+
+
+def changed_options(client: Client, model: str) -> dict[str, Any]:
+    """Return the options of the default version that were changed over the API.
+
+    Raises:
+        ModelNotFound: the model is not registered.
+    """
+    versions = client.model_versions(model).versions
+    return next((dict(one.changed) for one in versions if one.default), {})
+
+
+def apply_options(client: Client, model: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    """Set options of a model in the registry, and wait until the workers serve it.
+
+    Raises:
+        NotServed: they cannot load it, or not in time.
+        InvalidRequest, Forbidden: the server refuses an option.
+    """
+    deadline = time.monotonic() + timeout_s
+    done = client.set_model_options(model, dict(options), wait=min(_WAIT_S, timeout_s))
+    while done.state == "pending" and time.monotonic() < deadline:
+        # The same options again change nothing, and wait for the same state.
+        done = client.set_model_options(model, dict(options), wait=min(_WAIT_S, timeout_s))
+    if done.state != "ready":
+        reason = _last_line(done.error or "") or f"it is not loaded after {timeout_s:g} s"
+        raise NotServed(f"the workers cannot serve {model} with these options: {reason}")
+
+
+def revert_command(model: str, before: Mapping[str, Any], keys: list[str], url: str) -> str:
+    """Return the command that takes options back to what they were."""
+    values = [f"{key}={_argument(before[key]) if key in before else ''}" for key in keys]
+    return " ".join(["headrace models set", model, *values, "--url", url])
+
+
+def _argument(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).split("\n...")[0].strip()
+    return f"'{text}'" if set(text) & set(" {}[]'\"") else text
+
+
+def _number(replicas: Any) -> int:
+    return replicas if isinstance(replicas, int) else 1
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,196 @@
+"""A trial: the peak rate of one candidate on a deployment, by `headrace.bench`.
+
+A trial ends early when its load can no longer meet the objective, when its backlog grows, and when
+its first load, at the best rate so far, misses the objective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from headrace.bench.measure import LoadOptions, find_peak
+from headrace.bench.measurement import Load, Measurement, Objective
+from headrace.bench.targets import Target
+from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
+from headrace.tune.deployment import Deployment, NotServed
+from headrace.tune.journal import Journal
+from headrace.tune.search import BudgetSpent, Trial
+from headrace.tune.space import Candidate
+
+#: A server that ended during a trial is started again so often.
+_TRIES: Final = 2
+#: The shortest load; the objective may need a longer one.
+_LOAD_S: Final = 5.0
+#: A search only compares: with less confidence a load needs half of the requests.
+_SEARCH_CONFIDENCE: Final = 0.9
+#: How fast the rate grows until it is too high, and how close the limits of the peak are then:
+#: of the first trial, of others in the search, and of a trial that is repeated.
+_FIRST: Final = (2.0, 1.1)
+_OTHERS: Final = (1.4, 1.1)
+_AGAIN: Final = (1.1, 1.05)
+#: Of a load that was too high, results come at about the rate that the server can do.
+_MARGIN: Final = 1.05
+
+#: Finds the peak of a target: from a first rate, and up to the end of the search if the rate
+#: `at_least` misses the objective.
+FindPeak = Callable[..., Measurement]
+
+
+class Trials:
+    """The trials of one tuning, in its journal.
+
+    Args:
+        deployment: where they run.
+        target_of: returns the target at an address.
+        objective: what a rate must meet.
+        journal: has the trials that were measured before.
+        deadline: the end of the budget, of `time.monotonic`.
+        on_trial: called with each trial and the name of its stage.
+        find: finds a peak.
+
+    Attributes:
+        reserved: how many trials the search leaves to the confirmation.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        target_of: Callable[[str], Target],
+        objective: Objective,
+        journal: Journal,
+        deadline: float,
+        *,
+        on_trial: Callable[[Trial, str], None] = lambda *_: None,
+        find: FindPeak = find_peak,
+    ) -> None:
+        self._deployment = deployment
+        self._target_of = target_of
+        self._objective = objective
+        self._journal = journal
+        self._deadline = deadline
+        self._on_trial = on_trial
+        self._find = find
+        self._known: dict[str, Trial] = {}
+        self._usual_s = 0.0
+        self._began = time.monotonic()
+        self.reserved = 0
+
+    def search(self, candidate: Candidate, floor: float) -> Trial:
+        """Measure a candidate for the search.
+
+        Raises:
+            BudgetSpent: the budget has no time for it, besides that for the confirmation.
+        """
+        found = self._journal.recorded(
+            "search", candidate, 0, lambda: self._measure(candidate, floor, search=True)
+        )
+        return self._noted(found, "search")
+
+    def again(self, candidate: Candidate, number: int) -> Trial:
+        """Measure a candidate in a round of the confirmation.
+
+        Raises:
+            BudgetSpent: the budget has no time for it.
+        """
+        found = self._journal.recorded(
+            "confirm", candidate, number, lambda: self._measure(candidate, 0.0, search=False)
+        )
+        return self._noted(found, f"round {number + 1}")
+
+    def _noted(self, found: Trial, stage: str) -> Trial:
+        if stage == "search":
+            self._known[found.candidate.key] = found
+        if not found.cut and not found.error:
+            self._usual_s = (
+                self._usual_s * 0.5 + found.seconds * 0.5 if self._usual_s else found.seconds
+            )
+        self._on_trial(found, stage)
+        return found
+
+    @property
+    def left(self) -> int:
+        """Return how many usual trials the budget still has time for."""
+        left_s = self._deadline - time.monotonic()
+        return max(0, int(left_s / self._usual_s)) if self._usual_s else 0
+
+    def _measure(self, candidate: Candidate, floor: float, *, search: bool) -> Trial:
+        now = time.monotonic()
+        # Half of a short budget is for the search.
+        reserved_s = min(self.reserved * self._usual_s, (self._deadline - self._began) / 2)
+        if now + (reserved_s if search else self._usual_s) > self._deadline:
+            raise BudgetSpent
+        found = self._tried(candidate, floor)
+        return msgspec.structs.replace(found, seconds=round(time.monotonic() - now, 1))
+
+    def _tried(self, candidate: Candidate, floor: float) -> Trial:
+        problem: Exception | None = None
+        for _ in range(_TRIES):
+            try:
+                return self._peak(candidate, floor)
+            except ServerUnreachable as error:
+                # Only its owner can start a server that ran already; --resume goes on then.
+                if not self._deployment.private:
+                    raise
+                problem = error
+            except (NotServed, HeadraceError) as error:
+                problem = error
+                break
+        # Without the present options there is nothing to compare with.
+        if not self._known:
+            if isinstance(problem, HeadraceError):
+                raise problem
+            raise ConfigError(f"the model cannot be served as it is: {problem}") from problem
+        return Trial(candidate=candidate, rate=0.0, low=0.0, error=str(problem))
+
+    def _peak(self, candidate: Candidate, floor: float) -> Trial:
+        self._deployment.use(candidate)
+        known, objective = self._known.get(candidate.key), self._objective
+        if known is not None:
+            start, (growth, precision) = known.rate, _AGAIN
+        else:
+            growth, precision = _OTHERS if floor else _FIRST
+            start = floor * growth
+            lower = min(objective.confidence, _SEARCH_CONFIDENCE)
+            objective = msgspec.structs.replace(objective, confidence=lower)
+        options = LoadOptions(duration_s=_LOAD_S, stop_early=True, on_load=self._in_budget)
+        try:
+            measured = self._find(
+                self._target_of(self._deployment.url), objective, options, start=start,
+                at_least=floor, growth=growth, precision=precision,
+            )  # fmt: skip
+        except (BudgetSpent, ServerUnreachable):
+            raise
+        except HeadraceError:
+            self._deployment.check()  # a server that has ended explains all other errors
+            raise
+        self._deployment.check()
+        return _trial(candidate, measured, floor)
+
+    def _in_budget(self, _: Load) -> None:
+        if time.monotonic() > self._deadline:
+            raise BudgetSpent
+
+
+def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
+    peak = measured.peak
+    met = [load for load in measured.loads if load.verdict is not None and load.verdict.met]
+    rate = peak.rate if peak is not None else 0.0
+    high = peak.high if peak is not None else None
+    cut = ""
+    if rate < floor:
+        cut = f"less than {floor:.1f}/s"
+    if not rate and high is not None and measured.loads:
+        high = min(high, measured.loads[-1].rate * _MARGIN)
+    return Trial(
+        candidate=candidate,
+        rate=rate,
+        low=rate,
+        high=high,
+        cut=cut,
+        loads=len(measured.loads),
+        p99_ms=met[-1].latency.p99 if met else 0.0,
+    )

@@ -1,0 +1,246 @@
+"""One tuning from the calibration to the report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.bench.measure import find_peak
+from headrace.bench.measurement import Objective
+from headrace.bench.targets import Target
+from headrace.client.models import Model
+from headrace.errors import ConfigError
+from headrace.optimize.report import Comparison
+from headrace.tune.calibration import Calibration, calibrated, start_of
+from headrace.tune.confirmation import ROUNDS_MIN, Confirmation, confirm
+from headrace.tune.deployment import Deployment
+from headrace.tune.journal import NAME, Header, Journal
+from headrace.tune.models_patch import patch, snippet
+from headrace.tune.report import TuneReport, markdown
+from headrace.tune.search import BudgetSpent, Trial, search
+from headrace.tune.space import Candidate, Space, space_of
+from headrace.tune.trials import FindPeak, Trials
+
+#: How many of the best candidates are measured again.
+FINALISTS: Final = 3
+#: The options of a model that an axis may change.
+OPTIONS: Final = (
+    "optimize", "max_batch_size", "allowed_batch_sizes", "max_batch_delay_ms", "replicas",
+    "min_replicas", "max_replicas", "total_replicas", "preprocess_threads", "preprocess_processes",
+)  # fmt: skip
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to tune.
+
+    Attributes:
+        model: the model.
+        objective: what a rate must meet.
+        budget_s: how long all trials may take.
+        folder: for the journal and the report.
+        present: the present options of the model.
+        input: the inputs in words.
+        where: the URL of the server, or "private".
+        models_file: the file that a patch is for; None if it is not here.
+        resume: continue the journal of the folder.
+    """
+
+    model: str
+    objective: Objective
+    budget_s: float
+    folder: Path
+    present: dict[str, Any]
+    input: str
+    where: str
+    models_file: Path | None = None
+    resume: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What is called while a tuning runs.
+
+    Attributes:
+        on_text: with what happens next, in words.
+        on_trial: with each trial and the name of its stage.
+    """
+
+    on_text: Callable[[str], None]
+    on_trial: Callable[[Trial, str], None]
+
+
+def tune(
+    plan: Plan,
+    deployment: Deployment,
+    target_of: Callable[[str], Target],
+    compare: Callable[[], Comparison | None],
+    progress: Progress,
+    find: FindPeak = find_peak,
+) -> TuneReport:
+    """Search, confirm and write the report into the folder.
+
+    Args:
+        plan: what to tune.
+        deployment: where the trials run; it is closed in any case.
+        target_of: returns the target at an address.
+        compare: measures the variants without a server; returns None if it cannot.
+        progress: what to call.
+        find: finds a peak.
+
+    Raises:
+        ConfigError: the budget is too short for one trial, the journal is of another tuning, or the
+            model cannot be served as it is.
+        ServerUnreachable: a server that is not ours has ended; `resume` goes on then.
+    """
+    began, load = time.monotonic(), os.getloadavg()[0]
+    journal = Journal(plan.folder / NAME)
+    try:
+        journal.begin(_header(plan), resume=plan.resume)
+        deadline = began + plan.budget_s - journal.spent_s
+        calibration = _calibration(plan, compare, progress)
+        progress.on_text("starts the model with its present options")
+        space = _space(plan, deployment.use(Candidate(label="", options={})), calibration)
+        progress.on_text(f"searches {space.size:,} combinations")
+        trials = Trials(
+            deployment, target_of, plan.objective, journal, deadline,
+            on_trial=progress.on_trial, find=find,
+        )  # fmt: skip
+        trials.reserved = (FINALISTS + 1) * ROUNDS_MIN
+        start = start_of(space, calibration) if calibration is not None else space.present
+        try:
+            found = search(space, start, trials.search)
+        except BudgetSpent:
+            raise _too_short(plan) from None
+        # A short budget is for fewer candidates, measured often enough.
+        count = max(1, min(FINALISTS, trials.left // ROUNDS_MIN - 1))
+        others = [trial.candidate for trial in found.best(count)]
+        if len(others) > 0:
+            progress.on_text(f"measures the best {len(others)} and the present options in turns")
+        confirmation = confirm(found.present.candidate, others, trials.again)
+    finally:
+        journal.close()
+        deployment.close()
+    report = TuneReport(
+        model=plan.model,
+        objective=plan.objective,
+        where=plan.where,
+        input=plan.input,
+        budget_s=plan.budget_s,
+        seconds=journal.spent_s,
+        points=space.size,
+        complete=found.complete,
+        trials=found.trials,
+        left_out=calibration.left_out if calibration is not None else [],
+        confirmation=confirmation,
+        load=(load, os.getloadavg()[0]),
+    )
+    report = _with_change(plan, report, confirmation, found.present.candidate)
+    write(plan.folder, report)
+    return report
+
+
+def write(folder: Path, report: TuneReport) -> None:
+    """Write the report, and the patch if there is one.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    files = {"report.json": msgspec.json.format(msgspec.json.encode(report)).decode()}
+    files["report.md"] = markdown(report)
+    if report.patch:
+        files["models.patch"] = report.patch
+    for name, text in files.items():
+        try:
+            (folder / name).write_text(text)
+        except OSError as error:
+            raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}") from None
+
+
+def _header(plan: Plan) -> Header:
+    objective = plan.objective
+    return Header(
+        model=plan.model,
+        objective=f"p{objective.percentile:g}={objective.latency_ms:g}ms",
+        where=plan.where,
+        input=plan.input,
+        present=plan.present,
+    )
+
+
+def _calibration(
+    plan: Plan, compare: Callable[[], Comparison | None], progress: Progress
+) -> Calibration | None:
+    file = plan.folder / "calibration.json"
+    comparison: Comparison | None = None
+    if plan.resume:
+        with suppress(OSError, msgspec.MsgspecError):
+            comparison = msgspec.json.decode(file.read_bytes(), type=Comparison)
+    if comparison is None:
+        comparison = compare()
+        if comparison is None:
+            return None
+        file.write_bytes(msgspec.json.encode(comparison))
+    found = calibrated(comparison, plan.objective.latency_ms)
+    for one in found.left_out:
+        progress.on_text(f"leaves out {one.what}: {one.reason}")
+    if not found.variants:
+        raise ConfigError(
+            f"no variant of {plan.model} can meet {plan.objective.latency_ms:g} ms: the smallest "
+            "batch takes longer",
+            hint="give a longer --slo, or a smaller model",
+        )
+    return found
+
+
+def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
+    worker = next(iter(model.workers or []), {})
+    replicas = plan.present.get("replicas")
+    processes = replicas if isinstance(replicas, int) else int(worker.get("replicas") or 1)
+    gpu = str(worker.get("device") or "cpu") != "cpu"
+    # A worker shares its cores among its model processes.
+    cores = max(1, int(worker.get("threads") or 1) * max(1, processes))
+    limits: dict[str, Any] = {}
+    if calibration is not None:
+        limits = {
+            "variants": [variant.optimize for variant in calibration.variants],
+            "batch_max": calibration.batch_max,
+            "preprocess_share": calibration.preprocess_share,
+        }
+    return space_of(
+        plan.present,
+        objective_ms=plan.objective.latency_ms,
+        cores=cores,
+        gpu=gpu,
+        workers=plan.where == "private",
+        **limits,
+    )
+
+
+def _with_change(
+    plan: Plan, report: TuneReport, confirmation: Confirmation | None, present: Candidate
+) -> TuneReport:
+    """Return the report with what to change, if a candidate is better."""
+    better = confirmation.better if confirmation is not None else None
+    if better is None:
+        return report
+    chosen = better.candidate
+    options = {
+        key: value for key, value in chosen.options.items() if present.options.get(key) != value
+    }
+    text = snippet(plan.model, options)
+    if plan.models_file is not None:
+        with suppress(ConfigError):  # a file with aliases; the snippet is for a person
+            text = patch(plan.models_file, plan.model, options)
+    return msgspec.structs.replace(report, options=options, environ=chosen.environ, patch=text)
+
+
+def _too_short(plan: Plan) -> ConfigError:
+    return ConfigError(
+        f"the budget of {plan.budget_s:g} s ended before one trial of {plan.model} did",
+        hint="give a longer --budget; a trial takes a minute or two",
+    )

@@ -1,0 +1,17 @@
+"""A handler whose batch takes a known time: 20 + n milliseconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headrace import Handler
+
+
+class Paced(Handler):
+    """Sleeps, so that replicas do not compete for cores."""
+
+    def inference(self, items: list[Any]) -> list[Any]:
+        """Return the items after 20 + n milliseconds."""
+        time.sleep(0.02 + 0.001 * len(items))
+        return items

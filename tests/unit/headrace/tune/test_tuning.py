@@ -1,0 +1,230 @@
+"""A whole tuning on a simulated server: the real search, journal and report; no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.bench.measure import LoadOptions
+from headrace.bench.measurement import Measurement, Objective, Peak
+from headrace.bench.targets import Input, Target, target_for
+from headrace.client.models import Model
+from headrace.errors import ConfigError, InvalidRequest, ServerUnreachable
+from headrace.optimize.report import Comparison
+from headrace.tune.deployment import NotServed
+from headrace.tune.report import TuneReport, markdown
+from headrace.tune.search import Trial
+from headrace.tune.space import Candidate
+from headrace.tune.tuning import Plan, Progress, tune
+from tests.harness.simulated_model import PRESENT, SimulatedModel
+
+FILE = "models:\n  simulated:\n    handler: echo\n    max_batch_size: 32\n"
+
+
+class SimulatedServer:
+    """A deployment of a simulated model, and what finds its peak.
+
+    Attributes:
+        refused: returns why it does not serve a candidate.
+        lost: how often it has ended during a trial, from now on.
+        served: the candidates that it has served.
+    """
+
+    def __init__(self, model: SimulatedModel, *, private: bool = True) -> None:
+        self.url, self.private = "http://127.0.0.1:1", private
+        self.model = model
+        self.refused: Callable[[Candidate], str] = lambda _: ""
+        self.lost = 0
+        self.served: list[Candidate] = []
+        self.closed = False
+
+    def use(self, candidate: Candidate) -> Model:
+        reason = self.refused(candidate)
+        if reason:
+            raise NotServed(reason)
+        self.served.append(candidate)
+        worker = {"device": "cpu", "threads": self.model.cores, "replicas": 1}
+        return Model(
+            name="simulated", version="1.0", queue="q", state="ready", ready_replicas=1,
+            workers=[worker],
+        )  # fmt: skip
+
+    def check(self) -> None:
+        if self.lost:
+            self.lost -= 1
+            raise ServerUnreachable("the server has ended")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def find(
+        self, target: Target, objective: Objective, options: LoadOptions, **limits: float
+    ) -> Measurement:
+        found = self.model.trial(self.served[-1])
+        met = found.rate >= limits["at_least"]
+        peak = Peak(rate=found.rate, low=found.low, high=found.high)
+        if not met:
+            peak = Peak(rate=0.0, low=0.0, high=limits["at_least"])
+        return Measurement(
+            name="m", model="simulated", url=target.url, started_at="", loads=[], peak=peak
+        )
+
+
+def run(
+    folder: Path,
+    server: SimulatedServer,
+    *,
+    compare: Callable[[], Comparison | None] = lambda: None,
+    on_trial: Callable[[Trial, str], None] = lambda *_: None,
+    **changes: Any,
+) -> TuneReport:
+    plan = Plan(
+        model="simulated", objective=Objective(percentile=99, latency_ms=100.0), budget_s=1000.0,
+        folder=folder / "out", present=PRESENT, input="x", where="private",
+    )  # fmt: skip
+    return tune(
+        msgspec.structs.replace(plan, **changes),
+        server,
+        lambda url: target_for("headrace", url, "simulated", [Input(b"1", "application/json")]),
+        compare,
+        Progress(on_text=lambda _: None, on_trial=on_trial),
+        server.find,
+    )
+
+
+def test_a_tuning_writes_a_report_and_a_patch(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(FILE)
+    model = SimulatedModel()
+    server = SimulatedServer(model)
+
+    report = run(tmp_path, server, compare=model.comparison, models_file=file)
+
+    better = report.better
+    assert better is not None
+    assert model.peak(better.candidate) > 1.3 * model.peak(report.trials[0].candidate)
+    assert report.options["optimize"] == {"backend": "openvino"}
+    assert "+    optimize: {backend: openvino}" in report.patch
+    assert server.closed
+    assert file.read_text() == FILE
+    text = (tmp_path / "out/report.md").read_text()
+    assert report.verdict in text
+    assert (tmp_path / "out/models.patch").read_text() == report.patch
+    decoded = msgspec.json.decode((tmp_path / "out/report.json").read_bytes(), type=TuneReport)
+    assert decoded == report
+
+
+def test_without_a_better_one_it_reports_that(tmp_path: Path) -> None:
+    report = run(tmp_path, SimulatedServer(SimulatedModel(flat=True)))
+    assert report.better is None
+    assert report.verdict.startswith("no better than what you have: 2")
+    assert (report.options, report.patch) == ({}, "")
+    assert "no better than what you have" in markdown(report)
+    assert not (tmp_path / "out/models.patch").exists()
+
+
+def test_a_resumed_tuning_measures_only_what_is_missing(tmp_path: Path) -> None:
+    first = SimulatedServer(SimulatedModel())
+    stop_after = 12
+
+    def interrupt(trial: Trial, stage: str) -> None:
+        if first.model.measured == stop_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, first, on_trial=interrupt)
+    assert first.closed
+
+    second = SimulatedServer(SimulatedModel())
+    resumed = run(tmp_path, second, resume=True)
+
+    whole = SimulatedServer(SimulatedModel(seed=5))
+    run(tmp_path / "whole", whole)
+    assert second.model.measured + stop_after >= len(resumed.trials)
+    keys = [trial.candidate.key for trial in resumed.trials]
+    assert len(keys) == len(set(keys))
+    lines = (tmp_path / "out/trials.jsonl").read_bytes().splitlines()
+    assert len(lines) == 1 + stop_after + second.model.measured
+
+    third = SimulatedServer(SimulatedModel())
+    again = run(tmp_path, third, resume=True)
+    assert third.model.measured == 0
+    assert again.trials == resumed.trials
+    assert again.confirmation == resumed.confirmation
+
+
+def test_a_server_of_ours_that_ends_is_started_again(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel(flat=True))
+    server.lost = 1
+    report = run(tmp_path, server)
+    assert report.trials[0].rate > 0
+    assert report.trials[0].error == ""
+
+
+def test_options_that_cannot_be_served_are_a_result(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel())
+    server.refused = lambda candidate: (
+        "out of memory" if candidate.options.get("replicas", 1) > 1 else ""
+    )
+    report = run(tmp_path, server)
+    errors = [trial.error for trial in report.trials if trial.error]
+    # The other numbers of replicas are not tried.
+    assert errors == ["out of memory"]
+    assert report.better is not None
+    assert report.better.candidate.options["replicas"] == 1
+    assert "out of memory" in markdown(report)
+
+
+def test_a_model_that_cannot_be_served_as_it_is_is_an_error(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel())
+    server.refused = lambda candidate: "no memory" if candidate.label else ""
+    with pytest.raises(ConfigError, match="cannot be served as it is: no memory"):
+        run(tmp_path, server)
+    assert server.closed
+
+
+def test_a_server_of_others_that_ends_ends_the_tuning(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel(), private=False)
+
+    def lose(trial: Trial, stage: str) -> None:
+        if server.model.measured == 3:
+            server.lost = 1
+
+    with pytest.raises(ServerUnreachable):
+        run(tmp_path, server, on_trial=lose, where="http://127.0.0.1:1")
+    assert server.closed
+    # The trials before are kept, and the one that it interrupted is not.
+    again = SimulatedServer(SimulatedModel(), private=False)
+    report = run(tmp_path, again, where="http://127.0.0.1:1", resume=True)
+    lines = (tmp_path / "out/trials.jsonl").read_bytes().splitlines()
+    assert len(lines) == 1 + 3 + again.model.measured
+    assert report.confirmation is not None
+
+
+def test_an_input_that_is_refused_ends_the_tuning(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel())
+
+    def refuse(*_: Any, **__: Any) -> Measurement:
+        raise InvalidRequest("not an image")
+
+    server.find = refuse  # type: ignore[method-assign]
+    with pytest.raises(InvalidRequest, match="not an image"):
+        run(tmp_path, server)
+
+
+def test_a_budget_without_time_for_one_trial_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ended before one trial"):
+        run(tmp_path, SimulatedServer(SimulatedModel()), budget_s=0.0)
+
+
+def test_an_objective_that_no_variant_can_meet_is_an_error(tmp_path: Path) -> None:
+    model = SimulatedModel()
+    with pytest.raises(ConfigError, match="can meet 10 ms"):
+        run(
+            tmp_path, SimulatedServer(model), compare=model.comparison,
+            objective=Objective(percentile=99, latency_ms=10.0),
+        )  # fmt: skip

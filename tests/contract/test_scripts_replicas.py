@@ -35,6 +35,7 @@ class Host:
     loading: bool = False
     keeps: bool = False
     able: int = -1
+    takes: bool = False
 
     def call(self, reap_until: int = NEVER, /, **totals: int) -> list[int]:
         """One call with the total of each model; what it may run now."""
@@ -44,7 +45,8 @@ class Host:
             ready = 0 if self.loading else running
             if self.able >= 0:
                 ready = min(ready, self.able)
-            numbers = (total, self.granted.get(model, 0), running, ready, self.able)
+            granted, takes = self.granted.get(model, 0), int(self.takes)
+            numbers = (total, granted, running, ready, self.able, takes)
             rows += [f"{model}@1", *numbers]
         lease = script("workers/lease_replicas")
         call = lease.call([], self.name, self.lease_us, reap_until, LEASE_US, self.others, *rows)
@@ -255,3 +257,59 @@ def test_nearly_equal_free_memory_and_unreadable_reports_decide_nothing(queue: Q
     a, b, c = hosts(queue, "abc")
     assert sorted(granted for (granted,) in settled([a, b], m=1)) == [0, 1]
     assert sorted(granted for (granted,) in settled([a, b, c], m=3)) == [1, 1, 1]
+
+
+def live(queue: Queue, *names: str, age_s: float = 0) -> None:
+    """Let workers have reported so long ago."""
+    seconds, _ = queue.client.time()
+    queue.client.zadd(keys.WORKERS, {name: int(seconds) - age_s for name in names})
+
+
+def test_a_worker_alone_takes_all_in_its_first_call_unless_it_starts(queue: Queue) -> None:
+    (a,) = hosts(queue, "a")
+    live(queue, "a")
+    live(queue, "gone", age_s=2 * LEASE_US / 1e6)
+    assert a.call(m=3) == [0]
+    a.takes = True
+    assert a.call(n=3) == [3]
+
+
+@pytest.mark.parametrize(("total", "shares"), [(1, [0, 1]), (2, [1, 1]), (5, [2, 3])])
+def test_a_first_call_leaves_the_other_workers_their_share(
+    queue: Queue, total: int, shares: list[int]
+) -> None:
+    live(queue, "a", "b")
+    some = hosts(queue, "ab")
+    for host in some:
+        host.takes = True
+    assert sorted(host.call(m=total)[0] for host in some) == shares
+    assert sorted(granted for (granted,) in settled(some, m=total)) == shares
+
+
+def test_first_calls_share_out_models_with_one_replica(queue: Queue) -> None:
+    live(queue, "a", "b", "c")
+    totals = dict.fromkeys([f"m{n}" for n in range(9)], 1)
+    some = hosts(queue, "abc")
+    for host in some:
+        host.takes = True
+    found = [host.call(**totals) for host in some]
+    assert [sum(granted) for granted in found] == [3, 3, 3]
+    assert all(sum(row) == 1 for row in zip(*found, strict=True))
+
+
+def test_the_share_of_a_worker_that_takes_no_part_is_taken_in_the_next_call(queue: Queue) -> None:
+    live(queue, "a", "b")
+    (a,) = hosts(queue, "a")
+    a.takes = True
+    assert [a.call(m=4), a.call(m=4)] == [[2], [4]]
+
+
+def test_a_first_call_takes_nothing_that_is_granted_or_still_runs(queue: Queue) -> None:
+    a, b = hosts(queue, "ab")
+    settled([a], m=2)
+    a.keeps = True
+    b.takes = True
+    assert b.call(m=2) == [0]
+    a.call(m=1)
+    assert (a.granted["m"], a.running["m"]) == (1, 2)
+    assert b.call(m=2) == [0], "a still drains one"

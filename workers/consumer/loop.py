@@ -272,6 +272,8 @@ class Consumer:
             for command in () if self._metrics is None else self._metrics.commands(self.models):
                 self._leases.send(command)
             self._transfer.sweep(now)
+        elif self._updates.leases_due:
+            self._updates.lease_replicas(now, stopping=self._stopping.is_set())
         for command in self.observer.events(now):
             self._leases.send(command)
 

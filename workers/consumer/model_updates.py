@@ -181,6 +181,11 @@ class ModelUpdates:
         """Sweep the queues of models that this worker leaves out, if that is due."""
         self._left_out.sweep(now)
 
+    @property
+    def leases_due(self) -> bool:
+        """Whether replicas must be leased before the next sweep, as a total has changed."""
+        return self._replica_leases.due
+
     def lease_replicas(self, now: float, *, stopping: bool) -> None:
         """Renew the leases of replicas; return them if the worker stops."""
         if stopping:

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 Version = tuple[str, str]
 #: After so many failed loads of one replica in a row its worker leaves it to others.
 LOADS_MAX: Final = 3
+#: How long after its start a worker takes no replicas in its first call: until those that start
+#: with it have reported.
+ALONE_S: Final = 1.0
 #: The total of a model that this worker leaves.
 _LEAVE = -1
 
@@ -34,10 +37,11 @@ class ReplicaLeases:
 
     Attributes:
         changed: what was granted has changed since this was set to False.
+        due: a total has changed, and Redis was not asked since.
     """
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
-        self.changed = False
+        self.changed = self.due = False
         self._models = models
         self._leases = leases
         self._totals: dict[Version, int] = {}
@@ -45,6 +49,9 @@ class ReplicaLeases:
         self._elsewhere: dict[Version, int] = {}
         self._left: set[Version] = set()
         self._asked: set[Version] = set()
+        # Redis has not replied for these yet.
+        self._new: set[Version] = set()
+        self._began_at: float | None = None
         # How many replicas of a model were ready when another one could not be loaded.
         self._able: dict[Version, int] = {}
 
@@ -69,6 +76,8 @@ class ReplicaLeases:
         self._left -= totals.keys()
         changed = {v for v, total in totals.items() if self._totals.get(v) != total}
         self._asked = changed | (self._asked & totals.keys())
+        self.due = self.due or bool(changed)
+        self._new = (self._new & totals.keys()) | (totals.keys() - self._totals.keys())
         for version in totals.keys() - self._totals.keys():
             ready = max(map(_ready, self._models_of(version)), default=0)
             self._granted[version] = min(ready, totals[version])
@@ -106,6 +115,10 @@ class ReplicaLeases:
 
     def renew(self, now: float) -> None:
         """Renew what is granted, and take or give back replicas."""
+        self.due = False
+        if self._began_at is None:
+            self._began_at = now
+        takes = now >= self._began_at + ALONE_S
         if not self._totals and not self._left:
             return
         versions = [*self._totals, *self._left]
@@ -120,6 +133,7 @@ class ReplicaLeases:
                 max(map(_running, models), default=0),
                 max(map(_ready, models), default=0),
                 self._able.get(version, -1),
+                int(takes and version in self._new),
             )
         self._left.clear()
         others = sum(
@@ -142,6 +156,7 @@ class ReplicaLeases:
             if version not in self._totals:
                 continue
             self._asked.discard(version)
+            self._new.discard(version)
             if granted != self._granted.get(version, 0):
                 name, number = version
                 fields = {"model": name, "version": number, "replicas": granted}

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from api.torchserve import changes
 from headrace.server.ports import free_port
 from tests.compat.archives import ARCHIVES, build
 from tests.harness.archives import write_tar
 from tests.harness.servers.redis_servers import RedisServer, redis_server
-from tests.harness.servers.torchserve_site import ANSWERS, TorchServeSite, torchserve_site
+from tests.harness.servers.torchserve_site import ANSWERS, GATED, TorchServeSite, torchserve_site
 from tests.harness.wait import wait_until
 
 KEYS = [
@@ -329,6 +330,27 @@ def test_numbers_of_workers_are_checked(site: TorchServeSite) -> None:
     assert (shown["minWorkers"], shown["maxWorkers"]) == (1, 2)
     assert site.http.put("/models/digits?min_worker=nonsense&synchronous=nan").status_code == 202
     assert site.described("digits")["minWorkers"] == 1
+
+
+def test_a_synchronous_scale_whose_workers_still_load_is_206(
+    site: TorchServeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    code = GATED.replace("GATE", repr(str(gate)))
+    site.register(site.archive("digits", code), initial_workers=0, startup_timeout=600)
+    # The request waits for one second instead of 630.
+    monkeypatch.setattr(changes, "SLACK_S", -599.0)
+    for path, of in (("", "model: digits"), ("/1.0", "model: digits, version: 1.0")):
+        found = site.http.put(f"/models/digits{path}?min_worker=1&synchronous=true")
+        assert found.status_code == 206, found.text
+        assert found.json() == {"status": f"Workers scaling in progress for {of}"}
+    monkeypatch.undo()
+    wait_until(lambda: site.described("digits")["workers"], "the worker loads")
+    assert [worker["status"] for worker in site.described("digits")["workers"]] == ["UNLOADING"]
+    gate.touch()
+    found = site.http.put("/models/digits?min_worker=1&synchronous=true")
+    assert found.status_code == 200, found.text
+    assert [worker["status"] for worker in site.described("digits")["workers"]] == ["READY"]
 
 
 @pytest.mark.parametrize(

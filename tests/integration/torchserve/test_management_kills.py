@@ -18,18 +18,9 @@ from tests.harness.clients.plain_http import PLAIN
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.file_server import FileServer, file_server
 from tests.harness.servers.redis_servers import RedisServer
-from tests.harness.servers.torchserve_site import ANSWERS, write_archive
+from tests.harness.servers.torchserve_site import GATED, write_archive
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Worker, celery_worker, write_models
-
-#: Loads once the gate is there.
-GATED = ANSWERS.replace(
-    "self.version = context.version",
-    "self.version = context.version\n"
-    "        import pathlib, time\n"
-    "        while not pathlib.Path(GATE).exists():\n"
-    "            time.sleep(0.02)",
-)
 
 
 @dataclass

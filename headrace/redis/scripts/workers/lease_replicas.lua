@@ -1,8 +1,10 @@
--- Lease replicas of the models with `total_replicas`: each worker calls this once a second for all of them.
+-- Lease replicas of the models with `total_replicas`: each worker calls this once a second for all of them, and at once
+-- when a total has changed.
 -- KEYS: none. ARGV: 1 owner, 2 duration of a lease in us, 3 until when leases that have expired may be removed, 4 for how
 --       many us after its last call others wait for a worker, 5 how many replicas the worker runs without a lease, then per
 --       model: name@version, its total (-1: the worker leaves it), how many the worker was granted by its own knowledge,
---       how many processes it still runs, how many are ready, how many it can load (-1: it has not failed to).
+--       how many processes it still runs, how many are ready, how many it can load (-1: it has not failed to), and 1 if
+--       it may take replicas although this is its first call.
 -- Returns per model: how many replicas the worker may run, and how many are ready elsewhere.
 -- The entry of a worker: granted, taken (granted or still running), ready, its replicas of all models, end of the lease,
 -- time of the call (0: it can load no more, so that no replica waits for it).
@@ -10,9 +12,9 @@ local owner, lease_us, reap_until, fresh_us = ARGV[1], tonumber(ARGV[2]), tonumb
 local load, loads, models = tonumber(ARGV[5]), {}, {}
 
 local ENTRY = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-for i = 6, #ARGV, 6 do
+for i = 6, #ARGV, 7 do
   local model = {key = keys.replica_leases .. ARGV[i], total = tonumber(ARGV[i + 1]), granted = tonumber(ARGV[i + 2]),
-    running = tonumber(ARGV[i + 3]), ready = tonumber(ARGV[i + 4]), able = tonumber(ARGV[i + 5]),
+    running = tonumber(ARGV[i + 3]), ready = tonumber(ARGV[i + 4]), able = tonumber(ARGV[i + 5]), takes = ARGV[i + 6] == '1',
     others = 0, taken = 0, elsewhere = 0, most = 0, fresh = {}, gone = {}}
   local entries = call('HGETALL', model.key)
   for e = 1, #entries, 2 do
@@ -102,6 +104,20 @@ local function take(model)
   end
 end
 
+-- The workers that have reported lately may take part too, and have not called yet.
+local live
+local function expect_others(model)
+  live = live or call('ZRANGEBYSCORE', keys.WORKERS, (NOW_US - fresh_us) / 1e6, '+inf')
+  local known = {[owner] = true}
+  for _, other in ipairs(model.fresh) do known[other.name] = true end
+  for _, name in ipairs(live) do
+    if not known[name] then
+      model.fresh[#model.fresh + 1] = {name = name, granted = 0}
+      loads[name] = loads[name] or 0
+    end
+  end
+end
+
 begin_with_removal(keys.WORKERS)
 for _, model in ipairs(models) do
   for _, name in ipairs(model.gone) do call('HDEL', model.key, name) end
@@ -114,8 +130,10 @@ for _, model in ipairs(models) do
 end
 local answer = {}
 for _, model in ipairs(models) do
-  -- A worker takes nothing in its first call, so that those that start together share from the start.
-  if model.total > 0 and model.known then take(model) end
+  -- In its first call a worker leaves the other workers their share. One that starts takes nothing then, as those that
+  -- start with it are not known yet.
+  if model.total > 0 and not model.known and model.takes then expect_others(model) end
+  if model.total > 0 and (model.known or model.takes) then take(model) end
   answer[#answer + 1], answer[#answer + 2] = model.granted, model.elsewhere
 end
 for _, model in ipairs(models) do

@@ -139,6 +139,12 @@ class RunNotFound(RequestError, code="run-not-found", status=404, title="Run not
     """No offline run of that id has reported to this server within the last 30 days."""
 
 
+class ProfileNotFound(
+    RequestError, code="profile-not-found", status=404, title="Profile not found"
+):
+    """No profile has that id: it never existed, has expired, or newer ones took its place."""
+
+
 class LetterNotFound(
     RequestError, code="letter-not-found", status=404, title="Dead letter not found"
 ):

@@ -121,6 +121,7 @@ _PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "code": (r"^[a-z-]{1,64}$", "queue-full"),
     "file_id": (r"^[^\s/]{1,64}$", ""),
     "batch_id": (r"^[^\s/]{1,64}$", ""),
+    "profile_id": (r"^[^\s/]{1,64}$", ""),
 }
 #: What can follow an answer with a job.
 _LINKS: Final = {

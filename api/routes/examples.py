@@ -107,6 +107,11 @@ def _page(item: dict[str, Any]) -> dict[str, Any]:
 
 
 #: By the name of the type.
+_PROFILE: Final = {
+    "id": "5d0c1a9e4b7f3a6c", "model": "digits", "version": "1.0", "kind": "trace",
+    "state": "done", "error": None, "automatic": False, "at": "2026-11-21T10:15:00.123456+00:00",
+    "files": [{"name": "operators.txt", "bytes": 6120}, {"name": "trace.json.gz", "bytes": 48211}],
+}  # fmt: skip
 EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "ModelChange": [{"options": {"replicas": 2}}, {"default_version": "2.0"}],
     "Registration": [
@@ -200,6 +205,9 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "cause": "The model's queue holds max_queue_depth jobs; nothing was enqueued.",
         }
     ],
+    "Profile": [_PROFILE],
+    "ProfileRequest": [{"batches": 5}],
+    "Profiles": [{"profiles": [_PROFILE]}],
     "RunStatus": [{"model": "digits", "succeeded": 40123, "started_at": 1795280422.5}],
     "Run": [_RUN],
     "Runs": [{"runs": [_RUN]}],

@@ -196,4 +196,8 @@ UPLOAD: Final = Body(
 CONTENT: Final = Success(
     "All of its bytes.", {"application/octet-stream": {"schema": BINARY, "example": _FILE}}
 )
+PROFILE_FILE: Final = Success(
+    "Its bytes; a trace is compressed by gzip.",
+    {"application/octet-stream": {"schema": BINARY, "example": "preprocess: 812 samples"}},
+)
 METRICS: Final = Success("Prometheus' text format.", {"text/plain": {"schema": STRING}})

@@ -18,6 +18,7 @@ from api.routes import media
 from api.routes.admin import (
     dead_letters,
     models,
+    profiles,
     queues,
     registry,
     registry_events,
@@ -34,6 +35,7 @@ from headrace import errors
 from headrace.access.api_key import Scope
 from headrace.config.traffic import Traffic
 from headrace.jobs.options import JobOptions
+from headrace.observability.profiles import Profile, ProfileRequest
 from headrace.runs.records import Run, RunStatus
 
 Answers = type | Success | Mapping[int, type | Success]
@@ -223,6 +225,22 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
         "list_model_differences", registry_log.ModelDifferences,
+    ),
+    Operation(
+        "POST", registry.MODEL + "/profile", profiles.request_profile, _MANAGE, "request_profile",
+        {202: Profile}, _REGISTRY, body=Body(ProfileRequest, required=False),
+    ),
+    # Another client may have requested it. Names of functions and operators are in its files.
+    Operation(
+        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", profiles.Profiles,
+    ),
+    Operation(
+        "GET", profiles.PATH + "/{profile_id}", profiles.get_profile, _MANAGE, "get_profile",
+        Profile, (errors.ProfileNotFound,),
+    ),
+    Operation(
+        "GET", profiles.PATH + "/{profile_id}/files/{name}", profiles.get_profile_file, _MANAGE,
+        "get_profile_file", media.PROFILE_FILE, (errors.ProfileNotFound,),
     ),
     Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", queues.Queues),
     Operation(

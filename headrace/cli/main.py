@@ -27,6 +27,7 @@ from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
+from headrace.cli.performance.profile import profile
 from headrace.cli.performance.tune import tune
 from headrace.cli.runs.run import run
 from headrace.cli.runs.runs import runs_group
@@ -350,7 +351,7 @@ _FREE: Final = {
 app.command(context_settings=_FREE)(torchserve)
 
 
-for _command in (submit, run, result, jobs, watch, cancel, tune):
+for _command in (submit, run, result, jobs, watch, cancel, profile, tune):
     app.command()(_command)
 
 

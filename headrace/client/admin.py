@@ -15,6 +15,7 @@ from headrace.client.errors import decoded
 from headrace.client.models import (
     DeadLetter,
     Job,
+    Profile,
     Queue,
     Requeued,
     Run,
@@ -28,6 +29,7 @@ from headrace.errors import InvalidRequest
 from headrace.redis import keys
 
 RUNS: Final = "/api/v1/runs"
+_PROFILES: Final = "/api/v1/profiles"
 #: Maximum number of dead letters in one request.
 DEAD_LETTERS_AT_ONCE: Final = 10_000
 #: Seconds that a request for a long queue may take before its timeout counts.
@@ -51,6 +53,10 @@ class _Cancelled(msgspec.Struct):
 
 class _Deliveries(msgspec.Struct):
     deliveries: list[WebhookDelivery]
+
+
+class _Profiles(msgspec.Struct):
+    profiles: list[Profile]
 
 
 class _Runs(msgspec.Struct):
@@ -276,3 +282,60 @@ def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Pl
 
 def _run_path(run_id: str) -> str:
     return f"{RUNS}/{quote(run_id, safe='')}"
+
+
+def request_profile(
+    session: Session,
+    model: str,
+    *,
+    kind: str = "trace",
+    batches: int = 5,
+    seconds: float = 10.0,
+    version: str = "",
+) -> Plan[Profile]:
+    """Request a profile of a model process that is running; read it with `profile`.
+
+    Args:
+        model: the model.
+        kind: `trace`: PyTorch's trace of the next batches; `stack`: samples of the verbs' stacks.
+        batches: how many batches a trace has.
+        seconds: how long a trace waits for its batches, or how long stacks are sampled.
+        version: the version; by default the default version.
+
+    Raises:
+        ModelNotFound: the model or the version is not registered.
+        Conflict: no model process is loaded, or it is being profiled.
+    """
+    body = {"kind": kind, "batches": batches, "seconds": seconds, "version": version}
+    request = HttpRequest(
+        "POST",
+        f"/api/v1/models/{quote(model, safe='')}/profile",
+        headers=JSON_HEADERS,
+        body=msgspec.json.encode(body),
+    )
+    return (yield from fetch(session, request, Profile))
+
+
+def profiles(session: Session) -> Plan[list[Profile]]:
+    """Return the newest profiles of all models, the last one first."""
+    return (yield from fetch(session, HttpRequest("GET", _PROFILES), _Profiles)).profiles
+
+
+def profile(session: Session, id: str) -> Plan[Profile]:
+    """Return how far a profile is, and which files it has.
+
+    Raises:
+        ProfileNotFound: no profile has this id, or it has expired.
+    """
+    request = HttpRequest("GET", f"{_PROFILES}/{quote(id, safe='')}")
+    return (yield from fetch(session, request, Profile))
+
+
+def profile_file(session: Session, id: str, name: str) -> Plan[bytes]:
+    """Return a file of a profile.
+
+    Raises:
+        ProfileNotFound: the profile has no such file, or has expired.
+    """
+    path = f"{_PROFILES}/{quote(id, safe='')}/files/{quote(name, safe='')}"
+    return (yield from exchange(session, HttpRequest("GET", path))).body

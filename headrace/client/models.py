@@ -475,3 +475,31 @@ class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     at: datetime
     event_id: str = ""
+
+
+class ProfileFile(msgspec.Struct, frozen=True):
+    """A file of a profile; `client.profile_file` reads it."""
+
+    name: str
+    bytes: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile of one model process.
+
+    Attributes:
+        kind: trace or stack.
+        state: requested, running, done or failed.
+        error: why it has failed, and what to do; None if it has not.
+        automatic: the model option `profile` has started it.
+    """
+
+    id: str
+    model: str
+    version: str
+    kind: str
+    state: str
+    error: str | None = None
+    automatic: bool = False
+    at: datetime
+    files: list[ProfileFile] = []

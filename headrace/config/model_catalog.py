@@ -143,6 +143,7 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
                 self.outputs.check_frame() if self.outputs and self.outputs.enforce else None
             ),
             "example_parameters": example_values(self.parameters),
+            "profile": msgspec.to_builtins(self.profile) if self.profile else None,
         }
 
     def _optimize_frame(self, folder: Path) -> dict[str, Any]:

@@ -72,6 +72,18 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outputs: Annotated[list[TensorSpec], Meta(min_length=1, max_length=256)]
 
 
+class ProfileOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which batches are profiled without a request.
+
+    Attributes:
+        every: after each so many batches of a model process, the next ones are profiled.
+        batches: how many batches one trace has.
+    """
+
+    every: Annotated[int, Meta(ge=1, le=1_000_000_000)]
+    batches: Annotated[int, Meta(ge=1, le=100)] = 5
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model of the models file.
 
@@ -155,6 +167,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             page shows it.
         outputs: what the model returns, for the documentation page.
         traffic: which versions run the jobs that name none.
+        profile: profile some batches of each model process from time to time; docs/profile.md.
     """
 
     handler: Annotated[str, Meta(min_length=1)] | None = None
@@ -216,3 +229,4 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     inputs: InputSection | None = None
     outputs: OutputSection | None = None
     traffic: Traffic | None = None
+    profile: ProfileOption | None = None

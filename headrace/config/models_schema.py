@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.config.input_schema import InputSection, OutputSection
 from headrace.config.model_catalog import ModelsFile
-from headrace.config.model_options import ModelOptions, Tensors, TensorSpec
+from headrace.config.model_options import ModelOptions, ProfileOption, Tensors, TensorSpec
 from headrace.config.optimize import Optimize
 from headrace.config.parameters import Parameter
 from headrace.config.pipelines import PipelineSection, StageSection
@@ -27,7 +27,7 @@ def models_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(ModelsFile)
     for struct in (
         ModelsFile, ModelOptions, Parameter, Tensors, TensorSpec, PipelineSection, StageSection,
-        InputSection, OutputSection, Traffic, Sticky, Optimize,
+        InputSection, OutputSection, Traffic, Sticky, Optimize, ProfileOption,
     ):  # fmt: skip
         _describe(schema["$defs"][struct.__name__], struct)
     model = schema["$defs"][ModelOptions.__name__]

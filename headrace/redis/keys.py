@@ -217,10 +217,14 @@ run: Final = Prefix("hr:run:")
 #: hash: name -> its generation, a space, and msgpack of its `RegisteredModel`.
 MODELS: Final = "hr:models"
 #: hash: generation: how often it was changed; change: the id of the newest change; file: SHA-256
-#: of the models file applied last.
+#: of the models file applied last; profile: the id of the profile that was requested last.
 REGISTRY: Final = "hr:registry"
 #: stream, the newest 1,000: JSON of each change, and of who made it.
 MODEL_LOG: Final = "hr:models:log"
+#: zset, 1 h: id of a profile -> when it was requested or saved, the newest 8.
+PROFILES: Final = "hr:profiles"
+#: hash, 1 h: request (JSON), of (model@version), state, at, until, owner, error, file:<name>.
+profile: Final = Prefix("hr:profile:")
 #: channel: the generation of the registry after a change.
 MODEL_CHANGES: Final = "hr:models:changes"
 

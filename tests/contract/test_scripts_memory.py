@@ -311,6 +311,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
+        "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w"],
+        "profiles/save": ["p", "", "", "", 60, 8],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
         "torchserve/metrics": ["h", 10],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
@@ -323,6 +325,6 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.client.delete(
         keys.WORKERS, keys.worker("w"), keys.rate("k"), keys.RUNS, keys.runs_of("-"), keys.run("r"),
         keys.PAYLOADS, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
-        keys.background_held("w"),
+        keys.background_held("w"), keys.profile("p"), keys.PROFILES, keys.REGISTRY,
     )  # fmt: skip
     assert queue.client.dbsize() == 0

@@ -35,6 +35,7 @@ from workers.celery.celery_internals import event_channel, event_dispatcher, tak
 from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
+from workers.consumer.profiles import Profiles
 from workers.consumer.registry_reader import Found, RegistryReader
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
@@ -118,6 +119,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         builder.build,
         placement,
         registry,
+        Profiles(redis_url, owner),
         registered,
         _torchserve_metrics(settings, host_metrics.newest),
     )

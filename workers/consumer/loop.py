@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from workers.consumer.claimer import Claimer, wants_notification
 from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
+from workers.consumer.profiles import Profiles
 from workers.consumer.registry_reader import Found, RegistryReader
 from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.jobs.leased_job import NEVER, Batch
@@ -82,6 +83,7 @@ class Consumer:
         build: Callable[[ModelConfig, str, ModelStats | None], ServedModel],
         placement: Placement,
         registry: RegistryReader,
+        profiles: Profiles,
         registered: Found | None = None,
         metrics: WorkerMetrics | None = None,
     ) -> None:
@@ -102,6 +104,7 @@ class Consumer:
             self._selector, leases, observer, orphan_guard, placement
         )
         self._registry = registry
+        self._profiles = profiles
         self._updates = ModelUpdates(
             models,
             build,
@@ -138,7 +141,8 @@ class Consumer:
         Model processes end with the thread that started them, which is this one.
         """
         for part in (
-            self._signal_out, self._transfer, self._notifier, self._connector, self._registry
+            self._signal_out, self._transfer, self._notifier, self._connector, self._registry,
+            self._profiles,
         ):  # fmt: skip
             self._selector.register(part, selectors.EVENT_READ)
         try:
@@ -261,7 +265,7 @@ class Consumer:
                 self._leases.sweep(model, now)
             self._updates.sweep_left_out(now)
             self._leases.expire_waiting()
-            self._leases.read_registry(self._registry.changed)
+            self._leases.read_registry(self._read_news)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
             self._updates.scale(now)
             if not self._stopping.is_set():
@@ -272,10 +276,15 @@ class Consumer:
             for command in () if self._metrics is None else self._metrics.commands(self.models):
                 self._leases.send(command)
             self._transfer.sweep(now)
+            self._profiles.check(now)
         elif self._updates.leases_due:
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
         for command in self.observer.events(now):
             self._leases.send(command)
+
+    def _read_news(self, reply: Sequence[bytes | None]) -> None:
+        self._registry.changed(reply[:2])
+        self._profiles.changed(reply[2], self.models)
 
     def _maintain(self, now: float) -> None:
         if not self._leases.connected:
@@ -331,6 +340,8 @@ class Consumer:
                 self._metrics.reported(model, replica, rest[0])
         elif kind == "yielded":
             self._preempted(model, replica, rest[0], now)
+        elif kind == "profiled":
+            self._profiles.ended(model, *rest)
         elif kind == "began":
             replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
         else:
@@ -445,6 +456,8 @@ class Consumer:
             found = self._registry.take()
             if found is not None:
                 self._updates.want(found, self._registry.generation)
+        elif key.fileobj is self._profiles:
+            self._profiles.start(self.models, time.monotonic())
         elif key.fileobj is self._leases.socket():
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
@@ -540,6 +553,7 @@ class Consumer:
         self._transfer.close()
         self._notifier.close()
         self._registry.close()
+        self._profiles.close()
         self._connector.close(CONNECT_CLOSE_MAX_S)
         for part in (self._notifications, self._leases, self.observer, self._selector):
             part.close()

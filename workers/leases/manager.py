@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from headrace.config.settings import Settings
+from headrace.observability.profiles import READ_NEWS
 from headrace.redis.backoff import MAX_S, Backoff
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
@@ -30,7 +31,6 @@ from headrace.redis.scripts.jobs import (
     Run,
 )
 from headrace.redis.traffic import TRAFFIC
-from headrace.registry.store import READ_REVISION
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.connection import ANSWER_MAX_S, Outbox, PipelinedConnection
@@ -365,12 +365,12 @@ class LeaseManager:
         self._outbox.add(job_scripts.expire(), ended)
 
     def read_registry(self, changed: Callable[[Sequence[bytes | None]], None]) -> None:
-        """Read which revision the registry of models has, and pass the reply on."""
+        """Read the registry's revision and the newest profile, and pass the reply on."""
 
         def read(reply: Any, _now: float) -> None:
             changed(reply)
 
-        self._outbox.add(READ_REVISION, read)
+        self._outbox.add(READ_NEWS, read)
 
     def find_work(
         self, queues: Sequence[str], found: Callable[[list[str], float], None], now: float

@@ -26,6 +26,7 @@ from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.overlap import PREEMPTED, Inbox, OverlappedExecutor, done_frame, leave
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
+from workers.model_process.profile import Profiler, Request
 from workers.model_process.startup import (
     context_of,
     die_with_parent,
@@ -55,7 +56,8 @@ def main() -> None:
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     frames.close_in_children()
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(frames, inbox), daemon=True).start()
+    profiler = Profiler(frames.send)
+    threading.Thread(target=_read, args=(frames, inbox, profiler), daemon=True).start()
     config = inbox.get()[1]
     shape, level, tag = config["logs"]
     fields = {"model": config["model"]}
@@ -66,7 +68,7 @@ def main() -> None:
     spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()
     try:
-        executor, helpers = _load(config, frames)
+        executor, processes = _load(config, frames)
         frames.send(["phase", Phase.WARMING])
         fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
@@ -80,15 +82,18 @@ def main() -> None:
     overlap = overlaps(executor.handler)
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
-    ready = {
-        "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits, "helpers": helpers,
-        "overlap": overlap,
-    }  # fmt: skip
-    frames.send(["ready", ready])
     if spans is not None:
         from workers.model_process.spans import VerbSpans
 
         executor.span = VerbSpans(spans, config["model"])
+    profiler.executor, profiler.processes = executor, processes
+    if config["profile"]:
+        profiler.every(config["profile"]["every"], config["profile"]["batches"])
+    ready = {
+        "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits,
+        "helpers": [process.process.pid for process in processes], "overlap": overlap,
+    }  # fmt: skip
+    frames.send(["ready", ready])
     if overlap:
         OverlappedExecutor(executor, inbox, frames.send, tag).run()
     else:
@@ -111,7 +116,7 @@ def _serve(frames: FrameSocket, inbox: Inbox, executor: BatchExecutor, tag: str)
         frames.send(done_frame(seq, state))
 
 
-def _read(frames: FrameSocket, inbox: Inbox) -> None:
+def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does.
 
     Each batch comes with a set. The places of items that are dropped later are added to it, and
@@ -135,11 +140,16 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
                 frame.append(dropped.setdefault(frame[1], set()))
                 if len(dropped) > BATCHES_MAX:
                     del dropped[next(iter(dropped))]
+            elif frame[0] == "profile":
+                profiler.take(Request(*frame[1:]))
+                continue
             inbox.put(frame)
 
 
-def _load(config: dict[str, Any], frames: FrameSocket) -> tuple[BatchExecutor, list[int]]:
-    """Return the handler's executor, and the pids of its preprocess processes."""
+def _load(
+    config: dict[str, Any], frames: FrameSocket
+) -> tuple[BatchExecutor, list[PreprocessProcess]]:
+    """Return the handler's executor, and its preprocess processes."""
     # Before the handler may initialise CUDA. The processes load while the handler does.
     count = config["preprocess_processes"]
     processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
@@ -157,7 +167,7 @@ def _load(config: dict[str, Any], frames: FrameSocket) -> tuple[BatchExecutor, l
     )
     install_variant(executor, config)
     install_pool(executor, processes, config["preprocess_threads"])
-    return executor, [process.process.pid for process in processes]
+    return executor, processes
 
 
 if __name__ == "__main__":

@@ -241,6 +241,12 @@ class Replica:
                 with contextlib.suppress(OSError):
                     self.frames.send(["drop", batch.seq, [batch.jobs.index(job)]])
 
+    def profile(self, profile_id: str, kind: str, batches: int, seconds: float) -> None:
+        """Request a profile of the process; it answers with a frame `profiled`."""
+        if self.frames is not None:
+            with contextlib.suppress(OSError):
+                self.frames.send(["profile", profile_id, kind, batches, seconds])
+
     def finished(self, seq: int, now: float) -> Batch | None:
         """Remove a batch that the process has finished or returned; a staged one then runs.
 

@@ -23,7 +23,10 @@ class ExitCode(IntEnum):
 
 #: The first match counts.
 _BY_CLASS: Final = (
-    ((errors.JobNotFound, errors.LetterNotFound, errors.RunNotFound), ExitCode.UNKNOWN_ID),
+    (
+        (errors.JobNotFound, errors.LetterNotFound, errors.ProfileNotFound, errors.RunNotFound),
+        ExitCode.UNKNOWN_ID,
+    ),
     ((errors.ConfigError, errors.RequestError), ExitCode.USAGE),
     (
         (errors.BrokerError, errors.ServerUnreachable, errors.UnexpectedAnswer),

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
@@ -22,6 +23,7 @@ from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
 from workers.model_process.progress_reporter import BatchProgress
+from workers.model_process.stacks import sample_to
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import write_stacks_to
@@ -54,7 +56,12 @@ def main() -> None:
             received = frames.receive()
         except (EOFError, OSError):
             return
-        for _, number, rows, line_fields, traces in received:
+        for frame in received:
+            if frame[0] == "profile":
+                _, path, seconds = frame
+                sample_to(Path(path), seconds)
+                continue
+            _, number, rows, line_fields, traces = frame
             logs.LINE_FIELDS.set(line_fields)
             TRACES.set(Traces(*traces) if traces else None)
             frames.send(_serve(files, buffers, number, executor, rows))

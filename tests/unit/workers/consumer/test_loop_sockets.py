@@ -27,7 +27,7 @@ def consumer() -> Iterator[Consumer]:
     nobody: Any = SimpleNamespace()
     made = Consumer(
         [], away, away, nobody, nobody, nobody, nobody, Dispatcher([]), nobody, nobody, nobody,
-        nobody,
+        nobody, nobody,
     )  # fmt: skip
     yield made
     made._selector.close()

@@ -1,0 +1,20 @@
+-- Save how a profile has ended. KEYS: none.
+-- ARGV: 1 id, 2 the request (JSON) of an automatic profile ('': it was requested), 3 `model@version`, 4 its error, 5 TTL
+--       in s, 6 how many are kept, then the name and the bytes of each file.
+-- Returns {1}; {0} if a requested profile is gone or has ended.
+local PROFILE = keys.profile .. ARGV[1]
+if ARGV[2] == '' then
+  if redis.call('HGET', PROFILE, 'state') ~= 'running' then return {0} end
+else
+  redis.call('HSET', PROFILE, 'request', ARGV[2], 'of', ARGV[3], 'at', NOW, 'until', NOW)
+end
+redis.call('HSET', PROFILE, 'state', ARGV[4] == '' and 'done' or 'failed', 'error', ARGV[4])
+for i = 7, #ARGV, 2 do redis.call('HSET', PROFILE, 'file:' .. ARGV[i], ARGV[i + 1]) end
+redis.call('EXPIRE', PROFILE, ARGV[5])
+redis.call('ZADD', keys.PROFILES, NOW, ARGV[1])
+redis.call('EXPIRE', keys.PROFILES, ARGV[5])
+for _, old in ipairs(redis.call('ZRANGE', keys.PROFILES, 0, -1 - tonumber(ARGV[6]))) do
+  redis.call('ZREM', keys.PROFILES, old)
+  redis.call('UNLINK', keys.profile .. old)
+end
+return {1}

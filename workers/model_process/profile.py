@@ -1,0 +1,243 @@
+"""Profiles the running model process on request: PyTorch traces of batches, or samples of stacks.
+
+The thread that reads frames passes a request on. A thread of its own then starts PyTorch's
+profiler, which records all threads, and marks the verbs by the executor's `span`. A process that
+is not being profiled runs none of this code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.observability import logs
+from workers.model_process import stacks
+from workers.model_process.context import SpanOf
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.preprocess.pool import PreprocessProcess
+
+logger = logging.getLogger("headrace.model")
+
+#: The most bytes that a profile may have, compressed.
+FILES_MAX_BYTES: Final = 8 * 1024 * 1024
+#: How much longer than the model process a preprocess process may sample, if it is busy.
+_LATE_S: Final = 5.0
+_LOOK_S: Final = 0.02
+_OPERATORS: Final = 40
+#: How long an automatic profile waits for its batches.
+_AUTOMATIC_S: Final = 600.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What to profile.
+
+    Attributes:
+        id: the id of the profile; "" for one that the option `profile` starts.
+        kind: trace or stack.
+        batches: how many batches a trace has.
+        seconds: how long it waits for them, or how long stacks are sampled.
+    """
+
+    id: str
+    kind: str
+    batches: int
+    seconds: float
+
+
+class ProfileFailed(Exception):
+    """A profile could not be made; the text has the reason, and what to do."""
+
+
+class Profiler:
+    """Takes the requests of one model process.
+
+    Args:
+        send: sends a frame to the worker.
+
+    Attributes:
+        executor: runs the batches; set when the handler is loaded.
+        processes: the preprocess processes.
+    """
+
+    def __init__(self, send: Callable[[list[Any]], None]) -> None:
+        self.executor: BatchExecutor | None = None
+        self.processes: Sequence[PreprocessProcess] = ()
+        self._send = send
+        self._busy = threading.Lock()
+
+    def take(self, request: Request) -> None:
+        """Start a profile in a thread. It waits for an automatic one, and none waits for it."""
+        if request.id or not self._busy.locked():
+            threading.Thread(target=self._run, args=(request,), name="profile", daemon=True).start()
+
+    def every(self, batches: int, profiled: int) -> None:
+        """Profile some of each `batches` batches from now on."""
+        if self.executor is None:
+            raise RuntimeError("the handler is not loaded")
+        request = Request("", "trace", profiled, _AUTOMATIC_S)
+        inner = self.executor.span
+
+        def due(count: int) -> None:
+            if count % batches == 0:
+                self.take(request)
+
+        self.executor.span = _Counting(inner, due)
+
+    def _run(self, request: Request) -> None:
+        if not self._busy.acquire(timeout=request.seconds if request.id else 0):
+            if request.id:
+                self._answer(request, error="the model process is being profiled already")
+            return
+        try:
+            files = self._trace(request) if request.kind == "trace" else self._stacks(request)
+        except ProfileFailed as error:
+            self._answer(request, error=str(error))
+        except Exception as error:
+            logger.exception("the profile failed")
+            self._answer(request, error=f"the profile failed: {type(error).__name__}: {error}")
+        else:
+            self._answer(request, files)
+        finally:
+            self._busy.release()
+
+    def _answer(
+        self, request: Request, files: dict[str, bytes] | None = None, error: str = ""
+    ) -> None:
+        if error and not request.id:
+            logger.warning("the automatic profile was not made: %s", error)
+            return
+        try:
+            self._send(["profiled", request.id, files or {}, error])
+        except OSError:  # the worker is gone, and this process ends
+            logger.warning("the worker did not take the profile")
+
+    def _trace(self, request: Request) -> dict[str, bytes]:
+        if self.executor is None or "torch" not in sys.modules:
+            raise ProfileFailed(
+                "the handler does not use torch, so there is no trace; use `headrace profile "
+                "--stack`"
+            )
+        from torch.profiler import record_function
+
+        profile = _torch_profiler()
+        enough, ended = threading.Event(), [0]
+
+        def count(batches: int) -> None:
+            ended[0] = batches
+            if batches >= request.batches:
+                enough.set()
+
+        inner = self.executor.span
+        # The first start takes a second; batches count from then on.
+        profile.start()
+        try:
+            self.executor.span = _Counting(_marked(inner, record_function), count)
+            enough.wait(request.seconds)
+        finally:
+            self.executor.span = inner
+            profile.stop()
+        if not ended[0]:
+            raise ProfileFailed(
+                f"no batch ended within {request.seconds:g} s; send jobs while it runs, or give it "
+                "more time with --seconds"
+            )
+        return _files_of(profile, ended[0])
+
+    def _stacks(self, request: Request) -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
+            paths = [Path(folder, str(n)) for n in range(len(self.processes))]
+            for process, path in zip(self.processes, paths, strict=True):
+                process.frames.send(["profile", str(path), request.seconds])
+            found = {"model process": stacks.sample(request.seconds)}
+            until = time.monotonic() + _LATE_S
+            for n, path in enumerate(paths):
+                while not path.exists() and time.monotonic() < until:
+                    time.sleep(_LOOK_S)
+                if path.exists():
+                    found[f"preprocess process {n + 1}"] = stacks.read(path)
+                else:
+                    logger.warning("a preprocess process was too busy to be sampled")
+        text = stacks.functions_table(found.values())
+        return _bounded(
+            {"functions.txt": text.encode(), "stacks.folded": stacks.folded(found).encode()}
+        )
+
+
+class _Counting:
+    """A span that counts the batches that ended."""
+
+    def __init__(self, inner: SpanOf, ended: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._ended = ended
+        self._count = 0
+
+    @contextmanager
+    def __call__(self, verb: str, size: int) -> Iterator[None]:
+        with self._inner(verb, size):
+            yield
+        if verb == "postprocess":
+            self._count += 1
+            self._ended(self._count)
+
+
+def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
+    """Return a span that also marks the verb and its batch in the trace."""
+
+    @contextmanager
+    def span(verb: str, size: int) -> Iterator[None]:
+        batch = (logs.LINE_FIELDS.get() or {}).get("batch", "")
+        with record_function(f"{verb}: {size} items, batch {batch}"), inner(verb, size):
+            yield
+
+    return span
+
+
+def _torch_profiler() -> Any:
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.cuda import is_available
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        # The verbs run in several threads, and the profiler is started in another one.
+        config = _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        raise ProfileFailed(
+            "this torch cannot record all threads; install torch 2.7 or later"
+        ) from None
+    activities = [ProfilerActivity.CPU]
+    if is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, record_shapes=True, experimental_config=config)
+
+
+def _files_of(profile: Any, batches: int) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        trace = gzip.compress(path.read_bytes(), 6)
+    averages = profile.key_averages()
+    devices = any(getattr(event, "self_device_time_total", 0) for event in averages)
+    order = "self_device_time_total" if devices else "self_cpu_time_total"
+    table = averages.table(sort_by=order, row_limit=_OPERATORS, max_name_column_width=60)
+    text = f"The operators of {batches} batches, the dearest first.\n{table}\n"
+    return _bounded({"operators.txt": text.encode(), "trace.json.gz": trace})
+
+
+def _bounded(files: dict[str, bytes]) -> dict[str, bytes]:
+    size = sum(map(len, files.values()))
+    if size > FILES_MAX_BYTES:
+        raise ProfileFailed(
+            f"the profile has {size / 2**20:.0f} MiB, and {FILES_MAX_BYTES / 2**20:.0f} MiB are "
+            "allowed; profile fewer batches, or fewer seconds"
+        )
+    return files

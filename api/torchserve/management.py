@@ -151,15 +151,16 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     """Refuse a workflow, as TorchServe does too."""
     store, url = services.settings.model_store, read_query(request).text("url") or ""
     name = PurePosixPath(url).name
-    if store is None or not name or "\0" in name or not (store / name).exists():
+    known = PurePosixPath(name).stem in services.catalog.pipelines
+    if not known and (store is None or not name or "\0" in name or not (store / name).exists()):
         raise TorchServeError(
             404, WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )
     raise TorchServeError(
         400,
         BAD_REQUEST,
-        "Workflows cannot be registered. Write a pipeline into the models file, or convert the "
-        "archive",
+        "Workflows cannot be registered. Put the archive into the folder of --workflow-store, and "
+        "start the server again",
     )
 
 

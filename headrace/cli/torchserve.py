@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     action.add_argument("--stop", action="store_true", help="stop the server")
     parser.add_argument("--ts-config", metavar="FILE", default="", help="config.properties")
     parser.add_argument("--model-store", metavar="DIR", default="", help="folder of the archives")
-    parser.add_argument("--workflow-store", metavar="DIR", default="", help="no effect")
+    parser.add_argument(
+        "--workflow-store", metavar="DIR", default="", help="folder of the workflow archives"
+    )
     parser.add_argument(
         "--models", metavar="MODEL", nargs="+", default=[],
         help="models to load at the start: archive.mar, name=archive.mar, or all",

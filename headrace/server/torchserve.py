@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
+from headrace.models.members import Limits
 from headrace.models.source import SourceReader
 from headrace.observability import logs
 from headrace.observability.worker_report import WorkerReport, read_report
@@ -26,12 +27,15 @@ from headrace.server.gpus import list_gpus, visible_gpus
 from headrace.server.ports import listen, listen_unix
 from headrace.server.reloader import Reloader
 from headrace.server.torchserve_models import (
+    BY,
     DEFAULT_WORKERS,
     Start,
     StartReader,
     register_all,
 )
 from headrace.server.torchserve_snapshots import Snapshots
+from headrace.server.torchserve_workflows import FOLDER as WORKFLOWS
+from headrace.server.torchserve_workflows import read_workflows
 from headrace.server.up import Up, UpOptions
 from headrace.torchserve.config import write_config
 from headrace.torchserve.key_file import STATIC_KEYS, make_keys, static_keys
@@ -86,7 +90,6 @@ class TorchServer(Up):
             self._report(notice)
         self._report(_about(launch, settings))
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        settings.models_file.write_text("models: {}\n")
         config = launch.config
         write_config(settings.state_dir / CONFIG_NAME, config)
         if not config.disable_token_authorization:
@@ -95,6 +98,7 @@ class TorchServer(Up):
             self._report(f"requests need the tokens of {config.key_file}")
         # The reader keeps what it has unpacked until this process ends.
         reader = SourceReader(settings, settings.models_file.absolute().parent)
+        settings.models_file.write_text(self._workflows(reader))
         self._starts = StartReader(launch, reader, settings, self._report).read()
         if self._starts and not config.default_workers_per_model and launch.restored is None:
             self._report(
@@ -103,6 +107,17 @@ class TorchServer(Up):
             )
         super().run()
         self._snapshots.stop()
+
+    def _workflows(self, reader: SourceReader) -> str:
+        """Return the models file with the workflows of the workflow store, if there is one."""
+        settings, store = self._settings, self._launch.workflow_store
+        if store is None:
+            return "models: {}\n"
+        if not store.is_dir():
+            self._report(f"workflow_store: there is no folder {store}")
+        limits = Limits(total_bytes=settings.model_limit_bytes)
+        folder = settings.state_dir.absolute() / WORKFLOWS
+        return read_workflows(store, folder, limits, reader, self._report)
 
     @override
     def _log_files(self) -> LogFiles | None:
@@ -134,11 +149,12 @@ class TorchServer(Up):
             return
         with registry_at(self._broker_url) as store:
             registry = store.read()
+            declared = read_declared(self._settings.models_file, self._settings)
             if self._snapshots.is_older(registry):
                 self._report("the models are those of the last change, which has no snapshot")
                 self._starts = []
+                store.apply(declared, BY, prune=True)
             else:
-                declared = read_declared(self._settings.models_file)
                 alone = self._settings.redis_url is None
                 for change in register_all(store, self._starts, declared, alone=alone):
                     self._report(f"model {change.name}: {change.what}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -227,18 +227,22 @@ def register_all(
     Args:
         store: the registry.
         starts: the models.
-        declared: the models file, which has none; workers follow the registry if it is applied.
+        declared: the models file, which has those of workflows; workers follow the registry if it
+            is applied.
         alone: whether the registry is of this server alone. Then it has no others afterwards;
             else only those are added that it does not have.
     """
+    applied = store.apply(declared, BY, prune=alone)
     registry = store.read()
-    changes = changes_for(registry, starts, alone=alone)
+    changes = changes_for(registry, starts, declared.models, alone=alone)
     store.write(registry, changes, BY, applied=declared)
-    return changes
+    return [*applied, *changes]
 
 
-def changes_for(registry: Registry, starts: Iterable[Start], *, alone: bool) -> list[Change]:
-    """Return what makes the registry that of `register_all`."""
+def changes_for(
+    registry: Registry, starts: Iterable[Start], kept: Collection[str] = (), *, alone: bool
+) -> list[Change]:
+    """Return what makes the registry that of `register_all`; `kept` are models of its file."""
     wanted: dict[str, dict[str, Start]] = {}
     for one in starts:
         wanted.setdefault(one.name, {})[one.version] = one
@@ -252,7 +256,7 @@ def changes_for(registry: Registry, starts: Iterable[Start], *, alone: bool) -> 
             )
     if alone:
         for name in registry.models:
-            changes += unregister(registry, name) if name not in wanted else []
+            changes += unregister(registry, name) if name not in {*wanted, *kept} else []
     return changes
 
 

@@ -27,7 +27,7 @@ LAST_NAME: Final = "last_snapshot"
 def snapshot_models(registry: Registry) -> list[SnapshotModel]:
     """Return the registered models as a snapshot has them.
 
-    Models without an archive are left out: TorchServe has none.
+    Models without an archive are left out, as TorchServe has none, and those of workflows.
     """
     return [
         SnapshotModel(
@@ -39,7 +39,7 @@ def snapshot_models(registry: Registry) -> list[SnapshotModel]:
         )
         for name, model in registry.models.items()
         for version, one in model.versions.items()
-        if one.options.get("source")
+        if one.options.get("source") and one.declared is None
     ]
 
 

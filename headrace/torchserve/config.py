@@ -34,6 +34,7 @@ LAUNCHER_KEYS: Final = frozenset(
         "number_of_gpu",
         "private_key_file",
         "use_env_allowed_urls",
+        "workflow_store",
     }
 )
 #: Keys of TorchServe that mean nothing here.
@@ -66,7 +67,6 @@ UNUSED_KEYS: Final = frozenset(
         "system_metrics_cmd",
         "use_native_io",
         "vmargs",
-        "workflow_store",
     }
 )
 #: TorchServe takes these words for `ts_open_inference_protocol`.

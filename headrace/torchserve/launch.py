@@ -90,6 +90,7 @@ class Launch(NamedTuple):
         file: the file that was read; None without one.
         is_snapshot: whether the file is a snapshot that was found.
         model_store: the model store; None if none is given.
+        workflow_store: the workflow store; None if none is given.
         addresses: the addresses to listen on, each once; the first is the inference address.
         notices: what has no effect, and why: one line each.
     """
@@ -100,6 +101,7 @@ class Launch(NamedTuple):
     file: Path | None
     is_snapshot: bool
     model_store: Path | None
+    workflow_store: Path | None
     addresses: tuple[Address, ...]
     notices: list[str]
 
@@ -159,16 +161,18 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
     read = parse_config(values, where)
     config = _with_paths(read.config, environ, folder, snapshots)
     others = {**read.launcher, **extra}
-    store = folder / Path(others["model_store"]).expanduser() if "model_store" in others else None
-    if store is not None:
-        values["model_store"] = str(store)
+    stores: dict[str, Path | None] = {"model_store": None, "workflow_store": None}
+    for key in stores.keys() & others.keys():
+        stores[key] = path = folder / Path(others[key]).expanduser()
+        values[key] = str(path)
     return Launch(
         config,
         others,
         {key: text for key, text in {**values, **extra}.items() if key not in _SECRET},
         file,
         is_snapshot,
-        store,
+        stores["model_store"],
+        stores["workflow_store"],
         _addresses(config, where),
         [*_flag_notices(flags), *([] if is_snapshot else _notices(read, where))],
     )

@@ -182,6 +182,13 @@ class RunningTorchServe:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return json.loads(answer.read())
 
+    def predict(self, path: str, body: bytes) -> bytes:
+        """The body of an answer to a prediction."""
+        url = f"http://127.0.0.1:{self.ports[0]}{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=90) as answer:
+            found: bytes = answer.read()
+        return found
+
     def authorization(self, kind: str) -> dict[str, str]:
         """The header with a token; none if the server has no tokens."""
         path = self.folder / "key_file.json"

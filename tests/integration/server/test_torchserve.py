@@ -16,6 +16,7 @@ import pytest
 from headrace._version import __version__
 from headrace.torchserve.properties import read_properties
 from headrace.torchserve.snapshot import read_models
+from tests.harness.archives import write_zip
 from tests.harness.processes.processes import descendants, environment, gone
 from tests.harness.servers.certificates import Authority
 from tests.harness.servers.torchserve import (
@@ -305,3 +306,44 @@ def test_a_script_starts_a_server_with_ts_launcher(server: RunningTorchServe) ->
     assert "found [{'modelName': 'a', 'modelUrl': 'a.mar'}]" in output
     assert output.endswith("all lines are read\n")
     assert server.pid is None
+
+
+STEPS = """
+def length(data, context):
+    return data and [{"n": len(row["body"])} for row in data]
+
+def shout(data, context):
+    return data and [bytes(row["body"]).decode().upper() for row in data]
+
+def join(data, context):
+    return data and [bytes(row["length"] + row["shout"]).decode() for row in data]
+"""
+
+
+def test_the_workflows_of_the_store_are_pipelines(server: RunningTorchServe) -> None:
+    store = server.folder / "wf-store"
+    store.mkdir()
+    about = {"workflowName": "loud", "specFile": "flow.yaml", "handler": "steps.py"}
+    flow = "dag: {length: [join], shout: [join]}\n"
+    members = {"WAR-INF/MANIFEST.json": json.dumps({"workflow": about}), "flow.yaml": flow,
+               "steps.py": STEPS}  # fmt: skip
+    write_zip(store / "loud.war", [(name, text.encode()) for name, text in members.items()])
+    write_zip(store / "gone.war", [
+        ("WAR-INF/MANIFEST.json", json.dumps({"workflow": {**about, "workflowName": "gone"}})
+         .encode()),
+        ("flow.yaml", b"models: {a: {url: gone.mar}}\ndag: {a: []}\n"),
+        ("steps.py", b""),
+    ])  # fmt: skip
+    write_archive(server.store, "a")
+    server.write_config("decode_input_request=false", f"workflow_store={store}")
+    for _ in range(2):  # the second start is from the snapshot of the first
+        printed = server.start("--disable-token-auth", "--models", "a.mar")
+        assert "gone.war in the workflow store is not loaded" in printed
+        assert (
+            server.predict("/wfpredict/loud", b"three words here")
+            == b'{\n  "n": 16\n}THREE WORDS HERE'
+        )
+        listed = server.get("/workflows", 1)["workflows"]
+        assert [one["workflowName"] for one in listed] == ["loud"]
+        assert server.submit("a", 1)["says"] == "1.0"
+        server.stop()

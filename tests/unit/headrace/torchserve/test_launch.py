@@ -153,3 +153,12 @@ def test_options_without_effect_say_what_replaces_them(tmp_path: Path) -> None:
     assert "HEADRACE_LOG_LEVEL" in log
     assert plugins.startswith("--plugins-path plugins: no effect")
     assert merge(Flags(), {}, tmp_path).notices == []
+
+
+def test_the_workflow_store_is_a_path_and_a_key(tmp_path: Path) -> None:
+    assert merge(Flags(), {}, tmp_path).workflow_store is None
+    assert merge(Flags(workflow_store="wf"), {}, tmp_path).workflow_store == tmp_path / "wf"
+    (tmp_path / "config.properties").write_text("workflow_store=own\n")
+    launch = merge(Flags(), {}, tmp_path)
+    assert launch.workflow_store == tmp_path / "own"
+    assert launch.notices == []

@@ -1,4 +1,4 @@
-"""TorchServe's URLs, before the router of the native API.
+"""Serves TorchServe's URLs. Each request comes here before it comes to the native API's router.
 
 The port of a request decides which interfaces it may reach. On the inference port, a path of the
 native API is left to its router.
@@ -37,7 +37,8 @@ from headrace.torchserve.config import TorchServeConfig
 _NO_ROUTE: Final = "none"
 #: The first segments of the native API's paths.
 _NATIVE: Final = frozenset(one.path.split("/")[1] for one in TABLE) - {"", "v1"}
-#: `/v1/models/{model}:predict` is TorchServe's; OpenAI's conventions are below the same segment.
+#: The second segments of OpenAI's paths. TorchServe's `/v1/models/{model}:predict` begins with v1
+#: too.
 _NATIVE_V1: Final = frozenset(
     one.path.split("/")[2] for one in TABLE if one.path.startswith("/v1/")
 )
@@ -77,9 +78,9 @@ class TorchServe:
             return False
         headers = (*answer.headers, *self._headers)
         has_id = bool(answer.headers) and answer.headers[0][0] == REQUEST_ID
-        if request.drain:  # a body that is too large has the answer 413 without more
+        if request.drain:  # the 413 for a body that is too large has no further headers
             headers = answer.headers
-        elif trace is not None and trace.id:  # the access log adds it
+        elif trace is not None and trace.id:  # the access log adds the id
             headers = headers[1:] if has_id else headers
         elif not has_id:
             headers = (new_request_id(), *headers)
@@ -152,7 +153,7 @@ def segments_of(path: str) -> list[str]:
 
 
 def is_native(segments: Sequence[str], interfaces: Interfaces) -> bool:
-    """Return whether a path belongs to the native API, whatever models are called."""
+    """Return whether a path belongs to the native API, even if a model has its name."""
     if not segments:
         return False
     first = segments[0]

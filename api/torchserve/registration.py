@@ -49,10 +49,9 @@ from headrace.torchserve.model_config import (
     model_options,
 )
 
-#: The runtimes that a request may name.
-_RUNTIMES: Final = ("python", "python3", "LSP")
-#: The C++ runtime.
-_NOT_HERE: Final = "LSP"
+#: The runtimes that a request may name, and TorchServe's one for handlers in C++.
+_RUNTIMES: Final = ("python", "python3")
+_CPP: Final = "LSP"
 _NAME: Final = re.compile(MODEL_NAME_PATTERN)
 
 
@@ -125,6 +124,7 @@ async def _register(
             )
         return register(present, name, version, options)
 
+    # A version that is there already is refused before the file gets its name.
     make(await registry_of(services).read())
     found.keep()
     try:
@@ -141,7 +141,11 @@ def _url(parameters: Parameters) -> str:
             400, BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
         )
     if not url.strip() or "\0" in url:
-        raise TorchServeError(404, MODEL_NOT_FOUND, "The parameter url is empty, or has a NUL")
+        raise TorchServeError(
+            404,
+            MODEL_NOT_FOUND,
+            "The parameter url is empty, or has a NUL character. Send the name of an archive",
+        )
     if ".." in url:
         raise TorchServeError(
             404, MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
@@ -151,17 +155,17 @@ def _url(parameters: Parameters) -> str:
 
 def _check_runtime(parameters: Parameters) -> None:
     runtime = parameters.text("runtime")
-    if runtime is None or (runtime in _RUNTIMES and runtime != _NOT_HERE):
+    if runtime is None or runtime in _RUNTIMES:
         return
-    if runtime == _NOT_HERE:
-        why = "handlers in C++ cannot run here; give the archive one in Python"
+    if runtime == _CPP:
+        why = "handlers in C++ cannot run here. Give the archive one in Python"
     else:
-        why = f"known are {', '.join(_RUNTIMES)}"
+        why = f"no handler runs in it. Send one of {', '.join(_RUNTIMES)}"
     raise TorchServeError(400, BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
 
 
 async def _clean_up(services: Services) -> None:
-    """Remove what registrations have left in the model store whose process was killed."""
+    """Remove what killed registrations have left in the model store."""
     left = await asyncio.to_thread(interrupted, services.settings.model_store)
     if left:
         models = (await registry_of(services).read()).models.values()
@@ -198,15 +202,15 @@ def _name(parameters: Parameters, found: Found) -> str:
         raise TorchServeError(
             400,
             INVALID_MODEL,
-            f"{found.source}: it has no name. Its manifest needs modelName, or the request "
-            "model_name",
+            f"{found.source}: the model has no name. Send one as model_name, or write modelName "
+            "into the manifest",
         )
     if not _NAME.fullmatch(name):
         raise TorchServeError(
             400,
             BAD_REQUEST,
-            f"The name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not begin with . or "
-            f"-, unlike {shown(name)}. Give another one as model_name",
+            f"{shown(name)} cannot be the name of a model, which has 1 to 64 of A-Z a-z 0-9 _ . - "
+            "and does not begin with . or -. Send another one as model_name",
         )
     return name
 
@@ -237,7 +241,7 @@ def _options(
 
 
 def _details(parameters: Parameters, found: Found) -> dict[str, str]:
-    """Return what a registration has that is no option of a model."""
+    """Return what describes the registration, and has no effect on how the model runs."""
     details = {REGISTRATION: secrets.token_hex(4)}
     if found.url:
         details[URL] = found.url

@@ -1,8 +1,9 @@
 """The file key_file.json: the keys of TorchServe's token authorization.
 
-The launcher writes it. All API processes read it, and one of them renews a key on request. So each
-reads it again when it has changed. A key without an expiration time is valid as long as the file
-has it: an operator can write one, or give it by `STATIC_KEYS`.
+The launcher writes it, and all API processes read it. The process that gets a request for a new key
+replaces the key in the file. So each process reads the file again when it has changed. A key
+without an expiration time is valid as long as the file has it. An operator writes such a key into
+the file, or sets it as a variable (`STATIC_KEYS`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 
-#: What a key is for; `API` is for new keys of the others.
+#: What a key is for: the management API, predictions, or requests for a new key of these two.
 KeyKind = Literal["management", "inference", "API"]
 #: The variables with keys that do not expire.
 STATIC_KEYS: Final[Mapping[str, KeyKind]] = {
@@ -46,11 +47,11 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True):
     expires: str | None = msgspec.field(name="expiration time", default=None)
 
     def is_text(self, text: str) -> bool:
-        """Return whether this is the key's text; the duration reveals nothing."""
+        """Return whether a text is this key, in a time that does not depend on the text."""
         return hmac.compare_digest(text.encode(), self.key.encode())
 
     def expired(self, now: datetime) -> bool:
-        """Return whether it has expired; a time that cannot be read is in the past."""
+        """Return whether it has expired; so has a key whose time cannot be read."""
         if self.expires is None:
             return False
         try:
@@ -71,7 +72,7 @@ class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.api if kind == "API" else getattr(self, kind)
 
     def replaced(self, kind: KeyKind, key: Key) -> Keys:
-        """Return the keys with another one of this kind."""
+        """Return the keys with this one in place of that of its kind."""
         return msgspec.structs.replace(self, **{"api" if kind == "API" else kind: key})
 
 
@@ -83,7 +84,7 @@ def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None =
 
     Args:
         path: the file; only its owner can read it.
-        minutes: for how long new keys hold.
+        minutes: for how long new keys are valid.
         static: keys that do not expire.
 
     Raises:
@@ -105,7 +106,7 @@ def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None =
 
 
 def static_keys(environ: Mapping[str, str]) -> dict[KeyKind, str]:
-    """Return the keys that the environment has."""
+    """Return the keys that are set as variables."""
     return {kind: environ[name] for name, kind in STATIC_KEYS.items() if environ.get(name)}
 
 

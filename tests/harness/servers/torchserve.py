@@ -40,9 +40,9 @@ def write_archive(
     file: str = "",
     handler: str = "handler.py",
 ) -> Path:
-    """An archive whose handler needs neither torch nor TorchServe; it says its version.
+    """Write an archive whose handler needs neither torch nor TorchServe, and returns its version.
 
-    `handler` is that of the manifest; the archive has `handler.py` and `other.py`.
+    The archive has `handler.py` and `other.py`; `handler` is the one that its manifest names.
     """
     model = {"modelName": name, "modelVersion": version}
     if handler:
@@ -116,7 +116,7 @@ class RunningTorchServe:
 
     @contextmanager
     def container(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """The main process of a container: its entry point, with the command torchserve."""
+        """Run the entry point of the image as its main process, with `torchserve` on the path."""
         programs = self.folder / "bin"
         programs.mkdir(exist_ok=True)
         program = programs / "torchserve"
@@ -136,13 +136,13 @@ class RunningTorchServe:
             process.wait(60)
 
     def says(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        """The status and the output of a command that ends by itself."""
+        """Run a command that ends by itself; return its status and its output."""
         before = len(self.text())
         status = self.run(*arguments, **variables).returncode
         return status, self.text()[before:].strip()
 
     def start(self, *arguments: str, **variables: str) -> str:
-        """Start the server; return what it has printed until it had started."""
+        """Start the server, wait until it has started, and return what it has printed."""
         before = len(self.text())
         status = self.run("--start", "--model-store", str(self.store), *arguments, **variables)
         assert status.returncode == 0, self.text()[before:]
@@ -150,9 +150,9 @@ class RunningTorchServe:
         return self.text()[before:]
 
     def wait_until_started(self, before: str, *, alive: bool = False) -> None:
-        """Wait until the server of a start has said so, after the output `before`.
+        """Wait until the server reports its start, in the output that follows `before`.
 
-        `alive` is whether its process runs already, so that its end is a failure.
+        With `alive` its process runs already, and the test fails if that ends.
         """
 
         def started() -> bool:
@@ -197,7 +197,7 @@ class RunningTorchServe:
         return {"Authorization": f"Bearer {json.loads(path.read_text())[kind]['key']}"}
 
     def submit(self, model: str, value: object, version: str = "") -> Any:
-        """The result of a job, by the native API."""
+        """Submit a job to the native API, and return its result."""
         place = f"/api/v1/models/{model}{f'/versions/{version}' if version else ''}/jobs?wait=60"
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[0]}{place}",
@@ -229,7 +229,7 @@ class RunningTorchServe:
 
 @contextmanager
 def torchserve_folder(folder: Path) -> Iterator[RunningTorchServe]:
-    """A folder in which servers may be started; none of them is left."""
+    """A folder in which a test starts servers; one that still runs at the end is killed."""
     folder.mkdir(exist_ok=True)
     running = RunningTorchServe(folder)
     try:

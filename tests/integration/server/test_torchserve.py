@@ -60,7 +60,7 @@ def test_messages_and_statuses_without_a_server(server: RunningTorchServe) -> No
     assert "usage: torchserve" in server.says()[1]
 
 
-def test_a_server_from_its_start_over_a_change_to_its_restart(server: RunningTorchServe) -> None:
+def test_a_server_is_started_changed_stopped_and_started_again(server: RunningTorchServe) -> None:
     write_archive(server.store, "a", config="batchSize: 4\nmaxBatchDelay: 7\n")
     write_archive(server.store, "b", "2.5")
     (server.store / "junk.mar").write_bytes(b"junk")
@@ -84,7 +84,7 @@ def test_a_server_from_its_start_over_a_change_to_its_restart(server: RunningTor
     assert server.submit("b", 2) == {"says": "2.5", "input": 2}
     status, text = server.says("--start", "--model-store", str(server.store))
     assert status == 1
-    # The server writes to the same output.
+    # The server that runs writes to the same output, so there may be other lines.
     running = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
     assert running in text.splitlines()
     pid = server.pid
@@ -186,7 +186,7 @@ def test_several_versions_and_one_address(server: RunningTorchServe) -> None:
     server.stop()
 
 
-def test_what_ends_a_start(server: RunningTorchServe) -> None:
+def test_a_start_with_a_mistake_ends_with_its_message(server: RunningTorchServe) -> None:
     server.write_config()
     (server.store / "junk.mar").write_bytes(b"junk")
     store = ("--start", "--foreground", "--model-store", str(server.store))

@@ -58,6 +58,7 @@ SLOW: Final = (
     "integration/torchserve/test_management.py",
     "integration/torchserve/test_management_fuzz.py",
     "integration/torchserve/test_management_kills.py",
+    "integration/tune",
     "integration/torchserve/test_model_config.py",
     "integration/webhooks/test_kills.py",
     "integration/workers/test_on_demand.py",

@@ -249,7 +249,9 @@ class RunningServer(Deployment):
         # What an earlier trial has set and this one does not returns to what it was.
         options = {key: self._before.get(key) for key in self._touched}
         self._touched |= candidate.options.keys()
-        self._set({**options, **candidate.options})
+        wanted = {**options, **candidate.options}
+        if wanted:
+            self._set(wanted)
         return self._client.model(self._model)
 
     @override

@@ -50,6 +50,7 @@ class Trials:
         journal: has the trials that were measured before.
         deadline: the end of the budget, of `time.monotonic`.
         on_trial: called with each trial and the name of its stage.
+        on_load: called with each load of a trial.
         find: finds a peak.
 
     Attributes:
@@ -65,6 +66,7 @@ class Trials:
         deadline: float,
         *,
         on_trial: Callable[[Trial, str], None] = lambda *_: None,
+        on_load: Callable[[Load], None] = lambda _: None,
         find: FindPeak = find_peak,
     ) -> None:
         self._deployment = deployment
@@ -73,6 +75,7 @@ class Trials:
         self._journal = journal
         self._deadline = deadline
         self._on_trial = on_trial
+        self._on_load = on_load
         self._find = find
         self._known: dict[str, Trial] = {}
         self._usual_s = 0.0
@@ -170,7 +173,8 @@ class Trials:
         self._deployment.check()
         return _trial(candidate, measured, floor)
 
-    def _in_budget(self, _: Load) -> None:
+    def _in_budget(self, load: Load) -> None:
+        self._on_load(load)
         if time.monotonic() > self._deadline:
             raise BudgetSpent
 

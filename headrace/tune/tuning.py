@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measure import find_peak
-from headrace.bench.measurement import Objective
+from headrace.bench.measurement import Load, Objective
 from headrace.bench.targets import Target
 from headrace.client.models import Model
 from headrace.errors import ConfigError
@@ -68,10 +68,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         on_text: with what happens next, in words.
         on_trial: with each trial and the name of its stage.
+        on_load: with each load of a trial.
     """
 
     on_text: Callable[[str], None]
     on_trial: Callable[[Trial, str], None]
+    on_load: Callable[[Load], None] = lambda _: None
 
 
 def tune(
@@ -108,7 +110,7 @@ def tune(
         progress.on_text(f"searches {space.size:,} combinations")
         trials = Trials(
             deployment, target_of, plan.objective, journal, deadline,
-            on_trial=progress.on_trial, find=find,
+            on_trial=progress.on_trial, on_load=progress.on_load, find=find,
         )  # fmt: skip
         trials.reserved = (FINALISTS + 1) * ROUNDS_MIN
         start = start_of(space, calibration) if calibration is not None else space.present

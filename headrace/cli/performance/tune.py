@@ -13,12 +13,13 @@ import typer
 
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.interrupts import InterruptHandler
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import client_of, flag, option
 from headrace.cli.shared.usage_errors import parsed_seconds
 from headrace.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from headrace.bench.measurement import Load
     from headrace.bench.targets import Input
     from headrace.config.model_catalog import ModelConfig
     from headrace.tune.deployment import Deployment
@@ -65,14 +66,19 @@ def tune(
         folder=folder or Path(f"tune-{model}"), input=described, where=url or _PRIVATE,
         models_file=subject.models_file, resume=resume,
     )  # fmt: skip
-    with InterruptHandler(None):
-        report = tuning.tune(
-            plan,
-            _deployment(subject, plan.folder),
-            lambda address: _target(address, model, sent, described, private=not url),
-            lambda: None,
-            _progress(),
-        )
+    try:
+        with InterruptHandler(None):
+            report = tuning.tune(
+                plan,
+                _deployment(subject, plan.folder),
+                lambda address: _target(address, model, sent, described, private=not url),
+                lambda: None,
+                _progress(),
+            )
+    except (KeyboardInterrupt, Terminated) as error:
+        code, reason = stop_reason(error, "the journal")
+        output.message(f"{reason}; the same command with --resume goes on")
+        raise typer.Exit(code) from None
     if apply and report.better is not None:
         report = _applied(report, url, subject.load_timeout_s)
         tuning.write(plan.folder, report)
@@ -101,7 +107,7 @@ def _of_models_file(model: str, models: Path | None) -> _Subject:
     from headrace.server.packages import SERVER_EXTRAS, require_extras
 
     require_extras("tune", *SERVER_EXTRAS, "bench")
-    settings = load_settings(None, os.environ, {"models_file": models})
+    settings = load_settings(None, os.environ, {"models_file": str(models) if models else None})
     catalog = load_models(settings)
     config = catalog.get(model)
     if model not in catalog.models:
@@ -202,7 +208,11 @@ def _progress() -> Progress:
         label = trial.candidate.label or "present options"
         output.message(f"{stage}: {label}: {result}, {output.duration(trial.seconds)}")
 
-    return Progress(on_text=output.message, on_trial=on_trial)
+    def on_load(load: Load) -> None:
+        met = load.verdict is not None and load.verdict.met and load.steady and not load.refused
+        output.message(f"  {load.offered_rate or 0:.1f}/s: {'met' if met else 'missed'}")
+
+    return Progress(on_text=output.message, on_trial=on_trial, on_load=on_load)
 
 
 def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> TuneReport:

@@ -1,0 +1,207 @@
+"""`headrace tune` on real servers, with a handler whose batch takes a known time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.client.sync_client import Client
+from headrace.tune.deployment import RunningServer, changed_options
+from headrace.tune.space import Candidate
+from tests.harness.processes.processes import descendants
+from tests.harness.servers.up import RunningUp, clean_environment, headrace, running_up
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS
+
+#: Easy to meet, so that a machine that stands still for some seconds meets it too: p50.
+SLO = "p50=3s"
+PACED: dict[str, Any] = {
+    "handler": str(HANDLERS / "paced.py"),
+    "max_batch_size": 2,
+    "inputs": {"content_types": ["application/json"], "example": {"x": 1}},
+}
+
+
+def models_file(folder: Path, **options: Any) -> Path:
+    path = folder / "models.yaml"
+    text = yaml.safe_dump({"models": {"paced": {**PACED, **options}}}, sort_keys=False)
+    path.write_text(f"# Ours.\n{text}")
+    return path
+
+
+def trials(folder: Path) -> list[bytes]:
+    journal = folder / "tune-paced/trials.jsonl"
+    return journal.read_bytes().splitlines(keepends=True)[1:] if journal.exists() else []
+
+
+@contextmanager
+def tuning(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuning in a process of its own; nothing of it is left afterwards."""
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "headrace", "tune", "paced", *arguments],
+            cwd=folder, env=clean_environment(), stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        left = descendants(process.pid) if process.poll() is None else []
+        process.kill()
+        process.wait(60)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("server")
+    with running_up(folder, models=models_file(folder)) as up:
+        yield up
+
+
+def url_of(up: RunningUp) -> str:
+    return f"http://127.0.0.1:{up.port}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("paced", "--slo", "fast"), "'fast' is no objective"),
+        (("pased", "--slo", SLO), "pased"),
+        (("paced", "--slo", SLO, "--budget", "soon"), "--budget: 'soon' is no time"),
+        (("paced", "--slo", SLO, "--input", "missing.png"), "missing.png"),
+        (("paced", "--slo", SLO, "--budget", "1s"), "ended before one trial"),
+        (("paced", "--slo", SLO, "--url", "http://127.0.0.1:9"), "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_words(
+    tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    models_file(tmp_path)
+    done = headrace("tune", *arguments, cwd=tmp_path)
+    assert done.returncode in (2, 3), done.stderr
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob(".headrace-tune*"))
+
+
+def test_a_killed_tuning_goes_on_without_repeating_a_trial(tmp_path: Path) -> None:
+    file = models_file(tmp_path)
+    before = file.read_text()
+    with tuning(tmp_path, "--slo", SLO, "--budget", "1h") as process:
+
+        def some() -> list[bytes]:
+            assert process.poll() is None, (tmp_path / "output").read_text()
+            return trials(tmp_path)
+
+        wait_until(some, "a trial has ended", 300)
+        processes = descendants(process.pid)
+        process.kill()
+        process.wait(60)
+        kept = trials(tmp_path)
+        # What it had started ends with it.
+        wait_until(lambda: not [pid for pid in processes if alive(pid)], "its server has ended")
+
+    # With the budget that is spent already no further trial begins.
+    spent = sum(json.loads(line)["trial"]["seconds"] for line in kept)
+    done = headrace(
+        "tune", "paced", "--slo", SLO, "--budget", f"{max(1, int(spent))}s", "--resume",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "not confirmed" in done.stdout
+    assert trials(tmp_path) == kept
+    report = json.loads((tmp_path / "tune-paced/report.json").read_text())
+    assert len(report["trials"]) == len(kept)
+    assert file.read_text() == before
+    assert not list(tmp_path.glob(".headrace-tune*"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> None:
+    with Client(url_of(server)) as client:
+        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
+        deployment = RunningServer(url_of(server), "paced", 120.0)
+        options = {"max_batch_size": 8, "max_batch_delay_ms": 2.0}
+        shown = deployment.use(Candidate(label="", options=options))
+        assert (shown.max_batch_size, shown.max_batch_delay_ms) == (8, 2.0)
+        shown = deployment.use(Candidate(label="", options={"replicas": 2}))
+        assert (shown.max_batch_size, shown.max_batch_delay_ms) == (2, 7.0)
+        assert shown.ready_replicas == 2
+        deployment.close()
+        assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
+        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+
+
+def test_a_result_is_applied_and_taken_back_by_one_command(
+    server: RunningUp, tmp_path: Path
+) -> None:
+    from headrace.tune.deployment import apply_options, revert_command
+
+    with Client(url_of(server)) as client:
+        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
+        before = changed_options(client, "paced")
+        options = {"max_batch_size": 4, "allowed_batch_sizes": [1, 2, 4], "max_batch_delay_ms": 0.0}
+        command = revert_command("paced", before, list(options), url_of(server))
+
+        apply_options(client, "paced", options, 120.0)
+
+        assert client.model("paced").max_batch_size == 4
+        program, *arguments = command.split()
+        assert program == "headrace"
+        done = headrace(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert changed_options(client, "paced") == before
+        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+
+
+def test_a_running_server_that_ends_ends_the_tuning(tmp_path: Path) -> None:
+    with running_up(tmp_path, models=models_file(tmp_path)) as up:
+        arguments = ("--slo", SLO, "--budget", "1h", "--url", url_of(up))
+        with tuning(tmp_path, *arguments) as process:
+
+            def one() -> list[bytes]:
+                assert process.poll() is None, (tmp_path / "output").read_text()
+                return trials(tmp_path)
+
+            wait_until(one, "a trial has ended", 300)
+            up.process.kill()
+            assert process.wait(300) == 3
+        kept = trials(tmp_path)
+        assert kept
+        assert all(b'"error":""' in line or b'"error"' not in line for line in kept)
+
+
+def test_an_interrupted_tuning_names_the_way_to_go_on(tmp_path: Path) -> None:
+    models_file(tmp_path)
+    with tuning(tmp_path, "--slo", SLO, "--budget", "1h") as process:
+        log = tmp_path / "tune-paced/server/server.log"
+
+        def begun() -> bool:
+            assert process.poll() is None, (tmp_path / "output").read_text()
+            return log.exists() and log.stat().st_size > 0
+
+        wait_until(begun, "a server has begun", 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 143
+    output = (tmp_path / "output").read_text()
+    assert "--resume goes on" in output
+    assert "Traceback" not in output
+    assert not list(tmp_path.glob(".headrace-tune*"))

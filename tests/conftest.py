@@ -62,6 +62,7 @@ SLOW: Final = (
     "integration/torchserve/test_model_config.py",
     "integration/webhooks/test_kills.py",
     "integration/workers/test_on_demand.py",
+    "integration/workers/test_profile.py",
     "unit/handlers/optimize/test_backends.py",
 )
 TESTS: Final = Path(__file__).parent

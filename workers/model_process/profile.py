@@ -20,9 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.jobs.trace_context import Trace
 from headrace.observability import logs
 from workers.model_process import stacks
-from workers.model_process.context import SpanOf
+from workers.model_process.context import TRACES, SpanOf
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.preprocess.pool import PreprocessProcess
 
@@ -34,6 +35,8 @@ FILES_MAX_BYTES: Final = 8 * 1024 * 1024
 _LATE_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _OPERATORS: Final = 40
+#: How many ids of the jobs' traces a mark has at most.
+_TRACE_IDS: Final = 8
 #: How long an automatic profile waits for its batches.
 _AUTOMATIC_S: Final = 600.0
 
@@ -195,8 +198,12 @@ def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
 
     @contextmanager
     def span(verb: str, size: int) -> Iterator[None]:
-        batch = (logs.LINE_FIELDS.get() or {}).get("batch", "")
-        with record_function(f"{verb}: {size} items, batch {batch}"), inner(verb, size):
+        batch, found = (logs.LINE_FIELDS.get() or {}).get("batch", ""), TRACES.get()
+        name = f"{verb}: {size} items, batch {batch}"
+        if found is not None:
+            ids = dict.fromkeys(Trace(parent).trace_id for parent in found.jobs.values())
+            name += f", trace {' '.join(list(ids)[:_TRACE_IDS])}"
+        with record_function(name), inner(verb, size):
             yield
 
     return span

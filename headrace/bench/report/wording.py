@@ -89,7 +89,9 @@ def notes(load: Load) -> list[str]:
     found = []
     if load.refused:
         found.append(f"{name}: the figures do not count: {load.refused}")
-    if not load.steady:
+    if load.cut:
+        found.append(f"{name}: it was stopped early, as it could no longer meet the objective.")
+    elif not load.steady:
         found.append(f"{name}: no steady part was found.")
     if load.errors:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(load.errors.items()))
@@ -119,9 +121,12 @@ def peak_text(measurement: Measurement) -> str:
     above = (
         "every rate met the objective" if peak.high is None else f"{number(peak.high)}/s missed it"
     )
-    return (
+    text = (
         f"{number(peak.rate)} requests a second ({number(peak.low)}/s met the objective, {above})"
     )
+    if peak.generator_limited:
+        text += "; the generator was too slow for more, and the server may be able to do more"
+    return text
 
 
 def cost_text(measurement: Measurement) -> str:

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.clients.commands import Commands
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -22,6 +24,7 @@ from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_
 
 #: A copy in a folder of its own: torch would import a neighbour of the original, `cuda.py`.
 FILE = "profiled.py"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 MODELS: dict[str, dict[str, Any]] = {
     "turn": {"handler": f"{FILE}:InTurn", "max_batch_size": 4},
     "overlapped": {
@@ -64,7 +67,8 @@ class Site:
 
     def submit(self, model: str, value: Any = None) -> Any:
         body = {"model": model, "input": value or {}}
-        return self.api.http.post("/api/v1/jobs?wait=60", json=body).json()
+        headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+        return self.api.http.post("/api/v1/jobs?wait=60", json=body, headers=headers).json()
 
     @contextmanager
     def load(self, model: str) -> Iterator[list[str]]:
@@ -115,7 +119,9 @@ def test_a_trace_has_the_operators_and_verbs_of_the_batches_and_no_job_is_lost(
     names = [event.get("name", "") for event in events(site, profile)]
     assert "aten::linear" in names
     for verb in ("inference", "postprocess"):
-        assert sum(name.startswith(f"{verb}: 1 items, batch ") for name in names) >= 3, verb
+        marks = [name for name in names if name.startswith(f"{verb}: 1 items, batch ")]
+        assert len(marks) >= 3, verb
+        assert all(name.endswith(f", trace {TRACE}") for name in marks)
     table = site.file(profile, "operators.txt").decode()
     assert "aten::linear" in table
     assert "Self CPU" in table
@@ -192,6 +198,34 @@ def test_the_option_profile_makes_traces_without_a_request(site: Site) -> None:
     assert "aten::linear" in names
     listed = site.api.http.get("/api/v1/profiles").json()["profiles"]
     assert len(listed) <= 8
+
+
+def test_the_command_saves_the_files_and_prints_the_table(site: Site, tmp_path: Path) -> None:
+    commands = Commands(site.api.url, tmp_path)
+    with site.load("turn"):
+        done = commands.run("profile", "turn", "--batches", "1", "--seconds", "60", "-o", "made")
+        assert done.returncode == 0, done.stderr
+    assert b"aten::linear" in done.stdout
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {
+        "operators.txt",
+        "trace.json.gz",
+    }
+    newest = commands.json("profile", "--list")[0]
+    again = commands.run("profile", "--fetch", newest["id"], "--json")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / f"profile-{newest['id']}" / "operators.txt").exists()
+
+
+def test_the_command_ends_with_the_reason_of_a_failure(site: Site, tmp_path: Path) -> None:
+    commands = Commands(site.api.url, tmp_path)
+    failed = commands.run("profile", "plain", "--batches", "1")
+    assert failed.returncode == 1
+    assert b"--stack" in failed.stderr
+    assert commands.run("profile", "--fetch", "none").returncode == 4
+    assert commands.run("profile", "later").returncode == 2
+    assert commands.run("profile").returncode == 2
+    assert commands.run("profile", "turn", "--list").returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_dies_while_it_is_profiled_is_named(site: Site) -> None:

@@ -35,6 +35,8 @@ _KEPT_SETTINGS: Final = frozenset(
         "pin_cores", "timeout_s",
     }
 )  # fmt: skip
+#: Options of a model that are about other workers, other versions and idle times.
+_OF_A_DEPLOYMENT: Final = frozenset({"labels", "load", "idle_unload_s", "traffic"})
 _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
@@ -124,7 +126,13 @@ class PrivateDeployment(Deployment):
         if running and self._serves == wanted:
             return self._ready()
         self._stop()
-        options = {key: value for key, value in given.items() if value is not None}
+        options = {
+            key: value
+            for key, value in given.items()
+            if value is not None and key not in _OF_A_DEPLOYMENT
+        }
+        if options.get("min_replicas") == 0:  # of a model that is loaded on demand
+            del options["min_replicas"]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))

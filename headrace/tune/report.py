@@ -71,6 +71,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
                 "use --resume with a longer --budget"
             )
         present, better = self.confirmation.present, self.better
+        if better is None and not present.rate:
+            return "no combination that was measured meets the objective at any rate"
         if better is None:
             return f"no better than what you have: {_rate(present)}"
         gain = f", {better.rate / present.rate:.2f} times as much" if present.rate else ""

@@ -36,6 +36,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         seconds: how long it took, with the start of the server.
         loads: how many loads it ran.
         p99_ms: the p99 at the highest rate that met the objective; 0 if it is not known.
+        measurement: the file with all its figures, in the folder of the tuning; "" for none.
     """
 
     candidate: Candidate
@@ -47,6 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     loads: int = 0
     p99_ms: float = 0.0
+    measurement: str = ""
 
 
 #: Measures a candidate. It may end early once the rate is surely below the second argument.

@@ -35,6 +35,8 @@ _AGAIN: Final = (1.1, 1.05)
 #: Of a load that was too high, results come at about the rate that the server can do.
 _MARGIN: Final = 1.05
 
+_MEASUREMENTS: Final = "measurements"
+
 #: Finds the peak of a target: from a first rate, and up to the end of the search if the rate
 #: `at_least` misses the objective.
 FindPeak = Callable[..., Measurement]
@@ -164,6 +166,7 @@ class Trials:
             measured = self._find(
                 self._target_of(self._deployment.url), objective, options, start=start,
                 at_least=floor, growth=growth, precision=precision,
+                name=candidate.label or "present options",
             )  # fmt: skip
         except (BudgetSpent, ServerUnreachable):
             raise
@@ -171,7 +174,19 @@ class Trials:
             self._deployment.check()  # a server that has ended explains all other errors
             raise
         self._deployment.check()
-        return _trial(candidate, measured, floor)
+        found = _trial(candidate, measured, floor)
+        if known is None:
+            return found
+        return msgspec.structs.replace(found, measurement=self._kept(candidate, measured))
+
+    def _kept(self, candidate: Candidate, measured: Measurement) -> str:
+        """Write all figures of a confirmation; return the name of the file in the folder."""
+        folder = self._journal.path.parent / _MEASUREMENTS
+        folder.mkdir(exist_ok=True)
+        place = list(self._known).index(candidate.key) + 1
+        name = f"{place}-{sum(1 for _ in folder.glob(f'{place}-*.json')) + 1}.json"
+        (folder / name).write_bytes(msgspec.json.encode(measured))
+        return f"{_MEASUREMENTS}/{name}"
 
     def _in_budget(self, load: Load) -> None:
         self._on_load(load)

@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measure import find_peak
-from headrace.bench.measurement import Load, Objective
+from headrace.bench.measurement import Load, Measurement, Objective, read_measurement
+from headrace.bench.report import html
 from headrace.bench.targets import Target
 from headrace.client.models import Model
 from headrace.errors import ConfigError
@@ -156,11 +157,22 @@ def write(folder: Path, report: TuneReport) -> None:
     files["report.md"] = markdown(report)
     if report.patch:
         files["models.patch"] = report.patch
+    if measurements := _measurements(folder, report):
+        files["report.html"] = html(measurements)
     for name, text in files.items():
         try:
             (folder / name).write_text(text)
         except OSError as error:
             raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}") from None
+
+
+def _measurements(folder: Path, report: TuneReport) -> list[Measurement]:
+    """Return the last measurements of the present options and of the best other ones."""
+    if report.confirmation is None:
+        return []
+    shown = [report.confirmation.present, *report.confirmation.others[:1]]
+    files = [one.trials[-1].measurement for one in shown]
+    return [read_measurement(folder / name) for name in files if name]
 
 
 def _header(plan: Plan) -> Header:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.bench.measure import LoadOptions
-from headrace.bench.measurement import Measurement, Objective, Peak
+from headrace.bench.measurement import Measurement, Objective, Peak, read_measurement
 from headrace.bench.targets import Input, Target, target_for
 from headrace.client.models import Model
 from headrace.errors import ConfigError, InvalidRequest, ServerUnreachable
@@ -62,7 +62,13 @@ class SimulatedServer:
         self.closed = True
 
     def find(
-        self, target: Target, objective: Objective, options: LoadOptions, **limits: float
+        self,
+        target: Target,
+        objective: Objective,
+        options: LoadOptions,
+        *,
+        name: str,
+        **limits: float,
     ) -> Measurement:
         found = self.model.trial(self.served[-1])
         met = found.rate >= limits["at_least"]
@@ -70,7 +76,7 @@ class SimulatedServer:
         if not met:
             peak = Peak(rate=0.0, low=0.0, high=limits["at_least"])
         return Measurement(
-            name="m", model="simulated", url=target.url, started_at="", loads=[], peak=peak
+            name=name, model="simulated", url=target.url, started_at="", loads=[], peak=peak
         )
 
 
@@ -116,6 +122,11 @@ def test_a_tuning_writes_a_report_and_a_patch(tmp_path: Path) -> None:
     assert (tmp_path / "out/models.patch").read_text() == report.patch
     decoded = msgspec.json.decode((tmp_path / "out/report.json").read_bytes(), type=TuneReport)
     assert decoded == report
+    page = (tmp_path / "out/report.html").read_text()
+    assert better.candidate.label in page
+    assert report.trials[0].candidate.label in page
+    for one in better.trials:
+        assert read_measurement(tmp_path / "out" / one.measurement).name == better.candidate.label
 
 
 def test_without_a_better_one_it_reports_that(tmp_path: Path) -> None:
@@ -125,6 +136,12 @@ def test_without_a_better_one_it_reports_that(tmp_path: Path) -> None:
     assert (report.options, report.patch) == ({}, "")
     assert "no better than what you have" in markdown(report)
     assert not (tmp_path / "out/models.patch").exists()
+
+
+def test_an_objective_that_no_rate_meets_is_reported(tmp_path: Path) -> None:
+    model = SimulatedModel(objective_ms=30.0)
+    report = run(tmp_path, SimulatedServer(model))
+    assert report.verdict == "no combination that was measured meets the objective at any rate"
 
 
 def test_a_resumed_tuning_measures_only_what_is_missing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 26, 46
 _CHARACTER, _LINE = 7.2, 15.0
 #: An axis is logarithmic from this ratio of its largest to its smallest value.
 _LOG_FROM: Final = 40.0
+_LEAST: Final = 1e-12
 #: A logarithmic axis ends at this part of its largest value.
 _LOG_MAX: Final = 1e7
 _BAR: Final = 20
@@ -112,7 +113,8 @@ def axis(
     """
     known = [value for value in values if math.isfinite(value)]
     most = max(known, default=1.0)
-    most = most if most > 0 else 1.0
+    # Nothing that a chart shows is smaller, and steps of less have no exact numbers.
+    most = most if most > _LEAST else 1.0
     above = [value for value in known if value > 0]
     if log and above and most / min(above) >= _LOG_FROM:
         least = max(min(above), most / _LOG_MAX)

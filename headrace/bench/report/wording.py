@@ -100,11 +100,11 @@ def notes(load: Load) -> list[str]:
 
 
 def verdicts(measurement: Measurement) -> list[tuple[bool, str]]:
-    """Return for each load with a verdict whether it met the objective, and the sentence."""
+    """Return for each load that counts whether it met the objective, and the verdict's text."""
     return [
-        (load.verdict.met and not load.refused, f"{load_name(load)}: {load.verdict.text}")
+        (load.verdict.met, f"{load_name(load)}: {load.verdict.text}")
         for load in measurement.loads
-        if load.verdict is not None
+        if load.verdict is not None and not load.refused
     ]
 
 

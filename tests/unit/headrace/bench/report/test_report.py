@@ -132,3 +132,11 @@ def test_the_objective_names_its_percentile() -> None:
     assert "Throughput over p95" in text
     assert "p95=40ms" in text
     assert "p95=40ms" in markdown([one])
+
+
+def test_a_load_that_does_not_count_has_no_verdict() -> None:
+    refused = load(refused="the generator was late", verdict=verdict(met=True))
+    text = Reader(html([measurement(loads=[refused])])).text
+    assert verdict(met=True).text not in text
+    assert "the figures do not count: the generator was late" in text
+    assert verdict(met=True).text not in markdown([measurement(loads=[refused])])

@@ -39,6 +39,7 @@ _TICK_S: Final = 0.02
 _PAUSE_S: Final = 0.1
 READY: Final = b"R"
 _STDIN: Final = 0
+_STDOUT: Final = 1
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -82,7 +83,10 @@ class Sent(msgspec.Struct):
         rows: its requests, in the order in which they ended.
         ticks_s: how late its own timer was, for loads without times of their own.
         length_s: until the last request was due, or it was cut.
-        cpu_s: CPU seconds of the process.
+        cpu_s: CPU seconds of the process; of several, of the busiest.
+        all_cpu_s: CPU seconds of all processes.
+        memory_mb: the most memory of all processes, in MiB.
+        processes: how many processes it was.
         cut: it was stopped early.
     """
 
@@ -91,6 +95,9 @@ class Sent(msgspec.Struct):
     length_s: float
     cpu_s: float
     cut: bool = False
+    all_cpu_s: float = 0.0
+    memory_mb: float = 0.0
+    processes: int = 1
 
 
 class _Request:
@@ -238,10 +245,10 @@ class Generator:
         finally:
             self._alarm.close()
             self._close()
-        return Sent(
-            self._rows, self._ticks, min(self.now(), self._end), time.process_time() - cpu_s,
-            self._was_cut,
-        )  # fmt: skip
+        used_s = time.process_time() - cpu_s
+        memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        length_s = min(self.now(), self._end)
+        return Sent(self._rows, self._ticks, length_s, used_s, self._was_cut, used_s, memory_mb)
 
     def _send_due(self) -> None:
         """Send what is due by the clock, and set the alarm for the next request."""
@@ -456,12 +463,17 @@ def main() -> None:
     # Ctrl-C reaches the whole group; the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = msgspec.msgpack.decode(_read_block(), type=Plan)
-    sys.stdout.buffer.write(READY)
-    sys.stdout.buffer.flush()
+    _write(READY)
     start_at = msgspec.msgpack.decode(_read_block(), type=float)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout.buffer.write(msgspec.msgpack.encode(generate(plan, start_at)))
-    sys.stdout.buffer.flush()
+    _write(msgspec.msgpack.encode(generate(plan, start_at)))
+
+
+def _write(data: bytes) -> None:
+    # With PYTHONUNBUFFERED a write to sys.stdout.buffer may be incomplete.
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(_STDOUT, rest) :]
 
 
 def _read_block() -> bytes:

@@ -16,14 +16,16 @@ from typing import Final
 import msgspec
 
 from headrace.bench import statistics
-from headrace.bench.generator import Cut, Plan
-from headrace.bench.measurement import Load, Measurement, Objective, Peak
+from headrace.bench.environment import environment, load_average
+from headrace.bench.generator import Cut, Plan, Sent
+from headrace.bench.measurement import Load, Measurement, Objective, Peak, Usage
 from headrace.bench.probe import Probe
 from headrace.bench.processes import run_generators
 from headrace.bench.rows import Row
 from headrace.bench.scenarios import Scenario
 from headrace.bench.summary import summarise
 from headrace.bench.targets import Target
+from headrace.bench.usage import Meter, metered, processes_of
 
 #: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
 PRECISION: Final = 1.05
@@ -31,8 +33,18 @@ PRECISION: Final = 1.05
 LOADS_MAX: Final = 40
 #: A load of a search that has too few requests, or that the generator spoilt, is sent again.
 TRIES: Final = 3
+#: How often a search makes the rate smaller, if the first one misses the objective.
+HALVINGS_MAX: Final = 6
 #: The lowest rate of a search, in requests a second.
 _LOWEST: Final = 0.01
+_HOUR_S: Final = 3600
+#: What the description of a model has besides options.
+_NO_OPTIONS: Final = frozenset(
+    {
+        "name", "version", "queue", "state", "ready_replicas", "versions", "workers", "error",
+        "unserved", "inputs", "outputs", "traffic",
+    }
+)  # fmt: skip
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +84,17 @@ class _Session:
         self._began = time.time()
         self.loads: list[Load] = []
         self.probe = Probe(target, options.timeout_s)
+        self.probe.lone_latency_s()
+        model = self.probe.described()
+        workers = model.get("workers") or []
+        self._version = target.version or str(model.get("version", ""))
+        self._model_options = {
+            key: value
+            for key, value in model.items()
+            if key not in _NO_OPTIONS and value is not None
+        }
+        self._parts = processes_of(target, workers)
+        self._environment = environment(self._model_options, server_here=bool(self._parts))
 
     def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
         """Send one load, and return what came of it."""
@@ -84,11 +107,13 @@ class _Session:
             cut=self._cut(scenario, length_s),
         )  # fmt: skip
         started_at = time.time()
-        sent, _ = run_generators(plan, options.processes)
+        with metered(self._parts) as meter:
+            sent, start_at = run_generators(plan, options.processes)
         load = summarise(
             scenario, sent, objective=self._objective, warm_up_s=options.warm_up_s,
             started_at=started_at,
         )  # fmt: skip
+        load = msgspec.structs.replace(load, usage=_usage(load, sent, meter, start_at))
         if options.on_rows is not None:
             options.on_rows(len(self.loads), sent.rows)
         self.loads.append(load)
@@ -113,7 +138,9 @@ class _Session:
         return Measurement(
             name=self._name or target.model,
             model=target.model,
-            version=target.version,
+            version=self._version,
+            options=self._model_options,
+            environment={**self._environment, "load_after": load_average()},
             protocol=target.protocol,
             url=target.url,
             started_at=datetime.fromtimestamp(self._began, UTC).isoformat(timespec="seconds"),
@@ -122,6 +149,38 @@ class _Session:
             loads=self.loads,
             peak=peak,
         )
+
+
+def _usage(load: Load, sent: Sent, meter: Meter | None, start_at: float) -> dict[str, Usage]:
+    """Return what the generator and the server's parts used during the steady part."""
+    share = min(1.0, load.duration_s / sent.length_s) if sent.length_s > 0 else 1.0
+    client = Usage(cpu_s=sent.all_cpu_s * share, memory_mb=sent.memory_mb, processes=sent.processes)
+    if meter is None:
+        return {"client": client}
+    from_s = start_at + load.warm_up_s
+    return {"client": client, **meter.usage(from_s, from_s + load.duration_s)}
+
+
+def priced(found: Measurement, price_per_hour: float, currency: str = "") -> Measurement:
+    """Return a measurement with the cost of 1,000 results.
+
+    The rate is the peak, else the best one of a load that counts and met the objective.
+
+    Args:
+        found: the measurement.
+        price_per_hour: the price of the hardware for an hour.
+        currency: a name for its unit.
+    """
+    met = [
+        load.rate
+        for load in found.loads
+        if not load.refused and (load.verdict is None or load.verdict.met)
+    ]
+    rate = found.peak.rate if found.peak is not None else max(met, default=0.0)
+    cost = price_per_hour / (rate * _HOUR_S) * 1000 if rate else None
+    return msgspec.structs.replace(
+        found, price_per_hour=price_per_hour, cost_per_1000=cost, currency=currency
+    )
 
 
 def measure(
@@ -169,9 +228,10 @@ def find_peak(
     """Return the highest rate of Poisson arrivals that meets an objective, as `peak`.
 
     The rate grows until the objective is missed, or shrinks until it is met, then it is bisected.
-    A load that misses it is stopped early. A rate counts as met only if the load is steady, because
-    a queue that grows misses every objective later. A load that is too short to confirm the
-    objective is repeated for longer, and so is one that the generator spoilt.
+    A load that misses it is stopped early, and the lowest rate that missed it is sent again. A rate
+    counts as met only if the load is steady, because a queue that grows misses every objective
+    later. A load that is too short to confirm the objective is repeated for longer, and so is one
+    that the generator spoilt.
 
     Args:
         target: the model on its server.
@@ -196,6 +256,7 @@ def find_peak(
     rate = start or at_least * growth or search.lone_rate()
     search.bracket(rate, growth)
     search.bisect(precision)
+    search.confirm(growth, precision)
     return search.result()
 
 
@@ -223,14 +284,17 @@ class _Search:
             length_s = max(length_s, 1.25 * needed / rate + 2.0)
             load = self._session.run(Scenario(kind="server", rate=rate), length_s)
             verdict = load.verdict
+            # The generator's delay only adds to latencies, so it spoils no load that met.
+            if verdict is None or (verdict.met and load.steady):
+                break
             if load.refused and load.succeeded:
                 continue
-            if verdict is None or verdict.met or load.cut:
+            if verdict.met or load.cut:
                 break
             if verdict.late > verdict.requests * (1 - self._objective.percentile / 100):
                 break
             needed = verdict.needed
-        met = verdict is not None and verdict.met and load.steady and not load.refused
+        met = verdict is not None and verdict.met and load.steady
         if met:
             self.low = max(self.low, rate)
         else:
@@ -242,13 +306,19 @@ class _Search:
     def bracket(self, rate: float, growth: float) -> None:
         """Change the rate by a factor until one meets the objective and one does not."""
         if self.met(rate):
-            while self.high is None and len(self._session.loads) < LOADS_MAX:
-                self.met(self.low * growth)
+            self._grow(growth)
             return
-        for _ in range(10):
+        if self._session.probe.lone_latency_s() * 1000 > self._objective.latency_ms:
+            # No rate is so low that a request is faster than on an idle server.
+            return
+        for _ in range(HALVINGS_MAX):
             rate /= growth
             if rate < _LOWEST or self.met(rate):
                 return
+
+    def _grow(self, growth: float) -> None:
+        while self.high is None and len(self._session.loads) < LOADS_MAX:
+            self.met(self.low * growth)
 
     def bisect(self, precision: float) -> None:
         """Halve the distance until it is small enough."""
@@ -257,10 +327,19 @@ class _Search:
                 return
             self.met(math.sqrt(self.low * self.high))
 
+    def confirm(self, growth: float, precision: float) -> None:
+        """Send the lowest rate that missed again: a disturbance may have been the cause."""
+        while self.low and self.high is not None and len(self._session.loads) < LOADS_MAX:
+            missed, self.high = self.high, None
+            if not self.met(missed):
+                return
+            self._grow(growth)
+            self.bisect(precision)
+
     def result(self) -> Measurement:
         """Return the measurement with its peak."""
         # Where the generator was too slow, the server may be able to do more.
-        limited = self._spoilt is not None and self._spoilt == self.high
+        limited = self.high is not None and self._spoilt == self.high
         high = None if limited else self.high
         return self._session.measurement(
             Peak(rate=self.low, low=self.low, high=high, generator_limited=limited)

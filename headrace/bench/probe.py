@@ -6,9 +6,10 @@ import http.client
 import socket
 import ssl
 import time
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
 
-from headrace.bench.targets import Target, reader
+from headrace.bench.targets import Target, reader, target_for, triton_tensor
 from headrace.client.errors import decoded, error_of, job_error, problem_of
 from headrace.client.models import Job
 from headrace.client.sansio import HttpResponse
@@ -21,6 +22,7 @@ _SLOWER: Final = 3.0
 _IDLE_MAX_S: Final = 120.0
 _PAUSE_S: Final = 0.2
 _SHOWN: Final = 300
+_TIMEOUT_S: Final = 30.0
 #: Answers of a server that still has too much to do.
 _BUSY: Final = frozenset({429, 503})
 
@@ -77,15 +79,53 @@ class Probe:
             hint="measure while nothing else uses the server",
         )
 
+    def described(self) -> dict[str, Any]:
+        """Return the model as Headrace's API describes it; empty for other servers.
+
+        Raises:
+            ServerUnreachable: the server does not answer.
+            HeadraceError: it refuses the request.
+        """
+        if self._target.protocol != "headrace":
+            return {}
+        answer = self._get(f"/api/v1/models/{quote(self._target.model, '')}")
+        # A key that may only submit jobs cannot read the model.
+        return decoded(answer, dict[str, Any]) if answer.status == http.HTTPStatus.OK else {}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the model as Triton describes it.
+
+        Raises:
+            ServerUnreachable: the server does not answer.
+            HeadraceError: it refuses the request.
+        """
+        model, version = quote(self._target.model, ""), quote(self._target.version, "")
+        answer = self._get(f"/v2/models/{model}" + (f"/versions/{version}" if version else ""))
+        if answer.status != http.HTTPStatus.OK:
+            raise self._error(answer)
+        return decoded(answer, dict[str, Any])
+
+    def _get(self, path: str) -> HttpResponse:
+        start = f"GET {urlsplit(self._target.url).path}{path} HTTP/1.1\r\n".encode()
+        try:
+            with self._connected() as connection:
+                connection.sendall(start + self._target.headers + b"\r\n")
+                return _answer(connection)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
+        )
+
     def _latency_s(self) -> float:
         started = time.monotonic()
         try:
             with self._connected() as connection:
                 self._exchange(connection, started)
         except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachable(
-                f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
-            ) from error
+            raise self._unreachable(error) from error
         return time.monotonic() - started
 
     def _exchange(self, connection: socket.socket, started: float) -> None:
@@ -132,3 +172,14 @@ def _answer(connection: socket.socket) -> HttpResponse:
         body = response.read()
         headers = {name.lower(): value for name, value in response.getheaders()}
         return HttpResponse(response.status, headers, body)
+
+
+def tensor_of(url: str, model: str, version: str, ca_file: str = "") -> str:
+    """Return the name of the only BYTES input of a model on Triton; "" if it has none.
+
+    Raises:
+        ServerUnreachable: the server does not answer.
+        HeadraceError: it refuses the request.
+    """
+    target = target_for("triton", url, model, [], version=version, ca_file=ca_file)
+    return triton_tensor(Probe(target, _TIMEOUT_S).metadata())

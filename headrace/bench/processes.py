@@ -117,4 +117,7 @@ def _joined(parts: list[Sent]) -> Sent:
     length_s = min(one.length_s for one in parts) if cut else max(one.length_s for one in parts)
     rows = [row for one in parts for row in one.rows if row.due_s <= length_s]
     ticks = [tick for one in parts for tick in one.ticks_s]
-    return Sent(rows, ticks, length_s, max(one.cpu_s for one in parts), cut)
+    return Sent(
+        rows, ticks, length_s, max(one.cpu_s for one in parts), cut,
+        sum(one.all_cpu_s for one in parts), sum(one.memory_mb for one in parts), len(parts),
+    )  # fmt: skip

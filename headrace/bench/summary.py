@@ -22,7 +22,8 @@ from headrace.bench.targets import STAGES
 WINDOW_S: Final = 1.0
 WINDOWS_MIN: Final = 8
 WINDOWS_MAX: Final = 60
-#: The generator spoils a load if its delay adds more than both of these to a figure.
+#: The generator spoils a load if its delay adds more than both of these to a figure, or if only its
+#: delay made the load miss its objective. With an objective LAG_SHARE of its latency is allowed.
 LAG_MS: Final = 1.0
 LAG_SHARE: Final = 0.1
 #: A generator that uses so much of a core delays what it measures.
@@ -213,9 +214,10 @@ def _why_refused(
     # What the latencies would be without the generator's delay.
     from_sent = [(row.answered_s - row.sent_s) * 1000 for row in counted if not row.error]
     without = statistics.spread(from_sent)
+    least_ms = LAG_SHARE * objective.latency_ms if objective is not None else 0.0
     for name in ("p50", "p99"):
         added = getattr(load.latency, name) - getattr(without, name)
-        if _matters(added, getattr(without, name)):
+        if _matters(added, getattr(without, name), least_ms):
             return f"the generator's delay added {added:.1f} ms to the {name}; {_REMEDY}"
     if load.verdict is not None and objective is not None:
         in_time = sum(latency <= objective.latency_ms for latency in from_sent)
@@ -225,5 +227,5 @@ def _why_refused(
     return ""
 
 
-def _matters(added_ms: float, latency_ms: float) -> bool:
-    return added_ms > max(LAG_MS, LAG_SHARE * latency_ms)
+def _matters(added_ms: float, latency_ms: float, least_ms: float = 0.0) -> bool:
+    return added_ms > max(LAG_MS, LAG_SHARE * latency_ms, least_ms)

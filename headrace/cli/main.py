@@ -27,6 +27,7 @@ from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
+from headrace.cli.performance.bench import bench_group
 from headrace.cli.performance.profile import profile
 from headrace.cli.performance.tune import tune
 from headrace.cli.runs.run import run
@@ -373,6 +374,7 @@ def top(
     raise typer.Exit(show(url, interval_s=interval, once=once))
 
 
+app.add_typer(bench_group, name="bench")
 app.add_typer(runs_group, name="runs")
 app.add_typer(models_group, name="models")
 app.add_typer(queues_group, name="queues")

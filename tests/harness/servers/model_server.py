@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -123,9 +123,17 @@ def model_server(service_s: float = 0.0) -> Iterator[ModelServer]:
 
 def stop_model_server(server: ModelServer) -> None:
     """End it, as if it had died: its connections break."""
-    if server.loop is not None and not server.loop.is_closed():
-        for task in asyncio.all_tasks(server.loop):
-            server.loop.call_soon_threadsafe(task.cancel)
+    loop = server.loop
+    if loop is None:
+        return
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    # It may have ended already.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(cancel)
 
 
 async def _serve(server: ModelServer) -> None:

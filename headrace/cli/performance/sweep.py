@@ -1,0 +1,187 @@
+"""`headrace bench --sweep`: runs TorchServe's benchmark suite on a running server."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headrace.cli.shared import output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.options import client_of
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest
+
+if TYPE_CHECKING:
+    from headrace import Client
+    from headrace.bench.measurement import Measurement
+    from headrace.bench.rows import Row
+    from headrace.bench.suite import Case
+
+#: The model that an archive of the suite is registered as, and its version; TorchServe's name.
+_NAME: Final = "benchmark"
+_VERSION: Final = "1.0"
+_LOAD_S: Final = 600.0
+_WAIT_S: Final = 30.0
+#: A load of so many requests ends by their number, and not by its time.
+_DURATION_S: Final = 86_400.0
+#: A tenth of the requests are sent first, as TorchServe's suite does.
+_WARM_UP: Final = 10
+
+
+def run_sweep(
+    file: Path,
+    folder: Path,
+    model: str | None,
+    inputs: Path | None,
+    url: str | None,
+    *,
+    processes: int,
+) -> ExitCode:
+    """Measure each case of a suite, and write `ab_report.csv`, `report.md` and `report.html`.
+
+    Args:
+        file: the suite.
+        folder: where the files are written.
+        model: a registered model; None registers the archive of each case, and removes it.
+        inputs: what to send; None takes that of each case.
+        url: the server.
+        processes: how many processes send the load.
+
+    Raises:
+        ConfigError: the suite is wrong, or a file cannot be written.
+    """
+    from headrace.bench import report
+    from headrace.bench.suite import read_suite, report_row, write_report
+
+    cases = read_suite(file)
+    if not cases:
+        raise ConfigError(f"{file}: the suite has no case", hint="give batch_size and workers")
+    found: list[Measurement] = []
+    lines: list[dict[str, Any]] = []
+    failed = False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with client_of(url) as client:
+            for number, case in enumerate(cases, 1):
+                output.message(f"{number} of {len(cases)}: {case.name}")
+                try:
+                    measured, rows = _measure(client, case, model, inputs, url, processes)
+                except (InvalidRequest, _NotServed) as error:
+                    output.message(f"{case.name}: {output.error_text(error)}")
+                    failed = True
+                    continue
+                found.append(measured)
+                lines.append(report_row(case, measured, rows))
+                failed = failed or bool(measured.loads[-1].refused)
+                write_report(folder / "ab_report.csv", lines)
+                _store(folder / f"{case.name}.json", measured)
+        if found:
+            (folder / "report.md").write_text(report.markdown(found))
+            (folder / "report.html").write_text(report.html(found))
+    except OSError as error:
+        raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
+    _print(lines)
+    output.message(f"see {folder}/ab_report.csv, report.md and report.html")
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _print(lines: list[dict[str, Any]]) -> None:
+    shown = ("Workers", "Batch size", "TS throughput", "TS latency P50", "TS latency P99")
+    output.table(
+        [f">{name}" for name in shown], [[str(line[name]) for name in shown] for line in lines]
+    )
+
+
+class _NotServed(HeadraceError, title="Not served"):
+    """The workers cannot serve the model with the options of a case."""
+
+
+def _measure(
+    client: Client,
+    case: Case,
+    model: str | None,
+    inputs: Path | None,
+    url: str | None,
+    processes: int,
+) -> tuple[Measurement, list[Row]]:
+    from headrace.bench.measure import LoadOptions, measure
+    from headrace.bench.scenarios import Scenario
+    from headrace.bench.targets import read_inputs, target_for
+    from headrace.client.transport import DEFAULT_URL, ENV_API_KEY, ENV_CA_FILE
+
+    path = inputs or (Path(case.input) if case.input else None)
+    if path is None:
+        raise InvalidRequest(f"{case.name} has no input", hint="add --input FILE")
+    read, described = read_inputs(path, case.content_type)
+    rows: list[Row] = []
+    with _served(client, case, model) as name:
+        target = target_for(
+            "headrace", url or DEFAULT_URL, name, read, described=described,
+            api_key=os.environ.get(ENV_API_KEY) or "", ca_file=os.environ.get(ENV_CA_FILE) or "",
+        )  # fmt: skip
+        first = Scenario(
+            kind="closed", concurrency=case.concurrency,
+            requests=max(case.concurrency, case.requests // _WARM_UP),
+        )  # fmt: skip
+        options = LoadOptions(duration_s=_DURATION_S, warm_up_s=0.0, processes=processes)
+        measure([first], target, options)
+        counted = msgspec.structs.replace(options, on_rows=lambda _, found: rows.extend(found))
+        load = msgspec.structs.replace(first, requests=case.requests)
+        return measure([load], target, counted, name=case.name), rows
+
+
+@contextmanager
+def _served(client: Client, case: Case, model: str | None) -> Iterator[str]:
+    """Serve the model with the options of a case, and take them back at the end."""
+    if model is None:
+        if not case.url:
+            raise InvalidRequest(f"{case.name} has no url", hint="name a registered model")
+        options = {"source": case.url, **case.options}
+        done = client.register_model(_NAME, _VERSION, options, wait=_WAIT_S)
+        try:
+            _wait(client, _NAME, case.options, done.state, done.error)
+            yield _NAME
+        finally:
+            client.remove_model(_NAME, wait=_WAIT_S)
+        return
+    versions = client.model_versions(model).versions
+    before = next((one.changed for one in versions if one.default), {})
+    wanted = case.options
+    workers = client.model(model).workers or []
+    if all(str(one.get("device", "")).startswith(case.device) for one in workers):
+        # It runs there, and a server may not allow a change of the device.
+        del wanted["device"]
+    try:
+        _wait(client, model, wanted, "pending", None)
+        yield model
+    finally:
+        # None takes a change back.
+        client.set_model_options(model, {key: before.get(key) for key in wanted})
+
+
+def _wait(
+    client: Client, model: str, options: Mapping[str, Any], state: str, error: str | None
+) -> None:
+    """Set options, and wait until the workers serve them.
+
+    Raises:
+        _NotServed: they cannot load the model, or not in time.
+    """
+    deadline = time.monotonic() + _LOAD_S
+    while state == "pending" and time.monotonic() < deadline:
+        # The same options again change nothing, and wait for the same state.
+        done = client.set_model_options(model, dict(options), wait=_WAIT_S)
+        state, error = done.state, done.error
+    if state != "ready":
+        lines = (error or "").strip().splitlines()
+        reason = lines[-1] if lines else f"it is not loaded after {_LOAD_S:g} s"
+        raise _NotServed(f"{model} cannot be served with these options: {reason}")
+
+
+def _store(file: Path, measured: Measurement) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")

@@ -1,0 +1,197 @@
+"""`headrace bench` against `headrace up`, with the echo model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.bench.generator import Plan, generate
+from headrace.bench.measurement import read_measurement
+from headrace.bench.scenarios import Scenario
+from headrace.bench.suite import COLUMNS
+from headrace.bench.targets import Input, target_for
+from tests.harness.clients.commands import Commands, CommandsWithin
+from tests.harness.servers.up import RunningUp, running_up, write_models
+from tests.harness.wait import wait_until
+
+#: Nobody's machine is so slow.
+LENIENT = ("--slo", "p50=60s", "--confidence", "0.9")
+#: Nobody's machine is so fast.
+STRICT = ("--slo", "p50=0.001ms", "--confidence", "0.9")
+#: The tests share their two cores, so the generator may be late; that is not their subject.
+ENDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("bench")
+    narrow = {"handler": "echo", "max_queue_depth": 3}
+    models = write_models(folder, {"echo": {"handler": "echo"}, "narrow": narrow})
+    with running_up(folder, models=models) as running:
+        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 60)
+        yield running
+
+
+@pytest.fixture
+def cli(up: RunningUp, tmp_path: Path) -> Commands:
+    (tmp_path / "in.json").write_text('{"x": 1}')
+    return CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
+
+
+def measured(cli: Commands, *arguments: str, ends: tuple[int, ...] = ENDS) -> Any:
+    """The JSON of a measurement of echo that ended with one of these codes."""
+    ended = cli.run(
+        "bench", "echo", "-i", "in.json", "--duration", "1", "--json", "out.json", *arguments
+    )
+    assert ended.returncode in ends, (ended.stdout, ended.stderr)
+    read_measurement(cli.folder / "out.json")
+    return json.loads((cli.folder / "out.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "concurrency"),
+    [
+        (("--rate", "40"), 0),
+        (("--scenario", "closed:3"), 3),
+        (("--scenario", "single"), 1),
+        (("--scenario", "offline", "--requests", "50"), 256),
+    ],
+)
+def test_each_scenario_has_results_with_stages(
+    cli: Commands, arguments: tuple[str, ...], concurrency: int
+) -> None:
+    found = measured(cli, *arguments)
+    (load,) = found["loads"]
+    assert load["concurrency"] == concurrency
+    assert load["succeeded"] == load["requests"] > 0
+    assert load["latency"]["p99"] > 0
+    assert list(load["stages"])[:2] == ["queued", "hold"]
+    assert sum(load["batch_sizes"].values()) == load["requests"]
+    assert {"client", "api", "redis", "worker", "model"} <= load["usage"].keys()
+    assert found["version"] == "1.0"
+    assert found["options"]["max_batch_size"] == 32
+    assert found["environment"]["options_digest"]
+
+
+def test_recorded_rows_are_a_scenario(cli: Commands) -> None:
+    first = measured(cli, "--rate", "40", "--rows", "rows.jsonl")
+    rows = [json.loads(line) for line in (cli.folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) >= first["loads"][0]["requests"]
+    assert all(row["answered_s"] >= row["sent_s"] >= row["due_s"] for row in rows)
+    (load,) = measured(cli, "--scenario", "replay:rows.jsonl", "--duration", "5")["loads"]
+    assert load["scenario"] == "replay"
+    assert load["requests"] > 0
+
+
+def test_rows_are_parquet_too_and_have_the_stages(cli: Commands) -> None:
+    measured(cli, "--scenario", "closed:2", "--requests", "20", "--rows", "rows.parquet")
+    table = pq.read_table(cli.folder / "rows.parquet")
+    assert table.num_rows == 20
+    assert table.column("error").null_count == 20
+    assert min(table.column("queued").to_pylist()) >= 0
+    assert max(table.column("batch_size").to_pylist()) >= 1
+
+
+def test_several_rates_are_several_loads(cli: Commands) -> None:
+    found = measured(cli, "--rate", "20,40", "--price-per-hour", "3.6", "--name", "cheap")
+    assert [load["offered_rate"] for load in found["loads"]] == [20, 40]
+    assert found["name"] == "cheap"
+    counts = [load["rate"] for load in found["loads"] if not load["refused"]]
+    if counts:
+        assert found["cost_per_1000"] == pytest.approx(1 / max(counts))
+
+
+def test_a_missed_objective_is_exit_code_1(cli: Commands) -> None:
+    ended = cli.run("bench", "echo", "-i", "in.json", "--duration", "1", "--rate", "40", *STRICT)
+    assert ended.returncode == 1
+    assert b"p50 within 0.001 ms is missed" in ended.stdout
+    found = measured(cli, "--rate", "60", *LENIENT)
+    assert found["loads"][0]["verdict"]["met"]
+
+
+def test_the_peak_is_found_and_reported(cli: Commands) -> None:
+    arguments = ("--find-peak", "--html", "out.html", "--markdown", "out.md", *STRICT)
+    found = measured(cli, *arguments, ends=(1,))
+    assert found["peak"]["rate"] == 0
+    assert found["peak"]["high"] > 0
+    assert all(not load["verdict"]["met"] for load in found["loads"])
+    assert (cli.folder / "out.html").read_text().startswith("<!")
+    assert "| load" in (cli.folder / "out.md").read_text()
+
+
+def test_two_measurements_are_compared(cli: Commands) -> None:
+    measured(cli, "--scenario", "closed:2")
+    (cli.folder / "out.json").rename(cli.folder / "first.json")
+    measured(cli, "--scenario", "closed:2")
+    ended = cli.run("bench", "compare", "first.json", "out.json")
+    assert ended.returncode == 0
+    # A load that does not count is named on standard error.
+    assert b"closed:2" in ended.stdout + ended.stderr
+
+
+def test_a_suite_writes_its_report_and_takes_the_options_back(cli: Commands, up: RunningUp) -> None:
+    (cli.folder / "suite.yaml").write_text(
+        "echo:\n  eager_mode:\n    workers: [1]\n    batch_size: [1, 4]\n    batch_delay: 7\n"
+        "    input: in.json\n    requests: 30\n    concurrency: 3\n    processors: [cpu]\n"
+    )
+    ended = cli.run("bench", "echo", "--sweep", "suite.yaml", "-o", "results")
+    assert ended.returncode in ENDS, ended.stderr
+    text = (cli.folder / "results/ab_report.csv").read_text()
+    lines = list(csv.DictReader(text.splitlines()))
+    assert tuple(lines[0]) == COLUMNS
+    assert [(line["Batch size"], line["Batch delay"]) for line in lines] == [
+        ("1", "7.0"), ("4", "7.0"),
+    ]  # fmt: skip
+    assert {line["Requests"] for line in lines} == {"30"}
+    assert all(float(line["TS throughput"]) > 0 for line in lines)
+    assert (cli.folder / "results/eager_mode_echo_w1_b4.json").exists()
+    versions = up.request("GET", "/api/v1/models/echo/versions")[1]["versions"]
+    assert versions[0]["changed"] == {}
+
+
+def test_a_full_queue_is_counted_and_not_waited_for(up: RunningUp) -> None:
+    assert up.request("POST", "/api/v1/queues/headrace.narrow/pause", b"")[0] == 200
+    target = target_for(
+        "headrace", f"http://127.0.0.1:{up.port}", "narrow", [Input(b"1", "application/json")]
+    )
+    # The three jobs that wait end as timeouts, when the others have been refused.
+    plan = Plan(
+        target=target, scenario=Scenario(kind="replay", due_s=(0.0,) * 10), duration_s=1,
+        timeout_s=3,
+    )  # fmt: skip
+    errors = sorted(row.error for row in generate(plan).rows)
+    assert up.request("POST", "/api/v1/queues/headrace.narrow/purge", b"")[0] == 200
+    assert up.request("POST", "/api/v1/queues/headrace.narrow/resume", b"")[0] == 200
+    assert errors == ["429 queue-full"] * 7 + ["timeout"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere", "-i", "in.json"), "no model 'nowhere' is registered"),
+        (("echo",), "the input is missing"),
+        (("echo", "-i", "no.json"), "no.json: cannot be read: No such file"),
+        (("echo", "-i", "in.json", "--slo", "fast"), "write it as p99=100ms or p95=2s"),
+        (("echo", "-i", "in.json", "--rate", "20,many"), "'many' is not a rate"),
+        (("echo", "-i", "in.json", "--find-peak"), "--find-peak needs an objective"),
+        (("echo", "-i", "in.json", "--find-peak", "--rate", "3"), "remove --rate"),
+        (("echo", "-i", "in.json", "--protocol", "grpc"), "use headrace, torchserve or triton"),
+        (("echo", "-i", "in.json", "--rate", "5", "--rows", "x.csv"), ".parquet or .jsonl"),
+        (("echo", "--sweep", "in.json"), "expected modes of the model"),
+    ],
+)
+def test_a_mistake_is_named(cli: Commands, arguments: tuple[str, ...], words: str) -> None:
+    assert words in cli.complaint("bench", *arguments, rc=2)
+
+
+def test_a_server_that_is_away_is_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text("1")
+    cli = CommandsWithin("http://127.0.0.1:9", tmp_path)
+    text = cli.complaint("bench", "echo", "-i", "in.json", "--rate", "5", rc=3)
+    assert "http://127.0.0.1:9 does not answer" in text

@@ -15,7 +15,8 @@ from headrace.jobs.options import WEBHOOK_URL, JobOptions
 
 _KEY = "Idempotency-Key"
 _NO_JSON = ("text/plain", "image/png", "application/octet-stream")
-_RUN_COUNTS = ("total", "succeeded", "failed", "in_flight")
+#: Members of a report of a run, and of a request for a profile.
+_COUNTS = ("total", "succeeded", "failed", "in_flight", "batches")
 _INTEGERS = [
     name for name, schema in parameter_schemas(JobOptions).items() if schema["type"] == "integer"
 ]
@@ -59,7 +60,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         body["parameters"] = {}
     _make_whole(body.get("options"), _INTEGERS)
     _make_sendable(body.get("options"))
-    _make_whole(body, _RUN_COUNTS)
+    _make_whole(body, _COUNTS)
 
 
 def _make_sendable(options: Any) -> None:

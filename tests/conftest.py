@@ -32,6 +32,7 @@ SLOW: Final = (
     "integration/bench/test_other_servers.py",
     "integration/canvas/test_crash.py",
     "integration/celery/test_flower.py",
+    "integration/cli/test_optimize.py",
     "integration/cli/test_top.py",
     "integration/jobs/test_events_kills.py",
     "integration/model_process/test_variants.py",

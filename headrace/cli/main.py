@@ -28,6 +28,7 @@ from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
 from headrace.cli.performance.bench import bench_group
+from headrace.cli.performance.optimize import optimize
 from headrace.cli.performance.profile import profile
 from headrace.cli.performance.tune import tune
 from headrace.cli.runs.run import run
@@ -352,7 +353,7 @@ _FREE: Final = {
 app.command(context_settings=_FREE)(torchserve)
 
 
-for _command in (submit, run, result, jobs, watch, cancel, profile, tune):
+for _command in (submit, run, result, jobs, watch, cancel, optimize, profile, tune):
     app.command()(_command)
 
 

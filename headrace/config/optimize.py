@@ -67,3 +67,23 @@ def optimize_problem(wanted: Optimize) -> str:
     if wanted.mode != "default" and wanted.backend != "compile":
         return f"mode is for the backend compile, not {wanted.backend}; leave it out"
     return ""
+
+
+def possible(device: str) -> list[Optimize]:
+    """Return the variants that are worth a measurement on a device, apart from eager in float.
+
+    On a CPU, half and bfloat16 are left out: they are faster only where it has instructions for
+    them, and `optimize --variants` can name them.
+    """
+    on_gpu = device != "cpu"
+    backends: list[Backend] = ["compile", "aot", "torchscript", "onnxruntime", "openvino"]
+    if on_gpu:
+        backends = ["compile", "aot", "torchscript", "onnxruntime", "tensorrt"]
+        halves = [Optimize(backend=one, precision="half") for one in ("eager", *backends)]
+        graphs = Optimize(backend="compile", precision="half", mode="reduce-overhead")
+        return [*(Optimize(backend=one) for one in backends), *halves, graphs]
+    int8: list[Backend] = ["onnxruntime", "openvino"]
+    return [
+        *(Optimize(backend=one) for one in backends),
+        *(Optimize(backend=one, precision="int8") for one in int8),
+    ]

@@ -1,5 +1,5 @@
-"""Measures the variants of a model in a process of its own, and shows them as a table and a page.
+"""The document that compares the variants of a model, as a table and as a page.
 
-Start with report.py, the document of such a measurement. It imports no torch: that process does
+Start with report.py, the document. It imports no torch: the process that measures does
 (workers/model_process/measure.py). docs/architecture/tuning.md has the design.
 """

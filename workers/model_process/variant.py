@@ -55,6 +55,8 @@ def install_variant(
     if not config.get("optimize"):
         return None
     wanted = msgspec.convert(config["optimize"], Optimize)
+    if (wanted.backend, wanted.precision) == ("eager", "float"):
+        return None
     # A model without this option does not pay for its imports.
     from handlers.optimize.variants import Site, install
 

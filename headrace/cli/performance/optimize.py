@@ -1,0 +1,184 @@
+"""`headrace optimize`: measures the variants of a model on this machine, without a server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from headrace.cli.shared import output
+from headrace.cli.shared.options import argument, flag, option
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.config.model_catalog import ModelConfig
+    from headrace.config.optimize import Optimize
+    from headrace.config.settings import Settings
+    from headrace.optimize.report import Comparison
+
+ROUNDS: Final = 10
+SIZES_MAX: Final = 64
+
+
+def optimize(
+    model: str = argument("MODEL", "Model of the models file.", ...),
+    compare: bool = flag("--compare", "Measure all variants (the default)."),
+    inputs: Path | None = option("--input -i DIR", "Folder of inputs to check the outputs with."),
+    variants: str | None = option(
+        "--variants LIST",
+        "Variants, such as compile,openvino:int8 (default: all that this machine can run).",
+    ),
+    sizes: str | None = option(
+        "--sizes LIST", "Batch sizes, such as 1,8 (default: 1 and max_batch_size)."
+    ),
+    rounds: int = option("--rounds N", "Batches of each size.", ROUNDS, min=3, max=10_000),
+    max_error: float | None = option("--max-error X", "Largest error that is allowed.", max=1.0),
+    device: str | None = option("--device DEVICE", "torch device (default: the model's, or cpu)."),
+    models: Annotated[Path | None, option("--models FILE", "Models file.", ...)] = None,
+    json_file: Path | None = option("--json FILE", "Write all figures as JSON."),
+    html: Path | None = option("--html FILE", "Write a page with charts."),
+) -> None:
+    """Measure the variants of a model: time, memory, error; for the option `optimize`."""
+    # Imported here to keep other commands fast.
+    from headrace.config.settings import load_settings
+    from headrace.models.catalog import load_models
+    from headrace.optimize import page
+    from headrace.server.packages import require_extras
+
+    del compare  # there is no other mode
+    require_extras("optimize", "worker")
+    texts = {"models_file": str(models)} if models is not None else {}
+    settings = load_settings(None, os.environ, texts)
+    catalog = load_models(settings)
+    config = catalog.get(model)
+    device = device or ("cpu" if config.device == "auto" else config.device)
+    frame = {
+        **config.init_frame(catalog.base_dir, device),
+        "variants": [_as_sent(one) for one in _variants(variants, config, device, max_error)],
+        "sizes": _sizes(sizes, config),
+        "rounds": rounds,
+        "inputs": _folder(inputs, config, catalog.base_dir),
+        "replicas": max(1, config.replicas),
+        "malloc_tuning": config.malloc_tuning,
+        "optimize_cache": _cache(settings),
+    }
+    comparison = _measured(frame, config)
+    for path, text in ((json_file, page.as_json), (html, page.html)):
+        if path is not None:
+            _write(path, text(comparison))
+    _print(comparison)
+
+
+def _print(comparison: Comparison) -> None:
+    from headrace.optimize import page
+
+    columns, rows = page.table(comparison)
+    output.table(columns, rows)
+    for text in page.remarks(comparison):
+        output.message(text)
+
+
+def _as_sent(wanted: Optimize) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(wanted)
+    return found
+
+
+def _variants(
+    text: str | None, config: ModelConfig, device: str, max_error: float | None
+) -> Iterable[Optimize]:
+    """Return the variants that are named, else those that can run; the model's own is one."""
+    import msgspec
+
+    from headrace.config.optimize import Optimize, optimize_problem, possible
+
+    found = [] if config.optimize is None else [config.optimize]
+    if text is None:
+        found += possible(device)
+    else:
+        for name in filter(None, text.split(",")):
+            backend, _, rest = name.strip().partition(":")
+            precision, _, mode = rest.partition(":")
+            keys = {"backend": backend, "precision": precision or "float"}
+            try:
+                one = msgspec.convert({**keys, "mode": mode or "default"}, Optimize)
+            except msgspec.ValidationError as error:
+                raise ConfigError(
+                    f"--variants: {name!r}: {error}",
+                    hint="write BACKEND, BACKEND:PRECISION or BACKEND:PRECISION:MODE",
+                ) from None
+            if problem := optimize_problem(one):
+                raise ConfigError(f"--variants: {name!r}: {problem}")
+            found.append(one)
+    if max_error is not None:
+        found = [msgspec.structs.replace(one, max_error=max_error) for one in found]
+    return found
+
+
+def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
+    if text is None:
+        return config.allowed_batch_sizes or sorted({1, config.max_batch_size})
+    try:
+        sizes = sorted({int(one) for one in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1 or len(sizes) > SIZES_MAX or sizes[-1] > config.max_batch_size:
+        raise ConfigError(
+            f"--sizes: {text!r} is no list of batch sizes up to max_batch_size, "
+            f"{config.max_batch_size}",
+            hint="write numbers with commas, such as 1,8",
+        )
+    return sizes
+
+
+def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
+    if given is not None:
+        return str(given.absolute())
+    calibrate = config.optimize.calibrate if config.optimize is not None else None
+    return str(base / Path(calibrate).expanduser()) if calibrate else ""
+
+
+def _cache(settings: Settings) -> str:
+    from headrace.config.optimize import OPTIMIZED
+
+    return str(settings.state_dir.absolute() / OPTIMIZED)
+
+
+def _measured(frame: dict[str, Any], config: ModelConfig) -> Comparison:
+    """Run the process that measures; its log comes on standard error."""
+    import subprocess
+    import tempfile
+
+    import msgspec
+
+    from headrace.config.paths import server_root
+    from headrace.models.requirements import installed, with_packages
+    from headrace.optimize.report import Comparison
+
+    path = dict.fromkeys([str(server_root()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    if config.requirements is not None:
+        wanted = config.requirements
+        packages = installed(Path(wanted.file), Path(wanted.environments))
+        variables = with_packages(variables, packages)
+    with tempfile.NamedTemporaryFile(prefix="headrace-optimize-") as file:
+        file.write(msgspec.json.encode(frame))
+        file.flush()
+        command = [sys.executable, "-m", "workers.replicas.measured", file.name]
+        ended = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=False)
+    if ended.returncode:
+        raise ConfigError(
+            f"{config.name} cannot be measured; its process ended with {ended.returncode}",
+            hint="the lines above have the reason",
+        )
+    return msgspec.json.decode(ended.stdout, type=Comparison)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

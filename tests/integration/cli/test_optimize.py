@@ -1,0 +1,70 @@
+"""`headrace optimize`: the variants of a model, measured in processes of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.optimize.report import Comparison
+from tests.harness.clients.commands import headrace_here
+from tests.harness.servers.up import headrace
+from tests.harness.variants import IMAGES
+from tests.harness.workers.worker import write_models
+
+
+def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: Path) -> None:
+    write_models(tmp_path, digits={"handler": "digits", "max_batch_size": 4})
+    done = headrace(
+        "optimize", "digits", "--compare", "--input", str(IMAGES), "--variants",
+        "eager:bfloat16,tensorrt", "--max-error", "1e-9", "--rounds", "3", "--json", "c.json",
+        "--html", "c.html", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
+    eager, half, tensorrt = found.variants
+    assert (found.model, found.device, found.inputs) == ("digits", "cpu", str(IMAGES))
+    assert found.threads > 0
+    for variant in (eager, half):
+        assert [time.size for time in variant.times] == [1, 4]
+        assert all(0 < one.low_ms <= one.inference_ms <= one.high_ms for one in variant.times)
+        assert all(one.preprocess_ms > 0 for one in variant.times)
+        assert variant.memory_mb > 50
+        assert variant.load_s > 0
+    assert (eager.error, eager.refused) == (0, "")
+    assert half.error > 0
+    assert half.agreement == 1
+    assert half.build_s > 0
+    assert "more than max_error, 1e-09" in half.refused
+    assert tensorrt.times == []
+    assert "pip install 'headrace[tensorrt]'" in tensorrt.refused
+    assert "eager is best" in done.stderr
+    assert [row.split()[:2] for row in done.stdout.splitlines()] == [
+        ["backend", "precision"], ["eager", "float"], ["eager", "bfloat16"], ["tensorrt", "float"],
+    ]  # fmt: skip
+    assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--variants", "fast"), "--variants: 'fast': Invalid enum value 'fast'"),
+        (("--variants", "aot:int8"), "aot has no int8; set backend to onnxruntime or openvino"),
+        (("--sizes", "1,99"), "no list of batch sizes up to max_batch_size, 4"),
+        (("--sizes", "few"), "no list of batch sizes"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    arguments: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    write_models(tmp_path, digits={"handler": "digits", "max_batch_size": 4})
+    done = headrace_here("optimize", "digits", *arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:
+    write_models(tmp_path, echo={"handler": "echo"})
+    done = headrace("optimize", "echo", "--variants", "torchscript", cwd=tmp_path)
+    assert "echo cannot be measured" in done.stderr or "no module to optimise" in done.stderr

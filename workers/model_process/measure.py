@@ -1,0 +1,291 @@
+"""Measures the variants of one model: `python -m workers.model_process.measure FRAME`.
+
+The file FRAME has an init frame, with `variants`, `sizes`, `rounds` and `inputs` (a folder, or "").
+It prints a `headrace.optimize.report.Comparison` as JSON. Each variant has a process of its own, so
+that its memory and its load are its own; the processes run their batches in turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from headrace.config.optimize import Optimize
+from headrace.errors import ConfigError
+from headrace.handler import Context
+from headrace.optimize.report import BatchTime, Comparison, Variant
+from workers.model_process.context import Input
+from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.startup import context_of, die_with_parent, handler_of
+from workers.model_process.variant import inputs_of, install_variant
+
+MIB: Final = 1024 * 1024
+#: Seconds of rounds after which a batch size is measured well enough, if three rounds were run.
+SIZE_S: Final = 30.0
+_ROUNDS_MIN: Final = 3
+#: Half the width of the 95 % interval of a median, in places, for the root of the number of rounds.
+_HALF: Final = 0.98
+
+#: Milliseconds of preprocess, inference and postprocess.
+Times = tuple[float, float, float]
+
+
+def main() -> None:
+    """Measure what the file in the first argument names; print the comparison."""
+    frame = msgspec.json.decode(Path(sys.argv[1]).read_bytes())
+    # What a handler prints is not part of the document.
+    document = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with document:
+        try:
+            document.write(msgspec.json.encode(measure(frame)) + b"\n")
+        except ConfigError as error:
+            sys.exit(f"headrace: {error.message}")
+
+
+def measure(frame: dict[str, Any]) -> Comparison:
+    """Return the comparison of the variants that a frame names; eager is first.
+
+    Raises:
+        ConfigError: eager does not load, or has no inputs.
+    """
+    wanted = [Optimize(), *(msgspec.convert(one, Optimize) for one in frame["variants"])]
+    unique = list(dict.fromkeys(wanted))
+    running = [Measured(frame, one) for one in unique]
+    try:
+        if running[0].refused:
+            raise ConfigError(f"the model does not load: {running[0].refused}")
+        for size in frame["sizes"]:
+            _rounds([one for one in running if one.alive], size, frame["rounds"])
+        return Comparison(
+            model=frame["model"],
+            device=frame["device"],
+            variants=[one.variant() for one in running],
+            threads=running[0].facts["threads"],
+            inputs=running[0].facts["inputs"],
+            environment=environment(),
+        )
+    finally:
+        for one in running:
+            one.close()
+
+
+def _rounds(running: Sequence[Measured], size: int, rounds: int) -> None:
+    """Run batches of one size in turns."""
+    for one in running:  # its first batch has one-time work
+        one.run(size)
+    until = time.monotonic() + SIZE_S
+    for n in range(rounds):
+        if n >= _ROUNDS_MIN and time.monotonic() > until:
+            break
+        for one in running:
+            if (times := one.run(size)) is not None:
+                one.times.setdefault(size, []).append(times)
+
+
+class Measured:
+    """The process of one variant, seen from the one that measures."""
+
+    def __init__(self, frame: dict[str, Any], wanted: Optimize) -> None:
+        self._wanted = wanted
+        self.times: dict[int, list[Times]] = {}
+        self.facts = self._start(frame)
+        self._build_s = self.facts.get("build_s", 0.0)
+        if self._build_s:
+            # The time of a load, and the memory, without the build.
+            self.close()
+            self.facts = self._start(frame)
+
+    def _start(self, frame: dict[str, Any]) -> dict[str, Any]:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        config = {**frame, "optimize": {**msgspec.to_builtins(self._wanted)}}
+        config["optimize"]["calibrate"] = self._wanted.calibrate or frame["inputs"] or None
+        self._process = spawn.Process(target=_serve, args=(theirs, config, os.getpid()))
+        self._process.start()
+        theirs.close()
+        found: dict[str, Any] = self._answer()
+        return found
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return {"refused": "its process ended"}
+
+    @property
+    def refused(self) -> str:
+        """Why the variant is not used; "" if it is."""
+        return str(self.facts.get("refused", ""))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it loaded, also if it is refused."""
+        return "load_s" in self.facts
+
+    def run(self, size: int) -> Times | None:
+        """Run one batch; None if that fails, which refuses the variant."""
+        if not self.alive:
+            return None
+        try:
+            self._connection.send(size)
+        except OSError:
+            self.facts = {"refused": "its process ended"}
+            return None
+        found = self._answer()
+        if "refused" in found:
+            self.facts = found
+            return None
+        self.facts["memory_mb"] = max(self.facts["memory_mb"], found["memory_mb"])
+        times: Times = found["times"]
+        return times
+
+    def variant(self) -> Variant:
+        """Return what was measured."""
+        facts = self.facts
+        return Variant(
+            optimize=self._wanted,
+            load_s=round(facts.get("load_s", 0.0), 3),
+            build_s=round(self._build_s, 3),
+            memory_mb=round(facts.get("memory_mb", 0.0), 1),
+            times=[_batch_time(size, rows) for size, rows in sorted(self.times.items())],
+            error=facts.get("error", 0.0),
+            agreement=facts.get("agreement"),
+            refused=self.refused,
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _batch_time(size: int, rows: Sequence[Times]) -> BatchTime:
+    before, inference, after = zip(*rows, strict=True)
+    ordered = sorted(inference)
+    middle, half = (len(ordered) - 1) / 2, _HALF * math.sqrt(len(ordered))
+    return BatchTime(
+        size=size,
+        inference_ms=round(statistics.median(ordered), 3),
+        low_ms=round(ordered[max(0, math.floor(middle - half))], 3),
+        high_ms=round(ordered[min(len(ordered) - 1, math.ceil(middle + half))], 3),
+        preprocess_ms=round(statistics.median(before), 3),
+        postprocess_ms=round(statistics.median(after), 3),
+    )
+
+
+def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
+    """Load one variant, then run batches of the sizes that arrive, until the other end closes."""
+    die_with_parent(parent)
+    # The table shows why a variant is refused.
+    logging.getLogger("headrace.model").setLevel(logging.ERROR)
+    with closing(connection):
+        try:
+            started = time.monotonic()
+            executor, facts = _load(config)
+            inputs = inputs_of(executor, config)
+            _run(executor, inputs, 1)
+            facts["load_s"] = time.monotonic() - started - facts["build_s"]
+            facts["inputs"] = config["optimize"]["calibrate"] or "example_input"
+            facts["memory_mb"] = _memory_mb(executor)
+            connection.send(facts)
+            while True:
+                times = _run(executor, inputs, connection.recv())
+                connection.send({"times": times, "memory_mb": _memory_mb(executor)})
+        except (EOFError, OSError):
+            return
+        except ConfigError as error:
+            connection.send({"refused": "; ".join(filter(None, (error.message, error.hint)))})
+        except BaseException as error:  # noqa: BLE001 - any error is shown in the table
+            connection.send({"refused": f"{type(error).__name__}: {error}"})
+
+
+def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
+    handler, context = handler_of(config), context_of(config, Context)
+    handler.initialize(context)
+    executor = BatchExecutor(handler, context)
+    found = install_variant(executor, config, refused_too=True)
+    torch = sys.modules.get("torch")
+    facts: dict[str, Any] = {"threads": torch.get_num_threads() if torch else 0, "build_s": 0.0}
+    if found is not None:
+        facts |= {
+            "build_s": found.build_s,
+            "error": found.verdict.error,
+            "agreement": found.verdict.agreement,
+            "refused": found.verdict.refused,
+        }
+    return executor, facts
+
+
+def _run(executor: BatchExecutor, inputs: Sequence[Input], size: int) -> Times:
+    """Run a batch through the verbs; return the milliseconds of each."""
+    chosen = [inputs[n % len(inputs)] for n in range(size)]
+    batch = SubBatch(chosen, StageTimes(), range(size))
+    executor.prepare(batch)
+    started = time.perf_counter()
+    executor.infer(batch)
+    _wait(executor.context.device)
+    inference = (time.perf_counter() - started) * 1000
+    executor.finish(batch)
+    return batch.times.preprocess, inference, batch.times.postprocess
+
+
+def _wait(device: str) -> None:
+    """Wait for the device, which may work longer than `inference` takes."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _memory_mb(executor: BatchExecutor) -> float:
+    device = executor.context.device
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_reserved(device) / MIB
+    return float(psutil.Process().memory_info().rss / MIB)
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    import torch
+
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+if __name__ == "__main__":
+    main()

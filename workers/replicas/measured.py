@@ -1,0 +1,31 @@
+"""Starts the measurement of a model's variants as a worker starts a model process.
+
+`python -m workers.replicas.measured FRAME` becomes `workers.model_process.measure`, with the
+threads and the allocator that a model process has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from workers.replicas.devices import model_environ, tuned
+
+
+def main() -> None:
+    """Replace this process by the one that measures."""
+    file = sys.argv[1]
+    frame: dict[str, Any] = msgspec.json.decode(Path(file).read_bytes())
+    environ = model_environ(os.environ, frame["replicas"])
+    if frame["malloc_tuning"]:
+        environ = tuned(environ, frame["device"])
+    command = [sys.executable, "-m", "workers.model_process.measure", file]
+    os.execve(command[0], command, environ)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

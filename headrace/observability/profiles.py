@@ -96,7 +96,7 @@ def request(profile_id: str, asked: ProfileRequest, model: str, version: str) ->
 
 def take(profile_id: str, owner: str) -> Command:
     """Return the command with which a worker takes a request; it replies with the request."""
-    return script("profiles/take").call([], profile_id, owner)
+    return script("profiles/take").call([], profile_id, owner, TAKEN_S * US_PER_S)
 
 
 def save(

@@ -311,7 +311,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
-        "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w"],
+        "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],
         "profiles/save": ["p", "", "", "", 60, 8],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
         "torchserve/metrics": ["h", 10],

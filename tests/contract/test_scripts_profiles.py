@@ -116,5 +116,12 @@ def test_what_no_worker_answers_has_failed(store: ScriptClient) -> None:
 def test_a_request_whose_worker_is_gone_blocks_no_other(store: ScriptClient) -> None:
     store.call(profiles.request("a", ASKED, "m", "1"))
     store.execute("HSET", keys.profile("a"), "until", 1)
-    assert store.call(profiles.take("a", "w")) == []
     assert request(store, "b") == ""
+
+
+def test_a_request_that_has_failed_is_not_taken_any_more(store: ScriptClient) -> None:
+    request(store, "a")
+    seconds, _ = store.execute("TIME")
+    store.execute("HSET", keys.profile("a"), "at", (seconds - profiles.TAKEN_S - 1) * 1_000_000)
+    assert known(store, "a").state == "failed"
+    assert store.call(profiles.take("a", "w")) == []

@@ -128,9 +128,8 @@ class _Session:
         warm_up_s = self._options.warm_up_s
         after_s = min(length_s / 4, 2.0) if warm_up_s is None else warm_up_s
         expected = math.ceil(scenario.rate * (length_s - after_s))
-        allowed = statistics.allowed_late(expected, objective)
-        # Chance decides about a few late requests; many are beyond it, however few are expected.
-        return Cut(after_s, objective.latency_ms, max(allowed, 0) + 5)
+        most = statistics.refuting_late(expected, objective)
+        return Cut(after_s, objective.latency_ms, most)
 
     def measurement(self, peak: Peak | None = None) -> Measurement:
         """Return the document of these loads."""

@@ -105,6 +105,16 @@ def allowed_late(requests: int, objective: Objective) -> int:
     return low
 
 
+def refuting_late(requests: int, objective: Objective) -> int:
+    """Return so many late requests that more of them refute an objective, and not only chance.
+
+    It is the mean of a server that just meets the objective, and 2.33 standard deviations (99 %).
+    """
+    chance = 1 - objective.percentile / 100
+    mean = requests * chance
+    return math.ceil(mean + 2.33 * math.sqrt(mean * (1 - chance))) + 2
+
+
 def verdict(requests: int, late: int, objective: Objective) -> Verdict:
     """Return whether so many requests with so many late ones confirm an objective."""
     allowed, needed = allowed_late(requests, objective), needed_requests(late, objective)

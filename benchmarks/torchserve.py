@@ -116,7 +116,7 @@ def both(batches: Sequence[int] = BATCHES) -> Iterator[dict[str, Server]]:
         build_all(store, ["echo"], ARCHIVER)
         quiet = store / "quiet.xml"
         quiet.write_text(QUIET_LOG)
-        flags = ("--disable-token-auth", "--log-config", str(quiet))
+        flags = ("--disable-token-auth", "--ncs", "--log-config", str(quiet))
         models = [f"{model(batch)}=echo.mar" for batch in batches]
         config = configuration(batches)
         with (

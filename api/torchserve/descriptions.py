@@ -50,6 +50,7 @@ class _Operation(NamedTuple):
         query: the parameters of its query, with their types.
         body: it has a body of any type.
         success: the content of its answer; None for any bytes.
+        accepts: it can answer 202 before it has ended.
     """
 
     method: str
@@ -60,6 +61,7 @@ class _Operation(NamedTuple):
     query: Sequence[tuple[str, str]] = ()
     body: bool = False
     success: dict[str, Any] | None = None
+    accepts: bool = False
 
 
 _FAILURES: Final = (400, 404, 500, 503, 507)
@@ -93,7 +95,8 @@ _MANAGEMENT: Final = (
                (("url", "string"), ("model_name", "string"), ("handler", "string"),
                 ("runtime", "string"), ("batch_size", "integer"), ("max_batch_delay", "integer"),
                 ("response_timeout", "integer"), ("startup_timeout", "integer"),
-                ("initial_workers", "integer"), ("synchronous", "boolean")), success=_STATUS),
+                ("initial_workers", "integer"), ("synchronous", "boolean")), success=_STATUS,
+               accepts=True),
     *(
         operation
         for path, suffix in (("/models/{model_name}", ""),
@@ -104,7 +107,7 @@ _MANAGEMENT: Final = (
             _Operation("put", path, f"scaleModel{suffix}", "Set the number of workers.",
                        (400, 404, 500),
                        (("min_worker", "integer"), ("max_worker", "integer"),
-                        ("synchronous", "boolean")), success=_STATUS),
+                        ("synchronous", "boolean")), success=_STATUS, accepts=True),
             _Operation("delete", path, f"unregisterModel{suffix}", "Unregister a model.",
                        (404, 408), success=_STATUS),
         )
@@ -115,8 +118,12 @@ _MANAGEMENT: Final = (
 _METRICS: Final = (
     _Operation("get", "/metrics", "metrics", "Return the metrics.", (), (("name[]", "array"),)),
 )
-_API: Final = _Operation(
-    "options", "/", "apiDescription", "Return this description.", (), success=_ANYTHING
+_API: Final = tuple(
+    _Operation(method, path, name, "Return this description.", (), success=_ANYTHING)
+    for method, path, name in (
+        ("options", "/", "apiDescription"),
+        ("get", "/api-description", "getApiDescription"),
+    )
 )
 
 
@@ -148,7 +155,7 @@ async def _describe(interfaces: Interfaces, _services: Services, _: Request) -> 
         *(_MANAGEMENT if interfaces.management else ()),
         *(_METRICS if interfaces.metrics else ()),
     )
-    return json_reply(document("TorchServe APIs", TORCHSERVE_VERSION, (_API, *operations)))
+    return json_reply(document("TorchServe APIs", TORCHSERVE_VERSION, (*_API, *operations)))
 
 
 async def prediction(model: str, services: Services, _: Request) -> Reply:
@@ -210,6 +217,7 @@ def _described(one: _Operation) -> dict[str, Any]:
         answer = {"application/json": {"schema": one.success}}
     described["responses"] = {
         "200": {"description": "The answer.", "content": answer},
+        **({"202": {"description": "It goes on.", "content": answer}} if one.accepts else {}),
         **{
             str(status): {
                 "description": _ERRORS[status],

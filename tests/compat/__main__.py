@@ -10,15 +10,15 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from tests.compat import guarded_cases
 from tests.compat.archives import NOOP_2, build, build_all, build_broken
 from tests.compat.cases import CONFIG, Scenario
-from tests.compat.compare import perform
+from tests.compat.compare import registered
 from tests.compat.guarded_cases import GUARDED
-from tests.compat.servers import ARCHIVER, Answer, Ask, Server, missing, ours, theirs
+from tests.compat.servers import ARCHIVER, Answer, Server, missing, ours, theirs
 from tests.compat.test_same import FLAGS, SCENARIOS
 
 SHOWN = 700
@@ -42,34 +42,27 @@ def main() -> None:
         build(NOOP_2, store, archiver)
         build_broken(store)
         start = theirs if side == "theirs" else ours
-        chosen = [one for one in SCENARIOS.values() if not names or one.name in names]
+        chosen = [one for _, one in SCENARIOS if not names or one.name in names]
         if chosen:
             with start(store, ["noop.mar"], CONFIG, *FLAGS) as server:
-                look(server, chosen, perform)
+                look(server, chosen, registers=True)
         chosen = [one for one in GUARDED if not names or one.name in names]
         if chosen:
             with start(store, guarded_cases.MODELS, guarded_cases.CONFIG) as server:
-                look(server, chosen, send)
+                look(server, chosen, registers=False)
 
 
-def look(
-    server: Server,
-    scenarios: list[Scenario],
-    send: Callable[[Scenario, Server], list[tuple[Ask, list[Answer]]]],
-) -> None:
+def look(server: Server, scenarios: list[Scenario], *, registers: bool) -> None:
     for scenario in scenarios:
         began = time.monotonic()
         print(f"== {scenario}")
-        for ask, answers in send(scenario, server):
-            print(f"  {ask}")
-            for answer in answers:
-                show(answer)
+        with registered(server, scenario.models) if registers else nullcontext():
+            for ask in scenario.asks:
+                print(f"  {ask}")
+                for answer in server.ask(ask):
+                    show(answer)
         print(f"== {scenario} took {time.monotonic() - began:.1f} s")
     print(server.log, file=sys.stderr)
-
-
-def send(scenario: Scenario, server: Server) -> list[tuple[Ask, list[Answer]]]:
-    return [(ask, server.ask(ask)) for ask in scenario.asks]
 
 
 if __name__ == "__main__":

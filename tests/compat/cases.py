@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -49,6 +50,11 @@ class Scenario:
 
     def __str__(self) -> str:
         return self.name
+
+
+def models_of(scenarios: Iterable[Scenario]) -> list[str]:
+    """The archives of scenarios, each once."""
+    return list(dict.fromkeys(name for one in scenarios for name in one.models))
 
 
 def predict(model: str, body: bytes = b"", **more: Any) -> Ask:

@@ -5,53 +5,76 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
 from tests.compat.cases import Scenario, manage, register
 from tests.compat.servers import Answer, Ask, Server
 
+Exchange = tuple[Ask, list[Answer]]
+#: How many models a server loads at once: most of them import torch, on one core each.
+AT_ONCE: Final = 3
 #: Headers that only say how an answer travels.
 _TRANSPORT: Final = frozenset({"content-length", "transfer-encoding", "connection", "x-request-id"})
 #: Members of descriptions whose value is each server's own.
 _OWN: Final = frozenset({"id", "startTime", "memoryUsage", "pid", "message"})
 #: TorchServe says UNLOADING of a worker for a moment after a registration has been answered.
 _WORKER_STATES: Final = ("READY", "UNLOADING")
+#: TorchServe describes this on each port, and has it on that of the metrics only.
+_OF_METRICS: Final = "/metrics"
+#: Parameters that TorchServe describes and does not read, and one for encrypted buckets.
+_IGNORED: Final = frozenset({"number_gpu", "timeout", "synchronous", "s3_sse_kms"})
+#: Both answer 200 when the model is gone.
+_NEVER_SENT: Final = ("delete", "202")
 _SAMPLE: Final = re.compile(r'(\w+)\{((?:\w+="[^"]*",)*)\} -?[\d.]+(E-?\d+)?')
 
 
-def perform(scenario: Scenario, server: Server) -> list[tuple[Ask, list[Answer]]]:
-    """Register the scenario's models, send its requests, and unregister what is there.
+@contextmanager
+def registered(server: Server, models: Sequence[str]) -> Iterator[None]:
+    """Have models registered, several at once.
 
     Raises:
-        AssertionError: a model could not be registered.
+        AssertionError: a model could not be registered, or is still there at the end.
     """
     try:
-        if scenario.models:
-            with ThreadPoolExecutor(len(scenario.models)) as pool:
-                registered = pool.map(server.ask, map(register, scenario.models))
-                for name, (answer,) in zip(scenario.models, registered, strict=True):
-                    assert answer.status == 200, f"{name}: {answer}"
-        return [(ask, server.ask(ask)) for ask in scenario.asks]
+        for name, answer in _each(server, models, register):
+            assert answer.status == 200, f"{name}: {answer}"
+        yield
     finally:
         unregister(server)
 
 
-def unregister(server: Server) -> None:
-    """Unregister all models but noop, so that the next scenario begins with it alone.
+def perform(scenario: Scenario, server: Server, kept: Sequence[str]) -> list[Exchange]:
+    """Send the requests of a scenario, and unregister what they have registered."""
+    try:
+        return [(ask, server.ask(ask)) for ask in scenario.asks]
+    finally:
+        unregister(server, kept)
+
+
+def unregister(server: Server, kept: Sequence[str] = ()) -> None:
+    """Unregister all models but noop and some others.
 
     Raises:
         AssertionError: a model is still there.
     """
     (listed,) = server.ask(manage("GET", "/models"))
-    names = [one["modelName"] for one in json.loads(listed.body)["models"]]
-    asks = [manage("DELETE", f"/models/{quote(name)}") for name in names if name != "noop"]
-    if asks:
-        with ThreadPoolExecutor(len(asks)) as pool:
-            for ask, (answer,) in zip(asks, pool.map(server.ask, asks), strict=True):
-                assert answer.status == 200, f"{ask}: {answer}"
+    found = {one["modelName"] for one in json.loads(listed.body)["models"]}
+    names = sorted(found - {"noop", *kept})
+    for name, answer in _each(server, names, lambda n: manage("DELETE", f"/models/{quote(n)}")):
+        assert answer.status == 200, f"{name}: {answer}"
+
+
+def _each(
+    server: Server, names: Sequence[str], ask: Callable[[str], Ask]
+) -> Iterator[tuple[str, Answer]]:
+    """Send a request for each model, some at once; return the answers."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, (answer,) in zip(names, pool.map(server.ask, map(ask, names)), strict=True):
+            yield name, answer
 
 
 def mismatches(ask: Ask, theirs: Sequence[Answer], ours: Sequence[Answer]) -> list[str]:
@@ -95,6 +118,8 @@ def _is_uuid(text: str | None) -> bool:
 
 
 def _body(ask: Ask, theirs: Answer, ours: Answer) -> list[str]:
+    if ask.look == "described":
+        return _described(ask, json.loads(theirs.body), json.loads(ours.body))
     if ask.look == "text":
         return _metrics(theirs.body.decode(), ours.body.decode())
     document = _json(theirs)
@@ -155,6 +180,26 @@ def _shape(theirs: Any, ours: Any, where: str) -> list[str]:
     if own:
         return [] if bool(str(theirs)) == bool(str(ours)) else [f"{where} is empty"]
     return _unequal(where, theirs, ours)
+
+
+def _described(ask: Ask, theirs: Any, ours: Any) -> list[str]:
+    """Compare OpenAPI documents: paths, methods, parameters and successes; ours may have more."""
+    lacking = _operations(theirs) - _operations(ours)
+    lacking = {one for one in lacking if one[1:] != _NEVER_SENT}
+    if ask.port != "metrics":
+        lacking = {one for one in lacking if one[0] != _OF_METRICS}
+    return [f"Headrace does not describe {' '.join(one)}" for one in sorted(lacking)]
+
+
+def _operations(description: Any) -> set[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = {("openapi", description["openapi"])}
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            found.add((path, method))
+            named = {one["name"] for one in operation.get("parameters", ())}
+            found |= {(path, method, name) for name in named - _IGNORED}
+            found |= {(path, method, one) for one in {"200", "202"} & operation["responses"].keys()}
+    return found
 
 
 def _version(description: Any) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.compat import servers
-from tests.compat.archives import NOOP_2, build, build_all, build_broken
+from tests.compat.archives import ARCHIVES, NOOP_2, build, build_broken
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,8 @@ def _real() -> None:
 def store(_real: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model store with all archives."""
     folder = tmp_path_factory.mktemp("model-store")
-    build_all(folder, archiver=servers.ARCHIVER)
-    build(NOOP_2, folder, servers.ARCHIVER)
+    with ThreadPoolExecutor(3) as pool:
+        archives = [*ARCHIVES.values(), NOOP_2]
+        list(pool.map(partial(build, store=folder, archiver=servers.ARCHIVER), archives))
     build_broken(folder)
     return folder

@@ -1,6 +1,7 @@
 """Requests to servers as they start by default: tokens are needed, and no model is registered.
 
-All handlers get the envelope `json`, and only log files get metrics.
+All handlers get the envelope `json`, and only log files get metrics. The management interface is a
+Unix socket.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from tests.compat.cases import JSON, Scenario, manage, predict
-from tests.compat.servers import Ask
+from tests.compat.servers import FOLDER, Ask
 
 CONFIG: Final = {
     "service_envelope": "json",
     "default_workers_per_model": "1",
     "number_of_netty_threads": "2",
+    "management_address": f"unix:{FOLDER}/management.sock",
     "cors_allowed_origin": "https://page.example",
     "cors_allowed_methods": "GET, POST",
     "cors_allowed_headers": "X-One",

@@ -8,10 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.compat.cases import QUEUE, manage, predict, register
-from tests.compat.compare import unregister
 from tests.compat.servers import START_S, Answer, Server
 from tests.harness.wait import wait_until
 
@@ -19,6 +18,8 @@ from tests.harness.wait import wait_until
 FULL: Final = predict("held", b"one too many", differs="queue-full")
 #: What a model with tickets refuses.
 TICKETED: Final = predict("ticketed", b"no worker is idle")
+#: What runs in a batch with a bad input.
+SPOILED: Final = predict("held", b"beside a bad one", differs="bad-neighbour")
 #: Of a model with batches of one, a worker of Headrace runs a request and has claimed the next one.
 ACCEPTED: Final = {True: (QUEUE + 1,), False: (QUEUE + 1, QUEUE + 2)}
 
@@ -39,11 +40,9 @@ class Held:
     model: str = "held"
     sent: list[Future[list[Answer]]] = field(default_factory=list)
 
-    def send(self) -> Answer | None:
+    def send(self, more: str = "") -> Answer | None:
         """Send a request; when it waits in the server or is answered, return its answer, if any."""
-        ask = predict(self.model, str(self.gate).encode())
-        future = self.pool.submit(self.server.ask, ask)
-        self.sent.append(future)
+        future = self._sent(more)
         wait_until(
             lambda: future.done() or self._inside() == sum(not one.done() for one in self.sent),
             "the request waits in the server",
@@ -56,6 +55,19 @@ class Held:
         self.gate.touch()
         return [future.result()[0] for future in self.sent]
 
+    def begin(self) -> None:
+        """Send the request that keeps the worker busy.
+
+        A worker is idle a moment after its model is loaded; without tickets, the request waits.
+        """
+        self._sent("", until=200)
+        wait_until(self.gate.with_suffix(".begun").exists, "the first request runs", START_S)
+
+    def _sent(self, more: str, until: int = 0) -> Future[list[Answer]]:
+        ask = predict(self.model, f"{self.gate}\n{more}".encode(), until=until)
+        self.sent.append(self.pool.submit(self.server.ask, ask))
+        return self.sent[-1]
+
     def _inside(self) -> int:
         """How many requests wait or run."""
         (answer,) = self.server.ask(manage("GET", f"/models/{self.model}"))
@@ -66,20 +78,20 @@ class Held:
 
 
 @contextmanager
-def held(server: Server, folder: Path, model: str = "held", **params: int) -> Iterator[Held]:
+def held(server: Server, folder: Path, model: str = "held", batch_size: int = 1) -> Iterator[Held]:
     """Register a model, and keep its worker busy with one request."""
     gate = folder / f"{server.ports['inference']}.gate"
+    (answer,) = server.ask(register(model, batch_size=batch_size))
+    assert answer.status == 200, answer
     with ThreadPoolExecutor(2 * QUEUE) as pool:
         try:
-            (answer,) = server.ask(register(model, **dict[str, Any](params)))
-            assert answer.status == 200, answer
             busy = Held(server, gate, pool, model)
-            busy.sent.append(pool.submit(server.ask, predict(model, str(gate).encode())))
-            wait_until(gate.with_suffix(".begun").exists, "the first request runs", START_S)
+            busy.begin()
             yield busy
         finally:
             gate.touch()
-            unregister(server)
+            (answer,) = server.ask(manage("DELETE", f"/models/{model}"))
+            assert answer.status == 200, answer
 
 
 def fill(server: Server, folder: Path) -> tuple[Answer, int]:
@@ -90,6 +102,17 @@ def fill(server: Server, folder: Path) -> tuple[Answer, int]:
         *accepted, _ = busy.release()
     assert {one.status for one in accepted} == {200}, accepted
     return refused, len(accepted)
+
+
+def spoiled(server: Server, folder: Path) -> Answer:
+    """Run a good input in a batch with a bad one; return its answer."""
+    with held(server, folder, batch_size=QUEUE) as busy:
+        for text in ("", "bad"):
+            refused = busy.send(text)
+            assert refused is None, refused
+        first, good, bad = busy.release()
+    assert (first.status, bad.status) == (200, 503), (first, bad)
+    return good
 
 
 def batches(server: Server, folder: Path) -> list[int]:
@@ -104,10 +127,13 @@ def batches(server: Server, folder: Path) -> list[int]:
 
 
 def ticketed(server: Server, folder: Path) -> tuple[Answer, int]:
-    """Send a request while the only worker is busy, and one after that; its answer and status."""
+    """Send a request while the only worker is busy, and one after that; its answer and status.
+
+    The worker is idle a moment after its answer has been sent.
+    """
     with held(server, folder, "ticketed") as busy:
         (refused,) = server.ask(TICKETED)
         (first,) = busy.release()
         assert first.status == 200, first
-        (later,) = server.ask(predict("ticketed", str(busy.gate).encode()))
+        (later,) = server.ask(predict("ticketed", str(busy.gate).encode(), until=200))
     return refused, later.status

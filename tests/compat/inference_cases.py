@@ -143,9 +143,13 @@ INFERENCE: Final = (
         ("fields",),
     ),
     Scenario(
-        "returns", tuple(predict("returns", name.encode()) for name in RETURNED), ("returns",)
+        "returns",
+        (
+            *(predict("returns", name.encode()) for name in RETURNED),
+            predict("returns", b"tensor", look="status"),
+        ),
+        ("returns",),
     ),
-    Scenario("tensor", (predict("returns", b"tensor", look="status"),), ("returns",)),
     Scenario(
         "raises",
         (
@@ -167,14 +171,6 @@ INFERENCE: Final = (
     ),
     Scenario("not_a_list", (predict("not_a_list", b"x"),), ("not_a_list",)),
     Scenario("too_few", (predict("too_few", b"x"),), ("too_few",)),
-    Scenario(
-        "one_bad_of_a_batch",
-        (
-            register("raises", batch_size=8, max_batch_delay=300),
-            predict("raises", b"good", times=3),
-            manage("DELETE", "/models/raises"),
-        ),
-    ),
     Scenario(
         "response_headers",
         (predict("response_headers", b"x"), predict("json_content_type", b"x")),

@@ -51,6 +51,45 @@ FAILURES: Final = (
 
 MANAGEMENT: Final = (
     Scenario(
+        "scaling",
+        (
+            manage("PUT", "/models/echo?min_worker=2&synchronous=true"),
+            manage("GET", "/models/echo"),
+            manage("PUT", "/models/echo/1.0?min_worker=1&synchronous=true"),
+            manage("GET", "/models/echo"),
+            manage("PUT", "/models/echo?min_worker=1&max_worker=2"),
+            manage("PUT", "/models/echo?min_worker=3&max_worker=2"),
+            manage("PUT", "/models/echo?min_worker=-1", look="status"),
+            manage("PUT", "/models/echo?min_worker=many&synchronous=true"),
+            manage("PUT", "/models/echo/9.9?min_worker=1"),
+            manage("PUT", "/models/echo?min_worker=0&synchronous=true"),
+            manage("GET", "/models/echo"),
+            predict("echo", b"x"),
+            manage("GET", "/models/echo?customized=true"),
+            manage("PUT", "/models/echo?min_worker=1"),
+            predict("echo", b"x", until=200),
+            manage("PUT", "/models/echo?min_worker=1&number_gpu=1&timeout=5&synchronous=true"),
+            manage("PUT", "/models/echo?synchronous=true"),
+            manage("GET", "/models/echo"),
+        ),
+        ("echo",),
+    ),
+    Scenario(
+        "customized",
+        (
+            manage("GET", "/models/customized?customized=true"),
+            manage("GET", "/models/customized/1.0?customized=true"),
+            manage("GET", "/models/customized?customized=false"),
+            manage("GET", "/models/echo?customized=true"),
+            predict("customized", b"x"),
+        ),
+        ("customized", "echo"),
+    ),
+)
+
+#: They list the models, and register what other scenarios have too.
+ALONE: Final = (
+    Scenario(
         "paths_of_management",
         (
             *(
@@ -115,30 +154,6 @@ MANAGEMENT: Final = (
             predict("noop/1.2.1"),
             predict("noop"),
         ),
-    ),
-    Scenario(
-        "scaling",
-        (
-            manage("PUT", "/models/echo?min_worker=2&synchronous=true"),
-            manage("GET", "/models/echo"),
-            manage("PUT", "/models/echo/1.0?min_worker=1&synchronous=true"),
-            manage("GET", "/models/echo"),
-            manage("PUT", "/models/echo?min_worker=1&max_worker=2"),
-            manage("PUT", "/models/echo?min_worker=3&max_worker=2"),
-            manage("PUT", "/models/echo?min_worker=-1", look="status"),
-            manage("PUT", "/models/echo?min_worker=many&synchronous=true"),
-            manage("PUT", "/models/echo/9.9?min_worker=1"),
-            manage("PUT", "/models/echo?min_worker=0&synchronous=true"),
-            manage("GET", "/models/echo"),
-            predict("echo", b"x"),
-            manage("GET", "/models/echo?customized=true"),
-            manage("PUT", "/models/echo?min_worker=1"),
-            predict("echo", b"x", until=200),
-            manage("PUT", "/models/echo?min_worker=1&number_gpu=1&timeout=5&synchronous=true"),
-            manage("PUT", "/models/echo?synchronous=true"),
-            manage("GET", "/models/echo"),
-        ),
-        ("echo",),
     ),
     Scenario(
         "register",
@@ -215,17 +230,6 @@ MANAGEMENT: Final = (
         ),
     ),
     Scenario(
-        "customized",
-        (
-            manage("GET", "/models/customized?customized=true"),
-            manage("GET", "/models/customized/1.0?customized=true"),
-            manage("GET", "/models/customized?customized=false"),
-            manage("GET", "/models/echo?customized=true"),
-            predict("customized", b"x"),
-        ),
-        ("customized", "echo"),
-    ),
-    Scenario(
         "batching",
         (
             register("batch_sizes", batch_size=4, max_batch_delay=1000),
@@ -237,23 +241,25 @@ MANAGEMENT: Final = (
     Scenario(
         "descriptions",
         (
-            Ask("OPTIONS", "/", look="status"),
-            Ask("GET", "/api-description", look="status"),
+            Ask("OPTIONS", "/", look="described"),
+            Ask("GET", "/api-description", look="described"),
+            # TorchServe describes /prediction/noop, which it does not have.
             Ask("OPTIONS", "/predictions/noop", look="status"),
             Ask("OPTIONS", "/predictions/unknown"),
             Ask("OPTIONS", "/nothing"),
-            manage("OPTIONS", "/", look="status"),
-            manage("GET", "/api-description", look="status"),
-            manage("OPTIONS", "/models/noop", look="status"),
-            Ask("OPTIONS", "/", port="metrics", look="status"),
-            Ask("GET", "/api-description", port="metrics", look="status"),
+            manage("OPTIONS", "/", look="described"),
+            manage("GET", "/api-description", look="described"),
+            manage("OPTIONS", "/models/noop", look="described"),
+            Ask("OPTIONS", "/", port="metrics", look="described"),
+            Ask("GET", "/api-description", port="metrics", look="described"),
         ),
     ),
     Scenario(
         "metrics",
         (
-            Ask("GET", "/metrics", port="metrics", look="text"),
-            Ask("POST", "/metrics/deeper", port="metrics", look="text"),
+            # Some of its families come with time.
+            Ask("GET", "/metrics", port="metrics", look="text", settles=True),
+            Ask("POST", "/metrics/deeper", port="metrics", look="text", settles=True),
             Ask("GET", "/metrics?name[]=ts_inference_requests_total", port="metrics", look="text"),
             Ask("GET", "/metrics?name[]=nothing", port="metrics", look="text"),
             Ask("GET", "/nothing", port="metrics"),

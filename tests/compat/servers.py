@@ -7,15 +7,17 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import psutil
 
@@ -30,18 +32,24 @@ ARCHIVER: Final = VENV / "bin/torch-model-archiver"
 OURS: Final = (sys.executable, "-m", "headrace", "torchserve")
 #: What both write when they serve.
 STARTED: Final = "Model server started."
-#: For a machine that runs much else: to import torch and captum has taken a minute and a half.
+#: A machine that runs much else has taken a minute and a half to import torch and captum.
 START_S: Final = 300
+#: In values of a configuration: the server's folder.
+FOLDER: Final = "$FOLDER"
+_UNIX: Final = "unix:"
+_NO_TOKENS: Final = "--disable-token-auth"
 STOP_S: Final = 30
 ANSWER_S: Final = 600
 #: How long a request is repeated until it has its status.
 UNTIL_S: Final = 120
 
+S = TypeVar("S")
+T = TypeVar("T")
 Port = Literal["inference", "management", "metrics"]
 Headers = Mapping[str, str]
 #: How answers are compared: by form, as their status and content type suggest; by the members of
-#: their JSON; by status; by its first digit; as metrics.
-Look = Literal["", "shape", "status", "class", "text"]
+#: their JSON; by status; by its first digit; as metrics; as OpenAPI.
+Look = Literal["", "shape", "status", "class", "text", "described"]
 
 
 def missing() -> str:
@@ -64,6 +72,7 @@ class Ask:
         times: how many of it are sent at the same moment.
         unanswered_s: TorchServe gives no answer, and is waited for so long; its status is 0.
         until: repeat the request until it has this status.
+        settles: both are asked again until the answers are alike.
         look: how the answers are compared.
         differs: the name of the difference in the documentation, if the answers differ on purpose.
     """
@@ -76,6 +85,7 @@ class Ask:
     times: int = 1
     unanswered_s: float = 0
     until: int = 0
+    settles: bool = False
     look: Look = ""
     differs: str = ""
 
@@ -98,18 +108,37 @@ class Answer:
         return next((value for one, value in self.headers if one.lower() == name), None)
 
 
+class _Connection(http.client.HTTPConnection):
+    """A connection to a port, or to a Unix socket.
+
+    Attributes:
+        path: that of the socket.
+    """
+
+    path: str = ""
+
+    def connect(self) -> None:
+        if not self.path:
+            return super().connect()
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        return self.sock.connect(self.path)
+
+
 @dataclass
 class Server:
     """A running server.
 
     Attributes:
         ports: the ports of its interfaces.
+        sockets: the Unix sockets of those that have no port.
         folder: its folder: current directory, logs and temporary files.
         process: its first process.
         real: it is TorchServe.
     """
 
     ports: Mapping[Port, int]
+    sockets: Mapping[Port, str]
     folder: Path
     process: subprocess.Popen[bytes]
     real: bool
@@ -149,9 +178,8 @@ class Server:
 
     def _ask(self, ask: Ask) -> Answer:
         timeout_s = ask.unanswered_s if self.real and ask.unanswered_s else ANSWER_S
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", self.ports[ask.port], timeout=timeout_s
-        )
+        connection = _Connection("127.0.0.1", self.ports[ask.port], timeout=timeout_s)
+        connection.path = self.sockets.get(ask.port, "")
         try:
             connection.putrequest(ask.method, ask.path, skip_accept_encoding=True)
             for name, value in ask.headers.items():
@@ -167,6 +195,40 @@ class Server:
             return Answer(0)
         finally:
             connection.close()
+
+
+Both = tuple[Server, Server]
+
+
+def in_both(both: Both, do: Callable[[Server], T]) -> tuple[T, T]:
+    """Do something with both servers at once."""
+    with ThreadPoolExecutor(2) as pool:
+        theirs, ours = pool.map(do, both)
+    return theirs, ours
+
+
+@contextmanager
+def together(
+    enter: Callable[[S], AbstractContextManager[T]], both: tuple[S, S]
+) -> Iterator[tuple[T, T]]:
+    """Enter a context for each of two at once, and leave both at once."""
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        sides = [(pool, ExitStack(), of) for pool, of in zip((one, other), both, strict=True)]
+        try:
+            entered = [pool.submit(stack.enter_context, enter(of)) for pool, stack, of in sides]
+            yield entered[0].result(), entered[1].result()
+        finally:
+            for left in [pool.submit(stack.close) for pool, stack, _ in sides]:
+                left.result()
+
+
+@contextmanager
+def pair(
+    store: Path, models: Sequence[str], config: Mapping[str, str], *flags: str
+) -> Iterator[Both]:
+    """TorchServe and Headrace, started alike and at once; the models are loaded in both."""
+    with together(lambda start: start(store, models, config, *flags), (theirs, ours)) as both:
+        yield both
 
 
 def properties(ports: Mapping[Port, int], **more: str) -> str:
@@ -215,8 +277,11 @@ def _serve(
     # The path of a worker's socket has at most 108 characters, so the folder is not pytest's.
     with tempfile.TemporaryDirectory(prefix="compat") as name:
         folder = Path(name)
-        (folder / "config.properties").write_text(properties(ports, **config))
-        start = [*command, "--start", "--foreground", "--model-store", str(store), "--ncs", *flags]
+        own = {key: value.replace(FOLDER, name) for key, value in config.items()}
+        (folder / "config.properties").write_text(properties(ports, **own))
+        addresses = {port: own.get(f"{port}_address", "") for port in ports}
+        sockets = {p: at.removeprefix(_UNIX) for p, at in addresses.items() if at.startswith(_UNIX)}
+        start = [*command, "--start", "--foreground", "--model-store", str(store), *flags]
         start += ["--ts-config", str(folder / "config.properties")]
         if models:
             start += ["--models", *models]
@@ -229,9 +294,13 @@ def _serve(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        server = Server(ports, folder, process, real=command != OURS)
+        server = Server(ports, sockets, folder, process, real=command != OURS)
         try:
             wait_until(lambda: _started(server), f"{command[0]} serves", START_S)
+            headers = {} if _NO_TOKENS in flags else {"Authorization": "Bearer {management}"}
+            names = [_model(one) for one in models]
+            loaded = partial(_loaded, server, headers)
+            wait_until(lambda: all(map(loaded, names)), "the models are loaded", START_S)
             yield server
         finally:
             stop(process)
@@ -258,6 +327,22 @@ def _started(server: Server) -> bool:
     if server.process.poll() is not None:
         raise AssertionError(f"it ended with {server.process.returncode}: {server.log[-4000:]}")
     return STARTED in server.log
+
+
+def _model(given: str) -> str:
+    """The name of a model of `--models`: `name=file`, or a file that is called like it."""
+    name, _, file = given.rpartition("=")
+    return name or file.removesuffix(".mar")
+
+
+def _loaded(server: Server, headers: Headers, model: str) -> bool:
+    ask = Ask("GET", f"/models/{model}", headers=headers, port="management")
+    (answer,) = server.ask(ask)
+    if answer.status != 200:
+        return False
+    (shown,) = json.loads(answer.body)
+    workers = [one["status"] for one in shown["workers"]]
+    return len(workers) >= max(1, shown["minWorkers"]) and set(workers) == {"READY"}
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -37,6 +37,8 @@ from headrace.torchserve.config import is_allowed
 #: The beginning of the name of a file that is being fetched into the model store.
 PARTIAL: Final = ".headrace-fetch-"
 _URL: Final = re.compile(r"^(https?|file):", re.IGNORECASE)
+#: Of a file that `Found.keep` has named: this name, and the one before.
+_NAMES: Final = 2
 _ZIP_BEGIN: Final = b"PK"
 _TARS: Final = (".tar.gz", ".tgz")
 _SHOWN_CHARS: Final = 200
@@ -88,7 +90,10 @@ def shown(text: str) -> str:
 
 
 def interrupted(store: Path | None) -> list[Path]:
-    """Return the files that killed registrations were fetching; a file in work is locked."""
+    """Return the files of registrations that have no end: it was killed, or lost a reply of Redis.
+
+    A file in work is locked.
+    """
     found = []
     for path in store.glob(f"{PARTIAL}*") if store is not None else ():
         with contextlib.suppress(OSError):
@@ -100,12 +105,12 @@ def interrupted(store: Path | None) -> list[Path]:
 
 
 def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
-    """Remove what killed registrations have left: the files, and the names that they got by `keep`.
+    """Remove what registrations without an end have left: files, and their names by `keep`.
 
     Args:
         paths: what `interrupted` has returned.
-        used: the sources of the registered models, read after that. A registration that was killed
-            between its change and its end has a model, whose file stays.
+        used: the sources of the registered models, read after that. A registration that ended
+            after its change has a model, whose file stays.
     """
     for path in paths:
         with contextlib.suppress(OSError):
@@ -242,7 +247,11 @@ def _no_download(url: str, why: str) -> TorchServeError:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """Yield the name of a new file in the folder of the target, which is removed in the end."""
+    """Yield the name of a new file in the folder of the target, which is removed in the end.
+
+    After an error it stays if `keep` has given the file its name: a model may be registered, and
+    the next fetch finds out.
+    """
     path = target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -253,8 +262,13 @@ def _partial(target: Path) -> Iterator[Path]:
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
-    finally:
+    except BaseException:
+        if os.fstat(opened).st_nlink < _NAMES:
+            path.unlink(missing_ok=True)
+        raise
+    else:
         path.unlink(missing_ok=True)
+    finally:
         os.close(opened)
 
 

@@ -33,7 +33,7 @@ from api.torchserve.replies import status_reply
 from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import MODEL_NAME_PATTERN
 from headrace.config.model_options import DEFAULT_VERSION
-from headrace.errors import ConfigError
+from headrace.errors import BrokerFull, ConfigError, Conflict, InvalidRequest
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.folder import ModelFolder, archive_handler
 from headrace.models.requirements import installed
@@ -53,6 +53,8 @@ from headrace.torchserve.model_config import (
 _RUNTIMES: Final = ("python", "python3")
 _CPP: Final = "LSP"
 _NAME: Final = re.compile(MODEL_NAME_PATTERN)
+#: After these, no model is registered. After another error, Redis may have made the change.
+_REFUSALS: Final = (TorchServeError, BrokerFull, Conflict, InvalidRequest)
 
 
 async def register_model(services: Services, request: Request) -> Answer:
@@ -116,6 +118,8 @@ async def _register(
     def make(present: Registry) -> list[Change]:
         known = present.models.get(name)
         if known is not None and version in known.versions:
+            if known.versions[version].options == options:
+                return []  # by an earlier try, whose reply was lost
             raise TorchServeError(
                 409,
                 CONFLICT,
@@ -129,7 +133,7 @@ async def _register(
     found.keep()
     try:
         await change(services, request, name, make)
-    except BaseException:
+    except _REFUSALS:
         found.discard()
         raise
 

@@ -1,4 +1,4 @@
-"""kill -9 of the API during a registration: the model is registered whole or not at all."""
+"""Kills and lost replies in a registration: the model is registered whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ import pytest
 from api.torchserve.model_files import PARTIAL
 from headrace.torchserve.config import TorchServeConfig, write_config
 from tests.harness.clients.plain_http import PLAIN
+from tests.harness.fakes.proxy import Proxy, proxy
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.file_server import FileServer, file_server
 from tests.harness.servers.redis_servers import RedisServer
-from tests.harness.servers.torchserve_site import GATED, write_archive
+from tests.harness.servers.torchserve_site import (
+    GATED,
+    TorchServeSite,
+    torchserve_site,
+    write_archive,
+)
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Worker, celery_worker, write_models
 
@@ -162,3 +168,50 @@ def test_a_kill_during_the_load_leaves_a_whole_model(site: Site, tmp_path: Path)
     assert site.ask("POST", "/predictions/digits", json={}).text == "1.0"
     assert site.ask("DELETE", "/models/digits").status_code == 200
     assert site.names() == ["echo"]
+
+
+@pytest.fixture
+def behind_proxy(redis_db: RedisServer, tmp_path: Path) -> Iterator[tuple[TorchServeSite, Proxy]]:
+    """An API whose connections to Redis can lose replies; its scripts are loaded."""
+    with proxy(redis_db.port) as network:
+        url = redis_db.url.replace(str(redis_db.port), str(network.port))
+        with torchserve_site(url, tmp_path, worker=False) as site:
+            assert site.register(site.archive("first"), initial_workers=0).status_code == 200
+            yield site, network
+
+
+def _lose_replies(network: Proxy, model: str) -> None:
+    # A change is repeated once.
+    network.lose_answer_to(b'"model":"%s"' % model.encode(), times=2)
+
+
+def test_a_change_whose_reply_is_lost_leaves_the_file_of_the_model(
+    behind_proxy: tuple[TorchServeSite, Proxy], tmp_path: Path
+) -> None:
+    site, network = behind_proxy
+    urls = [f"file://{write_archive(tmp_path / f'{one}.mar', one)}" for one in ("digits", "other")]
+    _lose_replies(network, "digits")
+    lost = site.register(urls[0], initial_workers=0)
+    assert (lost.status_code, network.lost) == (503, 2)
+    assert site.names() == ["digits", "echo", "first"]
+    # The next fetch finds the file in use.
+    assert site.register(urls[1], initial_workers=0).status_code == 200
+    assert {path.name for path in site.store.iterdir()} == {"digits.mar", "first.mar", "other.mar"}
+    assert site.http.delete("/models/digits").status_code == 200
+    assert site.register(urls[0], initial_workers=0).status_code == 200
+
+
+def test_a_change_that_is_lost_leaves_a_file_that_the_next_registration_replaces(
+    behind_proxy: tuple[TorchServeSite, Proxy], redis_db: RedisServer, tmp_path: Path
+) -> None:
+    site, network = behind_proxy
+    url = f"file://{write_archive(tmp_path / 'digits.mar', 'digits')}"
+    with redis_db.client() as client:
+        client.execute_command("SCRIPT", "FLUSH")  # so the lost replies are refusals
+    _lose_replies(network, "digits")
+    lost = site.register(url, initial_workers=0)
+    assert (lost.status_code, network.lost) == (503, 2)
+    assert site.names() == ["echo", "first"]
+    assert (site.store / "digits.mar").exists()
+    assert site.register(url, initial_workers=0).status_code == 200
+    assert {path.name for path in site.store.iterdir()} == {"digits.mar", "first.mar"}

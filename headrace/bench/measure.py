@@ -298,7 +298,7 @@ class _Search:
             self.low = max(self.low, rate)
         else:
             self.high = rate if self.high is None else min(self.high, rate)
-            if load.refused and load.succeeded and self.high == rate:
+            if verdict is not None and not verdict.fair and self.high == rate:
                 self._spoilt = rate
         return met
 

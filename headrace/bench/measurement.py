@@ -44,6 +44,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             they are too few for any.
         needed: how many requests confirm it with so many late ones.
         text: the verdict in a sentence.
+        fair: the generator's own delay did not decide it.
     """
 
     met: bool
@@ -52,6 +53,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     allowed: int
     needed: int
     text: str
+    fair: bool = True
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,6 +125,18 @@ def test_a_load_that_its_generator_spoilt_is_refused() -> None:
     assert server_load(a_little, 50).refused == ""
 
 
+def test_a_miss_that_only_the_generator_caused_is_not_fair() -> None:
+    due = [(number / 10, 0.3 if number % 20 == 0 else 0.0) for number in range(1000)]
+    rows = [Row(0, due_s, due_s + late_s, due_s + late_s + 0.01) for due_s, late_s in due]
+    late = Sent(rows, [], 100.0, 0.1)
+    found = server_load(late, 10, objective=objective_of("p99=150ms"))
+    assert found.verdict is not None
+    assert (found.verdict.met, found.verdict.fair) == (False, False)
+    slow = server_load(late, 10, objective=objective_of("p99=1ms"))
+    assert slow.verdict is not None
+    assert (slow.verdict.met, slow.verdict.fair) == (False, True)
+
+
 def test_a_generator_that_is_busy_all_the_time_is_the_limit_of_a_closed_load() -> None:
     sent = closed_load(30)
     sent.cpu_s = 29.5

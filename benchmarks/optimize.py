@@ -1,0 +1,129 @@
+"""The variants of two models on this machine: `python -m benchmarks.optimize [--write]`.
+
+ResNet-50 through `image_classifier`, and an encoder of BERT's shape, both with random weights: the
+figures are about time, and the trained digits are about agreement. `headrace optimize` runs them,
+each variant in a process of its own, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchmarks.tables import Table, write_tables
+from headrace.optimize import page
+from headrace.optimize.report import Comparison
+from tests.harness.variants import IMAGES
+from tests.harness.workers.worker import write_models
+
+ENCODER: Final = '''
+import torch
+from torch import nn
+
+from headrace import Handler
+from headrace.handler import Exportable
+
+
+class Bert(nn.Module):
+    """Embeddings, twelve layers of 768, a class for each text."""
+
+    def __init__(self, layers, tokens=30000):
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, 768)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(768, 8)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embedding(ids))[:, 0])
+
+
+class Encoder(Handler):
+    def initialize(self, context):
+        super().initialize(context)
+        torch.manual_seed(0)
+        self.model = Bert(**context.options).eval().to(context.device)
+        self.forward = self.model
+
+    def exportable(self):
+        return Exportable(self.model, self.use, lambda logits: logits)
+
+    def use(self, forward):
+        self.forward = forward
+
+    def example_input(self):
+        return list(range(1, 129))
+
+    def inference(self, items):
+        with torch.inference_mode():
+            return self.forward(torch.tensor(items)).softmax(1).tolist()
+'''
+#: The model, its largest batch, its variants, and its folder of inputs.
+RUNS: Final = (
+    ("digits", "onnxruntime:int8,openvino,openvino:int8", str(IMAGES)),
+    ("resnet50", "compile,aot,torchscript,onnxruntime,onnxruntime:int8,openvino,openvino:int8",
+     str(IMAGES)),
+    ("encoder", "aot,onnxruntime,onnxruntime:int8,openvino,openvino:int8", ""),
+)  # fmt: skip
+
+
+def compare(folder: Path, model: str, variants: str, inputs: str, rounds: int) -> Comparison:
+    """Return the comparison of one model."""
+    document = folder / f"{model}.json"
+    command = [
+        sys.executable, "-m", "headrace", "optimize", model, "--variants", variants,
+        "--rounds", str(rounds), "--json", str(document), "--models", str(folder / "models.yaml"),
+        *(("--input", inputs) if inputs else ()),
+    ]  # fmt: skip
+    subprocess.run(command, cwd=folder, check=True)
+    return msgspec.json.decode(document.read_bytes(), type=Comparison)
+
+
+def main() -> None:
+    """Print the tables; write them into the document with --write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--models", default="digits,resnet50,encoder")
+    parser.add_argument("--write", action="store_true", help="put them into docs/performance.md")
+    options = parser.parse_args()
+    tables = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "encoder.py").write_text(ENCODER)
+        write_models(
+            folder,
+            digits={"handler": "digits", "max_batch_size": 8},
+            resnet50={"handler": "image_classifier", "max_batch_size": 8,
+                      "options": {"model": "handlers.resnet:resnet50"}},
+            encoder={"handler": "encoder.py:Encoder", "max_batch_size": 8,
+                     "options": {"layers": 12}},
+        )  # fmt: skip
+        for model, variants, inputs in RUNS:
+            if model in options.models.split(","):
+                found = compare(folder, model, variants, inputs, options.rounds)
+                tables.append(_table(found))
+                instructions = found.environment["instructions"]
+    if options.write:
+        write_tables(
+            "optimize",
+            f"{instructions}, in turns within one run by `python -m benchmarks.optimize --write`.",
+            *tables,
+        )
+
+
+def _table(found: Comparison) -> Table:
+    columns, rows = page.table(found)
+    table = Table(found.model, *(one.lstrip(">") for one in columns[1:]))
+    for row in rows:
+        table.add(*row)
+    return table
+
+
+if __name__ == "__main__":
+    main()

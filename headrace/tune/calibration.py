@@ -65,10 +65,12 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
         left_out.append(LeftOut(what=_name(variant), reason=reason))
     kept.sort(key=lambda variant: -_rate(_start(variant.times, objective_ms)))
     batch_max = max((_batch_max(variant.times, objective_ms) for variant in kept), default=0)
-    larger = {time.size for variant in kept for time in variant.times if time.size > batch_max}
-    if kept and larger:
+    larger = [time.size for variant in kept for time in variant.times if time.size > batch_max]
+    if larger:
+        # Not all sizes were measured: those below the first one that is too large may be in time.
+        batch_max = max(batch_max, 1 << (min(larger) - 1).bit_length() - 1)
         reason = "no variant is in time with it, or a smaller batch has a higher rate"
-        left_out.append(LeftOut(what=f"batches above {batch_max}", reason=reason))
+        left_out.append(LeftOut(what=f"batches of {min(larger)} and more", reason=reason))
     first = _start(kept[0].times, objective_ms) if kept else None
     return Calibration(
         variants=kept,

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from headrace.client.models import Model
 from headrace.client.sync_client import Client
+from headrace.config.optimize import OPTIMIZED
 from headrace.config.paths import ENV_URL, server_root
 from headrace.config.settings import ENV_CONFIG, ENV_PREFIX, ENV_REDIS_URL, OTHER_VARIABLES
 from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
@@ -89,7 +90,7 @@ class PrivateDeployment(Deployment):
         present: its options with their defaults.
         written: its options in the models file.
         models_file: the models file; relative paths refer to its folder.
-        folder: a folder for state and logs.
+        folder: the folder of the tuning.
         load_timeout_s: how long a start may take.
         environ: the environment.
     """
@@ -110,7 +111,7 @@ class PrivateDeployment(Deployment):
         self._serves: tuple[Any, ...] = ()
         # Paths in the options refer to the folder of the file, so ours must be there too.
         self._file = models_file.absolute().with_name(f".headrace-tune-{model}.yaml")
-        self._folder = folder
+        self._folder = folder / "server"
         self._timeout_s = load_timeout_s
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,6 +138,10 @@ class PrivateDeployment(Deployment):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))
             self._state = Path(tempfile.mkdtemp(prefix="state-", dir=self._folder))
+            # A variant is built once for all trials.
+            builds = builds_of(self._folder.parent)
+            builds.mkdir(exist_ok=True)
+            (self._state / OPTIMIZED).symlink_to(builds.absolute())
         except OSError as error:
             raise ConfigError(
                 f"{error.filename}: cannot be written: {error.strerror}",
@@ -232,6 +237,11 @@ class PrivateDeployment(Deployment):
             return _last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
+
+
+def builds_of(folder: Path) -> Path:
+    """Return the folder of the builds of variants, which calibration and trials share."""
+    return folder / OPTIMIZED
 
 
 class RunningServer(Deployment):

@@ -15,7 +15,6 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.config.model_catalog import ModelConfig
     from headrace.config.optimize import Optimize
-    from headrace.config.settings import Settings
     from headrace.optimize.report import Comparison
 
 ROUNDS: Final = 10
@@ -42,6 +41,7 @@ def optimize(
 ) -> None:
     """Measure the variants of a model: time, memory, error; for the option `optimize`."""
     # Imported here to keep other commands fast.
+    from headrace.config.optimize import OPTIMIZED
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.optimize import page
@@ -54,21 +54,61 @@ def optimize(
     catalog = load_models(settings)
     config = catalog.get(model)
     device = device or ("cpu" if config.device == "auto" else config.device)
-    frame = {
-        **config.init_frame(catalog.base_dir, device),
-        "variants": [_as_sent(one) for one in _variants(variants, config, device, max_error)],
-        "sizes": _sizes(sizes, config),
-        "rounds": rounds,
-        "inputs": _folder(inputs, config, catalog.base_dir),
-        "replicas": max(1, config.replicas),
-        "malloc_tuning": config.malloc_tuning,
-        "optimize_cache": _cache(settings),
-    }
-    comparison = _measured(frame, config)
+    comparison = compared(
+        config,
+        catalog.base_dir,
+        device,
+        _variants(variants, config, device, max_error),
+        sizes=_sizes(sizes, config),
+        rounds=rounds,
+        inputs=_folder(inputs, config, catalog.base_dir),
+        builds=settings.state_dir.absolute() / OPTIMIZED,
+    )
     for path, text in ((json_file, page.as_json), (html, page.html)):
         if path is not None:
             _write(path, text(comparison))
     _print(comparison)
+
+
+def compared(
+    config: ModelConfig,
+    folder: Path,
+    device: str,
+    variants: Iterable[Optimize],
+    *,
+    sizes: Sequence[int],
+    rounds: int,
+    inputs: str,
+    builds: Path,
+    limit_s: float | None = None,
+) -> Comparison:
+    """Measure variants of a model in processes of their own; their log goes to standard error.
+
+    Args:
+        config: the model.
+        folder: the folder of the models file.
+        device: the torch device.
+        variants: the variants besides eager.
+        sizes: the batch sizes.
+        rounds: how many batches of each size.
+        inputs: a folder of inputs; "" for the handler's example.
+        builds: the folder of the builds of variants.
+        limit_s: how long it may take; None for any time.
+
+    Raises:
+        ConfigError: the model does not load, has no inputs, or it takes too long.
+    """
+    frame = {
+        **config.init_frame(folder, device),
+        "variants": [_as_sent(one) for one in variants],
+        "sizes": sizes,
+        "rounds": rounds,
+        "inputs": inputs,
+        "replicas": max(1, config.replicas),
+        "malloc_tuning": config.malloc_tuning,
+        "optimize_cache": str(builds),
+    }
+    return _measured(frame, config, limit_s)
 
 
 def _print(comparison: Comparison) -> None:
@@ -141,13 +181,7 @@ def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
     return str(base / Path(calibrate).expanduser()) if calibrate else ""
 
 
-def _cache(settings: Settings) -> str:
-    from headrace.config.optimize import OPTIMIZED
-
-    return str(settings.state_dir.absolute() / OPTIMIZED)
-
-
-def _measured(frame: dict[str, Any], config: ModelConfig) -> Comparison:
+def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None) -> Comparison:
     """Run the process that measures; its log comes on standard error."""
     import subprocess
     import tempfile
@@ -168,7 +202,15 @@ def _measured(frame: dict[str, Any], config: ModelConfig) -> Comparison:
         file.write(msgspec.json.encode(frame))
         file.flush()
         command = [sys.executable, "-m", "workers.replicas.measured", file.name]
-        ended = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=False)
+        try:
+            ended = subprocess.run(
+                command, env=variables, stdout=subprocess.PIPE, check=False, timeout=limit_s
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"the variants of {config.name} were not measured within {limit_s:.0f} s",
+                hint="run `headrace optimize`; builds are kept",
+            ) from None
     if ended.returncode:
         raise ConfigError(
             f"{config.name} cannot be measured; its process ended with {ended.returncode}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,13 +24,19 @@ if TYPE_CHECKING:
     from headrace.bench.measurement import Load
     from headrace.bench.targets import Input
     from headrace.config.model_catalog import ModelConfig
+    from headrace.optimize.report import Comparison
     from headrace.tune.deployment import Deployment
     from headrace.tune.report import TuneReport
     from headrace.tune.search import Trial
-    from headrace.tune.tuning import Progress
+    from headrace.tune.tuning import Plan, Progress
 
 _BUDGET: Final = "20m"
 _PRIVATE: Final = "private"
+#: The batch sizes of the calibration, and how many batches of each.
+SIZES: Final = (1, 4, 16, 64)
+_ROUNDS: Final = 3
+#: The part of the budget that the calibration may take.
+_CALIBRATION: Final = 0.4
 
 
 def tune(
@@ -72,7 +80,7 @@ def tune(
                 plan,
                 _deployment(subject, plan.folder),
                 lambda address: _target(address, model, sent, described, private=not url),
-                lambda: None,
+                lambda: _comparison(subject, inputs, plan),
                 _progress(),
             )
     except (KeyboardInterrupt, Terminated) as error:
@@ -89,7 +97,8 @@ def tune(
     raise typer.Exit(ExitCode.DONE if report.confirmation is not None else ExitCode.TIMED_OUT)
 
 
-class _Subject(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
     """The model that is tuned, and where its options are from."""
 
     model: str
@@ -97,8 +106,9 @@ class _Subject(msgspec.Struct, frozen=True, kw_only=True):
     example: Any
     load_timeout_s: float
     url: str = ""
-    written: dict[str, Any] = {}
+    written: Mapping[str, Any] = field(default_factory=dict)
     models_file: Path | None = None
+    config: ModelConfig | None = None
 
 
 def _of_models_file(model: str, models: Path | None) -> _Subject:
@@ -120,6 +130,7 @@ def _of_models_file(model: str, models: Path | None) -> _Subject:
         load_timeout_s=config.load_timeout_s,
         written=dict(catalog.written[model]),
         models_file=catalog.path,
+        config=config,
     )
 
 
@@ -154,9 +165,44 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
     if subject.models_file is None:
         return RunningServer(subject.url, subject.model, subject.load_timeout_s)
     return PrivateDeployment(
-        subject.model, subject.present, subject.written, subject.models_file, folder / "server",
+        subject.model, subject.present, subject.written, subject.models_file, folder,
         subject.load_timeout_s, os.environ,
     )  # fmt: skip
+
+
+def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Comparison | None:
+    """Measure the variants of a model of the models file; None if that is not possible."""
+    from headrace.cli.performance.optimize import compared
+    from headrace.config.optimize import possible
+    from headrace.server.gpus import worker_devices
+    from headrace.tune.deployment import builds_of
+
+    config = subject.config
+    if config is None or subject.models_file is None:
+        return None
+    calibrate = str(inputs.absolute()) if inputs is not None and inputs.is_dir() else ""
+    output.message("measures the variants of the model without a server")
+    gpu = worker_devices(os.environ, 1)[0].cuda_visible_devices
+    device = ("cuda:0" if gpu else "cpu") if config.device == "auto" else config.device
+    own = [config.optimize] if config.optimize is not None else []
+    variants = [
+        msgspec.structs.replace(one, calibrate=calibrate or None)
+        if one.precision == "int8"
+        else one
+        for one in possible(device)
+    ]
+    # Other sizes than now are possible too.
+    largest = max(*SIZES, config.max_batch_size)
+    wider = msgspec.structs.replace(config, max_batch_size=largest, allowed_batch_sizes=None)
+    try:
+        return compared(
+            wider, subject.models_file.absolute().parent, device,
+            [*own, *variants], sizes=SIZES, rounds=_ROUNDS, inputs=calibrate,
+            builds=builds_of(plan.folder), limit_s=plan.budget_s * _CALIBRATION,
+        )  # fmt: skip
+    except ConfigError as error:
+        output.message(f"goes on with the present variant alone: {error.message}")
+        return None
 
 
 def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:

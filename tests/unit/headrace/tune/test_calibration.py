@@ -63,7 +63,7 @@ def test_what_cannot_meet_the_objective_is_left_out() -> None:
     assert found.batch_max == 8
     assert found.start == 1  # a job waits for one batch of 8 and then for its own
     assert "more than 100 ms" in found.left_out[0].reason
-    assert found.left_out[1].what == "batches above 8"
+    assert found.left_out[1].what == "batches of 16 and more"
 
 
 def test_nothing_may_be_left() -> None:
@@ -81,6 +81,11 @@ def test_a_refused_variant_is_left_out_with_its_reason() -> None:
 def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_left_out() -> None:
     eager = variant("eager", (1, 10.0), (8, 30.0), (16, 90.0))
     assert calibrated(comparison(eager), 1000.0).batch_max == 8
+
+
+def test_sizes_between_the_measured_ones_stay() -> None:
+    eager = variant("eager", (1, 10.0), (4, 20.0), (16, 50.0), (64, 200.0))
+    assert calibrated(comparison(eager), 100.0).batch_max == 32
 
 
 def test_the_search_begins_with_the_fastest_variant_and_its_best_batch() -> None:

@@ -51,6 +51,7 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
         "run_id": "run-1",
         "file_id": FILE_ID,
         "batch_id": "batch_" + "0" * 32,
+        "profile_id": "0" * 16,
     }
     return [
         (method.upper(), path.format_map(names))
@@ -67,6 +68,8 @@ def _body_for(method: str, path: str) -> bytes:
     match asked:
         case "POST", "cancel" if "/jobs/" not in path:
             return b""
+        case "POST", "profile":
+            return b"{}"
         case "POST", "status" | "cancel" | "outcomes" | "forget":
             return b'{"ids": ["a"]}'
         case "POST", "batches":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import PurePosixPath
@@ -50,6 +51,7 @@ from headrace.torchserve.model_config import (
     URL,
     worker_options,
 )
+from headrace.torchserve.workflow import WORKFLOWS, read_archives
 
 _PAGE: Final = 100
 _ALL: Final = "all"
@@ -141,8 +143,10 @@ async def list_models(services: Services, request: Request) -> Answer:
 async def list_workflows(services: Services, request: Request) -> Answer:
     """List the pipelines, which are TorchServe's workflows, a page at a time."""
     names, document = _page(request, services.catalog.pipelines)
+    archives = await asyncio.to_thread(read_archives, services.settings.state_dir / WORKFLOWS)
+    file = services.catalog.path.name
     document["workflows"] = [
-        {"workflowName": name, "workflowUrl": services.catalog.path.name} for name in names
+        {"workflowName": name, "workflowUrl": archives.get(name, file)} for name in names
     ]
     return json_reply(document)
 

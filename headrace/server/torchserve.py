@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import redis.exceptions
 from typing_extensions import override
 
+from headrace.config.model_options import ModelOptions
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.members import Limits
@@ -21,6 +22,7 @@ from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.registry.catalog import read_declared
+from headrace.registry.model import Registry
 from headrace.registry.store import registry_at
 from headrace.server import components
 from headrace.server.gpus import list_gpus, visible_gpus
@@ -34,7 +36,6 @@ from headrace.server.torchserve_models import (
     register_all,
 )
 from headrace.server.torchserve_snapshots import Snapshots
-from headrace.server.torchserve_workflows import FOLDER as WORKFLOWS
 from headrace.server.torchserve_workflows import read_workflows
 from headrace.server.up import Up, UpOptions
 from headrace.torchserve.config import write_config
@@ -42,6 +43,7 @@ from headrace.torchserve.key_file import STATIC_KEYS, make_keys, static_keys
 from headrace.torchserve.launch import Launch
 from headrace.torchserve.log_files import LogFiles
 from headrace.torchserve.snapshot import MODELS_KEY
+from headrace.torchserve.workflow import WORKFLOWS
 
 #: What scripts wait for.
 STARTED: Final = "Model server started."
@@ -72,6 +74,8 @@ class TorchServer(Up):
         self._hidden_variables = _pattern(launch)
         super().__init__(settings, options, environ)
         self._starts: list[Start] = []
+        #: Models and versions that the server waits for, with the seconds that a load may take.
+        self._loading: dict[tuple[str, str], float] = {}
         # The embedded server starts again after a crash; the models are registered once.
         self._is_registered = False
         self._snapshots = Snapshots(launch, settings.state_dir, self._report)
@@ -158,6 +162,7 @@ class TorchServer(Up):
                 alone = self._settings.redis_url is None
                 for change in register_all(store, self._starts, declared, alone=alone):
                     self._report(f"model {change.name}: {change.what}")
+            self._loading = loading_models(store.read())
         self._is_registered = True
 
     @override
@@ -176,10 +181,8 @@ class TorchServer(Up):
 
     def _started(self) -> None:
         """Report that the server has started, when the models are loaded or have failed."""
-        limit_s = _WORKER_START_S + max(
-            (float(one.options["load_timeout_s"]) for one in self._starts), default=0.0
-        )
-        for line in wait_for_models(self._broker_url, self._starts, limit_s):
+        limit_s = _WORKER_START_S + max(self._loading.values(), default=0.0)
+        for line in wait_for_models(self._broker_url, self._loading, limit_s):
             self._report(line)
         try:
             self._snapshots.start(self._broker_url)
@@ -280,11 +283,25 @@ def _about(launch: Launch, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def wait_for_models(redis_url: str, starts: list[Start], limit_s: float) -> Iterator[str]:
-    """Wait until each model is loaded or has failed; yield a line for each that has failed."""
-    waiting = {
-        (one.name, one.version): one for one in starts if one.options.get("total_replicas") != 0
+def loading_models(registry: Registry) -> dict[tuple[str, str], float]:
+    """Return the models and versions that workers load, with the seconds that a load may take.
+
+    Those of workflows are among them, and those that a restart has found in the registry.
+    """
+    default_s = ModelOptions().load_timeout_s
+    return {
+        (model.name, version): float(one.options.get("load_timeout_s", default_s))
+        for model in registry.models.values()
+        for version, one in model.versions.items()
+        if one.options.get("total_replicas") != 0
     }
+
+
+def wait_for_models(
+    redis_url: str, models: Iterable[tuple[str, str]], limit_s: float
+) -> Iterator[str]:
+    """Wait until each model is loaded or has failed; yield a line for each that has failed."""
+    waiting = set(models)
     deadline_s = time.monotonic() + limit_s
     while waiting and time.monotonic() < deadline_s:
         for report in _reports(redis_url):
@@ -292,15 +309,16 @@ def wait_for_models(redis_url: str, starts: list[Start], limit_s: float) -> Iter
             for name, state in report.models.items():
                 key = (name.partition("@")[0], state.version)
                 if state.ready:
-                    waiting.pop(key, None)
+                    waiting.discard(key)
                 elif state.state == "failed" and state.error:
                     failed.setdefault("@".join(key), state.error)
             for text, error in failed.items():
                 name, _, version = text.rpartition("@")
-                if waiting.pop((name, version), None) is not None:
+                if (name, version) in waiting:
+                    waiting.discard((name, version))
                     yield f"model {name} version {version} cannot be loaded: {_last_line(error)}"
         time.sleep(_LOOK_S)
-    for name, version in waiting:
+    for name, version in sorted(waiting):
         yield f"model {name} version {version} is not loaded after {limit_s:.0f} s"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -13,10 +13,7 @@ from headrace.errors import ConfigError
 from headrace.models.archive import unpack
 from headrace.models.members import Limits
 from headrace.models.source import SourceReader
-from headrace.torchserve.workflow import SUFFIX, read_workflow
-
-#: Below the state directory: the unpacked archives.
-FOLDER: Final = "workflows"
+from headrace.torchserve.workflow import SUFFIX, read_workflow, write_archives
 
 
 def read_workflows(
@@ -33,6 +30,7 @@ def read_workflows(
     """
     shutil.rmtree(folder, ignore_errors=True)
     document: dict[str, Any] = {"models": {}, "pipelines": {}}
+    archives = {}
     for path in sorted(store.glob(f"[!.]*{SUFFIX}")):
         target = folder / path.stem
         try:
@@ -48,5 +46,7 @@ def read_workflows(
             continue
         for key, members in workflow.document(str(target)).items():
             document[key] |= members
+        archives[workflow.name] = path.name
         report(f"{path.name} in the workflow store is the pipeline {workflow.name}")
+    write_archives(folder, archives)
     return yaml.safe_dump(document, sort_keys=False)

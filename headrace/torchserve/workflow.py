@@ -24,6 +24,10 @@ from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 
 SUFFIX: Final = ".war"
+#: Below the state directory: the unpacked archives of `headrace torchserve`.
+WORKFLOWS: Final = "workflows"
+#: In that folder: which archive a pipeline comes from.
+_ARCHIVES: Final = "archives.json"
 MANIFEST: Final = "WAR-INF/MANIFEST.json"
 #: The option of a model whose inputs are results of other nodes: their names.
 SOURCES_OPTION: Final = "workflow_from"
@@ -126,6 +130,20 @@ class Workflow(NamedTuple):
         if len(node.sources) == 1:
             (sources,) = node.sources
         return node.name, {"model": self.model_name(node), "from": sources}
+
+
+def write_archives(folder: Path, archives: Mapping[str, str]) -> None:
+    """Write the archives of pipelines, by the names of these."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _ARCHIVES).write_bytes(msgspec.json.encode(archives))
+
+
+def read_archives(folder: Path) -> dict[str, str]:
+    """Return the archives of pipelines, by the names of these; empty if none were written."""
+    try:
+        return msgspec.json.decode((folder / _ARCHIVES).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
 
 
 def read_workflow(folder: Path, label: str) -> Workflow:

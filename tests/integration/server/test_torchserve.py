@@ -328,6 +328,10 @@ def test_the_workflows_of_the_store_are_pipelines(server: RunningTorchServe) -> 
     members = {"WAR-INF/MANIFEST.json": json.dumps({"workflow": about}), "flow.yaml": flow,
                "steps.py": STEPS}  # fmt: skip
     write_zip(store / "loud.war", [(name, text.encode()) for name, text in members.items()])
+    # Its pipeline has another name than the archive, and no node of it can be loaded.
+    members |= {"WAR-INF/MANIFEST.json": json.dumps({"workflow": {**about, "workflowName": "bad"}}),
+                "steps.py": STEPS + "raise RuntimeError('no such luck')\n"}  # fmt: skip
+    write_zip(store / "other.war", [(name, text.encode()) for name, text in members.items()])
     write_zip(store / "gone.war", [
         ("WAR-INF/MANIFEST.json", json.dumps({"workflow": {**about, "workflowName": "gone"}})
          .encode()),
@@ -339,11 +343,16 @@ def test_the_workflows_of_the_store_are_pipelines(server: RunningTorchServe) -> 
     for _ in range(2):  # the second start is from the snapshot of the first
         printed = server.start("--disable-token-auth", "--models", "a.mar")
         assert "gone.war in the workflow store is not loaded" in printed
+        for node in ("length", "shout", "join"):
+            assert f"model bad__{node} version 1.0 cannot be loaded: " in printed
         assert (
             server.predict("/wfpredict/loud", b"three words here")
             == b'{\n  "n": 16\n}THREE WORDS HERE'
         )
         listed = server.get("/workflows", 1)["workflows"]
-        assert [one["workflowName"] for one in listed] == ["loud"]
+        assert listed == [
+            {"workflowName": "bad", "workflowUrl": "other.war"},
+            {"workflowName": "loud", "workflowUrl": "loud.war"},
+        ]
         assert server.submit("a", 1)["says"] == "1.0"
         server.stop()

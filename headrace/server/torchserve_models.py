@@ -30,7 +30,7 @@ from headrace.registry.model import (
 from headrace.registry.store import RegistryStore
 from headrace.torchserve.config import is_allowed
 from headrace.torchserve.launch import Launch
-from headrace.torchserve.model_config import AT_START, details_of, model_options
+from headrace.torchserve.model_config import AT_START, details_of, model_options, with_snapshot
 from headrace.torchserve.snapshot import HANDLER, SnapshotModel
 
 #: The author of changes, in the log of the registry.
@@ -155,7 +155,8 @@ class StartReader:
                 hint="put the archive back, or start with --ncs",
             ) from error
         config = msgspec.structs.replace(config, models={one.name: {one.version: one.settings}})
-        options = model_options(config, one.name, one.version, found.settings)
+        values = with_snapshot(found.settings, one.settings)
+        options = model_options(config, one.name, one.version, values)
         details = {AT_START: True, **details_of(found.settings)}
         options |= {"source": one.archive, "options": details}
         if HANDLER in one.settings:

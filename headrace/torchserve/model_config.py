@@ -225,6 +225,17 @@ def model_options(
     }
 
 
+def with_snapshot(values: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model-config.yaml with what requests have changed since, as a snapshot has it.
+
+    Args:
+        values: its model-config.yaml, as `read_model_config` returns it.
+        snapshot: the values of the version in the snapshot.
+    """
+    changed = {key: snapshot[key] for key in _CHANGED if type(snapshot.get(key)) is int}
+    return {**values, **changed}
+
+
 def _yaml_workers(values: Mapping[str, Any]) -> dict[str, Any]:
     low, high = values.get("minWorkers", 0), values.get("maxWorkers", 0)
     return worker_options(low, high) if 0 < low <= high else {}
@@ -305,6 +316,8 @@ def _fits(key: str, value: Any) -> bool:
     return key in _KEYS and _KEYS[key][1](value)
 
 
+#: What a request changes although model-config.yaml has it.
+_CHANGED: Final = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 #: TorchServe's keys with an integer, with our option and its limit.
 _NUMBERS: Final = {
     "batchSize": ("max_batch_size", _MAX_BATCH),

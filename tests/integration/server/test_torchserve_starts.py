@@ -120,6 +120,17 @@ def test_the_models_of_a_snapshot(store: Path) -> None:
     assert start.options["timeout_s"] == 5
     assert start.options["load_timeout_s"] == 8
     assert restored(minWorkers=2, maxWorkers=2)[0].options["total_replicas"] == 2
+    # The last request for workers and batches wins over model-config.yaml, as in TorchServe.
+    limits = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\nmaxBatchDelay: 30\nresponseTimeout: 5\n"
+    write_archive(store, "a", config=limits)
+    (start,) = restored(
+        minWorkers=2, maxWorkers=2, batchSize=8, maxBatchDelay=50, responseTimeout=9
+    )
+    names = ("total_replicas", "max_batch_size", "max_batch_delay_ms", "timeout_s")
+    assert [start.options[name] for name in names] == [2, 8, 50, 5]
+    assert restored(minWorkers=0, maxWorkers=0)[0].options["total_replicas"] == 0
+    assert restored()[0].options["total_replicas"] == 1
+    write_archive(store, "a")
     assert restored(handler="other.py")[0].options["handler"] == "other.py"
     (store / "a.mar").unlink()
     with pytest.raises(ConfigError, match=r"config.properties: the model other: .*not exist"):

@@ -107,6 +107,14 @@ def answer_of_failure(failure: JobFailure) -> tuple[int, str]:
     return answer_of(kind)
 
 
+def message_of(error: HeadraceError) -> str:
+    """Return what is wrong and what to do, as sentences."""
+    if not error.hint:
+        return error.message
+    stop = "" if error.message.endswith((".", "?")) else "."
+    return f"{error.message}{stop} {error.hint}"
+
+
 def reply_to(error: TorchServeError | HeadraceError) -> Reply:
     """Return the answer to an error."""
     if isinstance(error, TorchServeError):
@@ -114,7 +122,7 @@ def reply_to(error: TorchServeError | HeadraceError) -> Reply:
     if isinstance(error, errors.PayloadTooLarge):
         return Reply(413, b"", NO_TYPE)
     status, type_ = answer_of(type(error))
-    message = f"{error.message}. {error.hint}" if error.hint else error.message
+    message = message_of(error)
     wait_s = retry_after_s(error)
     headers = ((b"retry-after", b"%d" % wait_s),) if wait_s else ()
     return error_reply(status, type_, message, headers)

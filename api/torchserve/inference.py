@@ -40,6 +40,7 @@ from api.torchserve.errors import (
     VERSION_NOT_FOUND,
     WORKFLOW_NOT_FOUND,
     TorchServeError,
+    message_of,
     reply_to,
 )
 from api.torchserve.replies import json_reply, status_reply
@@ -238,7 +239,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
         try:
             model = model_of_version(model, target.version, statuses)
         except ModelNotFound as error:
-            message = f"{error.message}. {error.hint}"
+            message = message_of(error)
             raise TorchServeError(404, VERSION_NOT_FOUND, message) from None
     try:
         validated = _validated(services, request, model, target, body)

@@ -294,9 +294,10 @@ def test_a_script_starts_a_server_with_ts_launcher(server: RunningTorchServe) ->
         "from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext\n"
         f"lines = start({str(server.store)!r}, 'config.properties', no_config_snapshots=True,\n"
         "    disable_token=True, models='a.mar', enable_model_api=True)\n"
-        "import json, urllib.request\n"
+        "import json, sys, urllib.request\n"
         f"url = 'http://127.0.0.1:{server.ports[1]}/models'\n"
-        "print('found', json.load(urllib.request.urlopen(url))['models'])\n"
+        "models = json.load(urllib.request.urlopen(url))['models']\n"
+        "sys.stdout.write(f'found {models}\\n')\n"  # at once: a thread writes the server's lines
         "stop()\n"
         "while lines.get(timeout=60) is not None: pass\n"
         "print('all lines are read')\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -24,9 +25,17 @@ def by_script(at: Bench, job_id: str) -> None:
     assert at.client._call("jobs/cancel", 0, job_id) == [b"asked"]
 
 
+def revoke(app: Celery, job_id: str, **options: Any) -> None:
+    """Revoke a job; again until the worker, which may still be subscribing, has answered."""
+    wait_until(
+        lambda: app.control.revoke(job_id, reply=True, timeout=1, limit=1, **options),
+        "the worker has the revoke",
+    )
+
+
 def by_revoke(at: Bench, job_id: str) -> None:
     with stock_client(at.worker.redis_url) as app:
-        app.control.revoke(job_id, terminate=True, signal="KILL")
+        revoke(app, job_id, terminate=True, signal="KILL")
 
 
 def by_a_cancel_of_which_nothing_was_heard(at: Bench, job_id: str) -> None:
@@ -149,7 +158,7 @@ def test_a_revoke_outlives_the_worker_that_heard_it(
             keys.TASK_NAME, kwargs={"model": "m", "input": {"name": "k"}}, queue="headrace.m"
         )
         assert revoked.id is not None
-        stock.control.revoke(revoked.id)
+        revoke(stock, revoked.id)
         wait_until(lambda: at.client.redis.exists(keys.REVOKED) == 1, "it is written down")
         at.worker.kill()
         at.open("x")

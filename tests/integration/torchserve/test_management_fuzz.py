@@ -7,8 +7,10 @@ import json
 import zipfile
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -170,6 +172,28 @@ def test_any_path(
 def test_any_body(site: TorchServeSite, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     check(site.http.post("/models", content=body, headers=headers))
+
+
+# What schemathesis draws takes long on a busy machine.
+@settings(QUICK, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_request_of_the_description(site: TorchServeSite, data: st.DataObject) -> None:
+    """What `OPTIONS /` describes, with what schemathesis makes of it."""
+    if "fuzz" not in site.names():
+        check(site.register("fuzz.mar", initial_workers=0))
+    described = schemathesis.openapi.from_dict(site.http.request("OPTIONS", "/").json())
+    operations = [one.ok() for one in described.get_all_operations()]
+    managed = [one for one in operations if one.path.startswith("/models") and one.method != "post"]
+    assert {one.method for one in managed} == {"get", "put", "delete"}
+    registers = [one for one in operations if (one.method, one.path) == ("post", "/models")]
+    operation = data.draw(st.sampled_from([*managed, *registers]))
+    case = data.draw(operation.as_strategy())
+    if "model_name" in case.path_parameters:
+        case.path_parameters["model_name"] = data.draw(st.sampled_from(["fuzz", "none"]))
+    # No worker runs here that a request could wait for.
+    sent = {**case.query, "synchronous": "false"}
+    path = quote(case.formatted_path, safe="/%")
+    check(site.http.request(case.method, path, params=sent))
 
 
 def archive() -> bytes:

@@ -1,3 +1,4 @@
+-- @include keep_profile
 -- Request a profile, unless this version of the model is being profiled. KEYS: none.
 -- ARGV: 1 id, 2 the request (JSON), 3 `model@version`, 4 after how many us it has failed, 5 TTL in s, 6 how many are kept.
 -- Returns {''} if it is requested, else {id of the profile that runs}.
@@ -10,13 +11,7 @@ for _, other in ipairs(redis.call('ZRANGE', keys.PROFILES, 0, -1)) do
 end
 redis.call('HSET', PROFILE, 'request', ARGV[2], 'of', ARGV[3], 'state', 'requested', 'at', NOW,
   'until', whole(NOW_US + tonumber(ARGV[4])))
-redis.call('EXPIRE', PROFILE, ARGV[5])
-redis.call('ZADD', keys.PROFILES, NOW, ARGV[1])
-redis.call('EXPIRE', keys.PROFILES, ARGV[5])
-for _, old in ipairs(redis.call('ZRANGE', keys.PROFILES, 0, -1 - tonumber(ARGV[6]))) do
-  redis.call('ZREM', keys.PROFILES, old)
-  redis.call('UNLINK', keys.profile .. old)
-end
+keep_profile(ARGV[1], ARGV[5], ARGV[6])
 -- Workers read this hash each second, and then look for requests.
 redis.call('HSET', keys.REGISTRY, 'profile', ARGV[1])
 return {''}

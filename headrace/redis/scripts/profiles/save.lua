@@ -1,3 +1,4 @@
+-- @include keep_profile
 -- Save how a profile has ended. KEYS: none.
 -- ARGV: 1 id, 2 the request (JSON) of an automatic profile ('': it was requested), 3 `model@version`, 4 its error, 5 TTL
 --       in s, 6 how many are kept, then the name and the bytes of each file.
@@ -10,11 +11,5 @@ else
 end
 redis.call('HSET', PROFILE, 'state', ARGV[4] == '' and 'done' or 'failed', 'error', ARGV[4])
 for i = 7, #ARGV, 2 do redis.call('HSET', PROFILE, 'file:' .. ARGV[i], ARGV[i + 1]) end
-redis.call('EXPIRE', PROFILE, ARGV[5])
-redis.call('ZADD', keys.PROFILES, NOW, ARGV[1])
-redis.call('EXPIRE', keys.PROFILES, ARGV[5])
-for _, old in ipairs(redis.call('ZRANGE', keys.PROFILES, 0, -1 - tonumber(ARGV[6]))) do
-  redis.call('ZREM', keys.PROFILES, old)
-  redis.call('UNLINK', keys.profile .. old)
-end
+keep_profile(ARGV[1], ARGV[5], ARGV[6])
 return {1}

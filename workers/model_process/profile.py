@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ FILES_MAX_BYTES: Final = 8 * 1024 * 1024
 _LATE_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _OPERATORS: Final = 40
+#: More batches than a process works on at once.
+_IN_FLIGHT: Final = 16
 #: How many ids of the jobs' traces a mark has at most.
 _TRACE_IDS: Final = 8
 #: How long an automatic profile waits for its batches.
@@ -177,20 +180,33 @@ class Profiler:
 
 
 class _Counting:
-    """A span that counts the batches that ended."""
+    """A span that counts the batches that ended, of those whose inference it has seen.
+
+    Where verbs overlap, a batch may end whose inference was before the trace.
+    """
 
     def __init__(self, inner: SpanOf, ended: Callable[[int], None]) -> None:
         self._inner = inner
         self._ended = ended
         self._count = 0
+        # A batch whose inference fails is never taken out, so it is pushed out.
+        self._begun = deque[str](maxlen=_IN_FLIGHT)
 
     @contextmanager
     def __call__(self, verb: str, size: int) -> Iterator[None]:
+        batch = _batch()
+        if verb == "inference":
+            self._begun.append(batch)
         with self._inner(verb, size):
             yield
-        if verb == "postprocess":
+        if verb == "postprocess" and batch in self._begun:
+            self._begun.remove(batch)
             self._count += 1
             self._ended(self._count)
+
+
+def _batch() -> str:
+    return str((logs.LINE_FIELDS.get() or {}).get("batch", ""))
 
 
 def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
@@ -198,8 +214,7 @@ def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
 
     @contextmanager
     def span(verb: str, size: int) -> Iterator[None]:
-        batch, found = (logs.LINE_FIELDS.get() or {}).get("batch", ""), TRACES.get()
-        name = f"{verb}: {size} items, batch {batch}"
+        name, found = f"{verb}: {size} items, batch {_batch()}", TRACES.get()
         if found is not None:
             ids = dict.fromkeys(Trace(parent).trace_id for parent in found.jobs.values())
             name += f", trace {' '.join(list(ids)[:_TRACE_IDS])}"

@@ -160,7 +160,7 @@ def objective_of(text: str, *, confidence: float = 0.99) -> Objective:
         latency_ms = float(limit.removesuffix(unit)) * (1 if unit == "ms" else 1000)
     except ValueError:
         raise InvalidRequest(f"{text!r} is no objective", hint=_OBJECTIVE_HINT) from None
-    if "." not in name and percentile >= 100:
+    if "." not in name and percentile >= 990 and name.startswith("p99"):
         percentile /= 10 ** (len(name) - 3)  # p999 is 99.9
     if not limit.endswith("s") or not 0 < percentile < 100 or not 0 < latency_ms < float("inf"):
         raise InvalidRequest(f"{text!r} is no objective", hint=_OBJECTIVE_HINT)

@@ -46,7 +46,7 @@ _WAIT_S: Final = 30.0
 _LOG_BYTES: Final = 4000
 
 
-class NotServed(Exception):
+class NotServed(HeadraceError, title="Not served"):
     """The model cannot be served with these options; the message has the reason."""
 
 
@@ -189,8 +189,10 @@ class PrivateDeployment(Deployment):
             while (waited_s := time.monotonic() - started) < self._timeout_s:
                 if self._process is None or self._process.poll() is not None:
                     raise NotServed(f"headrace up has ended: {self._last_lines()}")
+                found = None
                 with suppress(HeadraceError):
                     found = client.model(self._model)
+                if found is not None:
                     unserved = found.unserved or ""
                     if found.state == "failed":
                         raise NotServed(_last_line(found.error or ""))

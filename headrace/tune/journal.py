@@ -99,13 +99,15 @@ class Journal:
         if not data:
             self._append(header)
             return
-        if not resume:
+        # A kill may have left the last line incomplete.
+        whole = data[: data.rfind(b"\n") + 1]
+        if not resume and not _without_trials(whole):
             raise ConfigError(
                 f"{self.path}: it has the trials of an earlier tuning",
                 hint="add --resume to continue it, or choose another --output",
             )
-        # A kill may have left the last line incomplete.
-        whole = data[: data.rfind(b"\n") + 1]
+        if not resume:
+            whole = b""
         os.ftruncate(self._file, len(whole))
         os.lseek(self._file, 0, os.SEEK_END)
         if not whole:
@@ -164,3 +166,12 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+
+def _without_trials(data: bytes) -> bool:
+    """Return whether an earlier tuning failed before its first trial."""
+    try:
+        msgspec.json.decode(data, type=Header)
+    except msgspec.MsgspecError:
+        return False
+    return True

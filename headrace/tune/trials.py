@@ -132,7 +132,7 @@ class Trials:
         return msgspec.structs.replace(found, seconds=round(time.monotonic() - now, 1))
 
     def _tried(self, candidate: Candidate, floor: float) -> Trial:
-        problem: Exception | None = None
+        problem: HeadraceError | None = None
         for _ in range(_TRIES):
             try:
                 return self._peak(candidate, floor)
@@ -141,14 +141,14 @@ class Trials:
                 if not self._deployment.private:
                     raise
                 problem = error
-            except (NotServed, HeadraceError) as error:
+            except HeadraceError as error:
                 problem = error
                 break
         # Without the present options there is nothing to compare with.
         if not self._known:
-            if isinstance(problem, HeadraceError):
-                raise problem
-            raise ConfigError(f"the model cannot be served as it is: {problem}") from problem
+            if problem is None:
+                raise RuntimeError("a trial neither ended nor failed")
+            raise unserved_present(problem) if isinstance(problem, NotServed) else problem
         return Trial(candidate=candidate, rate=0.0, low=0.0, error=str(problem))
 
     def _peak(self, candidate: Candidate, floor: float) -> Trial:
@@ -212,4 +212,12 @@ def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
         cut=cut,
         loads=len(measured.loads),
         p99_ms=met[-1].latency.p99 if met else 0.0,
+    )
+
+
+def unserved_present(error: NotServed) -> ConfigError:
+    """Return the error for a model that cannot be served with its present options."""
+    return ConfigError(
+        f"the model cannot be served as it is: {error.message}",
+        hint="start it with `headrace up`, and read its log",
     )

@@ -20,13 +20,13 @@ from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
 from headrace.tune.calibration import Calibration, calibrated, start_of
 from headrace.tune.confirmation import ROUNDS_MIN, Confirmation, confirm
-from headrace.tune.deployment import Deployment
+from headrace.tune.deployment import Deployment, NotServed
 from headrace.tune.journal import NAME, Header, Journal
 from headrace.tune.models_patch import patch, snippet
 from headrace.tune.report import TuneReport, markdown
 from headrace.tune.search import BudgetSpent, Trial, search
 from headrace.tune.space import Candidate, Space, space_of
-from headrace.tune.trials import FindPeak, Trials
+from headrace.tune.trials import FindPeak, Trials, unserved_present
 
 #: How many of the best candidates are measured again.
 FINALISTS: Final = 3
@@ -107,7 +107,11 @@ def tune(
         deadline = began + plan.budget_s - journal.spent_s
         calibration = _calibration(plan, compare, progress)
         progress.on_text("starts the model with its present options")
-        space = _space(plan, deployment.use(Candidate(label="", options={})), calibration)
+        try:
+            served = deployment.use(Candidate(label="", options={}))
+        except NotServed as error:
+            raise unserved_present(error) from error
+        space = _space(plan, served, calibration)
         progress.on_text(f"searches {space.size:,} combinations")
         trials = Trials(
             deployment, target_of, plan.objective, journal, deadline,
@@ -198,7 +202,10 @@ def _calibration(
         comparison = compare()
         if comparison is None:
             return None
-        file.write_bytes(msgspec.json.encode(comparison))
+        try:
+            file.write_bytes(msgspec.json.encode(comparison))
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
     found = calibrated(comparison, plan.objective.latency_ms)
     for one in found.left_out:
         progress.on_text(f"leaves out {one.what}: {one.reason}")

@@ -18,7 +18,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import client_of, flag, option
 from headrace.cli.shared.usage_errors import parsed_seconds
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest
 
 if TYPE_CHECKING:
     from headrace.bench.measurement import Load
@@ -68,6 +68,10 @@ def tune(
 
     objective, budget_s = objective_of(slo), _seconds(budget)
     subject = _on_server(model, url) if url else _of_models_file(model, models)
+    if apply:
+        # An error here costs nothing; after the trials it costs the whole budget.
+        with client_of(url) as client:
+            client.model_versions(model)
     sent, described = _inputs(inputs, subject.example, model)
     plan = tuning.Plan(
         model=model, objective=objective, budget_s=budget_s, present=subject.present,
@@ -88,7 +92,11 @@ def tune(
         output.message(f"{reason}; the same command with --resume goes on")
         raise typer.Exit(code) from None
     if apply and report.better is not None:
-        report = _applied(report, url, subject.load_timeout_s)
+        try:
+            report = _applied(report, url, subject.load_timeout_s)
+        except HeadraceError:
+            _print(report, plan.folder, applied=False)
+            raise
         tuning.write(plan.folder, report)
     if as_json:
         output.json_line(report)

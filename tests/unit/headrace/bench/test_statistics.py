@@ -10,8 +10,23 @@ import pytest
 from headrace.bench import statistics
 from headrace.bench.measurement import Objective
 from headrace.bench.scenarios import objective_of
+from headrace.errors import InvalidRequest
 
 P99 = objective_of("p99=100ms")
+
+
+@pytest.mark.parametrize(
+    ("text", "percentile"),
+    [("p50=1s", 50), ("p99.9=1s", 99.9), ("p999=1s", 99.9), ("p9999=1s", 99.99)],
+)
+def test_a_percentile_is_read(text: str, percentile: float) -> None:
+    assert objective_of(text).percentile == pytest.approx(percentile)
+
+
+@pytest.mark.parametrize("text", ["p100=1ms", "p101=1ms", "p500=1ms", "p0=1ms", "99=1ms"])
+def test_a_percentile_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no objective"):
+        objective_of(text)
 
 
 @pytest.mark.parametrize(

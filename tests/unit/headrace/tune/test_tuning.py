@@ -196,12 +196,21 @@ def test_options_that_cannot_be_served_are_a_result(tmp_path: Path) -> None:
     assert "out of memory" in markdown(report)
 
 
-def test_a_model_that_cannot_be_served_as_it_is_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_model_that_cannot_be_served_as_it_is_is_an_error(tmp_path: Path, at_once: bool) -> None:
     server = SimulatedServer(SimulatedModel())
-    server.refused = lambda candidate: "no memory" if candidate.label else ""
+    server.refused = lambda candidate: "no memory" if candidate.label or at_once else ""
     with pytest.raises(ConfigError, match="cannot be served as it is: no memory"):
         run(tmp_path, server)
     assert server.closed
+
+
+def test_after_a_failure_before_the_first_trial_the_same_command_works(tmp_path: Path) -> None:
+    server = SimulatedServer(SimulatedModel())
+    server.refused = lambda _: "no memory"
+    with pytest.raises(ConfigError, match="no memory"):
+        run(tmp_path, server)
+    assert run(tmp_path, SimulatedServer(SimulatedModel())).better is not None
 
 
 def test_a_server_of_others_that_ends_ends_the_tuning(tmp_path: Path) -> None:

@@ -92,11 +92,18 @@ def write_pid(pid: int) -> None:
         ConfigError: it cannot be written.
     """
     path = pid_file()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, flags, 0o644), "w") as file:
-            file.write(str(pid))
+        # Renamed into place: a reader never finds the file empty or missing, and two processes that
+        # write at once do not disturb each other.
+        descriptor, name = tempfile.mkstemp(prefix=PID_NAME, dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(str(pid))
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise ConfigError(
             f"{path}: it cannot be written: {error.strerror}",

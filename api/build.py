@@ -26,6 +26,7 @@ from headrace.observability import logs
 from headrace.observability.torchserve_metrics import TorchServeMetrics
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.job_queue import JobQueue
+from headrace.queue.piece_log import PieceLog
 from headrace.queue.scrape import Scraper
 from headrace.queue.waiters import Waiters
 from headrace.queue.watcher import JobWatcher
@@ -70,6 +71,7 @@ def build(
         runs=RunRecords(queue),
         waiters=waiters,
         watcher=JobWatcher(client, queue, api_id),
+        piece_log=PieceLog(client, queue, api_id),
         stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
         model_statuses=ModelStatuses(queue, catalog),
         counters=counters,

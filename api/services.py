@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.config.settings import Settings
     from headrace.queue.dead_letters import DeadLetters
     from headrace.queue.job_queue import JobQueue
+    from headrace.queue.piece_log import PieceLog
     from headrace.queue.scrape import Scraper
     from headrace.queue.waiters import Waiters
     from headrace.queue.watcher import JobWatcher
@@ -69,6 +70,7 @@ class Services:
     runs: RunRecords
     waiters: Waiters
     watcher: JobWatcher
+    piece_log: PieceLog
     stream_limit: StreamLimit
     model_statuses: ModelStatuses
     counters: Counters
@@ -118,6 +120,7 @@ class Services:
             await self.registry.stop()
         await self.waiters.stop()
         await self.watcher.stop()
+        await self.piece_log.stop()
         await self.expiry_task.stop()
         await self.shadow_copies.stop()
         await self.counter_reporter.stop()

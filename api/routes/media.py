@@ -146,6 +146,19 @@ EVENTS: Final[Mapping[int, Success]] = {
 }
 
 
+PIECES: Final[Mapping[int, Success]] = {
+    200: Success(
+        "The pieces until the job has ended: events `pieces`, `restarted`, `missing`, and `ended` "
+        "with the job object. docs/streaming.md describes each, and the other formats.",
+        {
+            "text/event-stream": {"schema": {}},
+            NDJSON: {"schema": {"type": "string"}},
+            "text/plain": {"schema": {"type": "string"}},
+        },
+    ),
+    204: Success("The client has received the last event already."),
+}
+
 CHANGE_EVENTS: Final = {
     200: Success(
         "An event `change` with each change of a model, as the list of changes has it.",

@@ -25,7 +25,7 @@ from api.routes.admin import (
     registry_log,
     runs,
 )
-from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, submit, webhooks
+from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, stream, submit, webhooks
 from api.routes.media import Body, Header, Success
 from api.routes.openai import batches, files
 from api.routes.service import documentation, health
@@ -137,6 +137,10 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", _JOB + "/events", events.get_events, _READ, "get_events", media.EVENTS,
         (*_UNREAD_JOB, errors.TooManyStreams), (events.EventsQuery,), (media.LAST_EVENT_ID,),
+    ),
+    Operation(
+        "GET", _JOB + "/stream", stream.get_stream, _READ, "get_stream", media.PIECES,
+        (*_UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
     ),
     # The next paths are also those of jobs with such an id: no id is reserved.
     Operation(

@@ -41,6 +41,10 @@ DEFAULT_TTL_S: Final = 86_400
 REVOKED_TTL_S: Final = 86_400
 #: Longer than most jobs run.
 EXCLUSIVE_TTL_S: Final = 86_400
+#: Longer than an attempt of a streaming job takes.
+PIECES_TTL_S: Final = 86_400
+#: How many entries the log of a streaming job keeps, about.
+PIECES_MAX: Final = 10_000
 #: Longer than a file is kept, and than a batch runs and is then kept.
 FILES_TTL_S: Final = 62 * 86_400
 #: The waiter in the record of a quiet job, until a client listens for its end.
@@ -102,6 +106,11 @@ done_channel: Final = Prefix("hr:done:")
 ended: Final = Prefix("hr:ended:")
 #: channel: a job's record has new progress.
 progress_channel: Final = Prefix("hr:news:")
+#: stream, PIECES_TTL_S while the job runs, then as long as its record: the log of a streaming job.
+#: An entry's id is the index of its last piece; `p`: a JSON array of pieces, or "" for a restart.
+pieces: Final = Prefix("hr:pieces:")
+#: channel: ids of one model's jobs whose logs have grown.
+piece_channel: Final = Prefix("hr:pieces:new:")
 #: channel: model, id and token of cancelled jobs that one worker has leased.
 cancel_channel: Final = Prefix("hr:cancel:")
 

@@ -1,5 +1,6 @@
-"""The jobs that a worker holds: renews leases, cancels or drops jobs, writes starts and progress.
+"""The jobs that a worker holds: renews leases, cancels or drops jobs, writes starts and pieces.
 
+Also writes the progress that handlers report.
 Redis publishes a cancel to the worker that holds the job. The renewal of the leases finds a cancel
 that was missed, and a job that another worker has claimed since.
 """
@@ -112,13 +113,37 @@ class HeldJobs:
                 if replica.batch is not None and replica.batch.start_due_at == NEVER:
                     self.write_start(replica.batch)
 
+    def write_pieces(
+        self, model: ServedModel, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]
+    ) -> None:
+        """Append pieces that a replica sends for a batch; ignore batches that it does not have.
+
+        Each row is a job id, the number of the first piece, how many, and the JSON array; see
+        `job_scripts.append_pieces`. Quiet jobs have no log.
+        """
+        batch = _batch_of(replica, seq)
+        if batch is None:
+            return
+        if batch is replica.batch and batch.start_due_at != NEVER:
+            self.write_start(batch)
+        jobs = {job.id: job for job in batch.jobs if not job.dropped}
+        wanted = [
+            (job.id, job.token, *rest)
+            for job_id, *rest in rows
+            if (job := jobs.get(job_id)) is not None
+            and not (job.message is not None and job.message.quiet)
+        ]
+        if wanted:
+            # Before the settlement, which is resent after an outage too, and in the same order.
+            pieces: Any = job_scripts.append_pieces(model.config.name, wanted)
+            self._leases.send(pieces, resend=True)
+
     def write_progress(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
         """Write the progress that a replica reports for a batch; ignore batches it does not have.
 
         Each row is a job id and the fields of a `Progress`.
         """
-        batches = (replica.batch, replica.staged)
-        batch = next((one for one in batches if one is not None and one.seq == seq), None)
+        batch = _batch_of(replica, seq)
         if batch is None:
             return
         if batch is replica.batch and batch.start_due_at != NEVER:
@@ -140,3 +165,9 @@ class HeldJobs:
         rows = [(job.id, job.token, self._progress[job]) for job in jobs]
         if rows and self._leases.connected:
             self._leases.send(job_scripts.progress(rows))
+
+
+def _batch_of(replica: Replica, seq: int) -> Batch | None:
+    """Return the batch of this number that a replica has; None if it has none."""
+    batches = (replica.batch, replica.staged)
+    return next((one for one in batches if one is not None and one.seq == seq), None)

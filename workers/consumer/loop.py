@@ -333,6 +333,8 @@ class Consumer:
     ) -> None:
         if kind == "done":
             self._done(model, replica, rest, now)
+        elif kind == "pieces":
+            self._held_jobs.write_pieces(model, replica, *rest)
         elif kind == "progress":
             self._held_jobs.write_progress(replica, *rest)
         elif kind == "metrics":

@@ -420,9 +420,12 @@ class LeaseManager:
         """Reap nothing for one lease_ttl: other workers may have been paused as this one was."""
         self._reap_clock.delay(now)
 
-    def send(self, command: Command) -> None:
-        """Send a command with the next write; its reply is ignored, and it is not resent."""
-        self._outbox.add(command)
+    def send(self, command: Command, *, resend: bool = False) -> None:
+        """Send a command with the next write; its reply is ignored.
+
+        With `resend` it is sent again after an outage.
+        """
+        self._outbox.add(command, resend=resend)
 
     def socket(self) -> Any:
         """Return the socket for a selector; None without a connection."""

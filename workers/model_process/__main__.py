@@ -82,6 +82,7 @@ def main() -> None:
     overlap = overlaps(executor.handler)
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
+    executor.send_pieces_to(lambda seq, rows: frames.send(["pieces", seq, rows]))
     if spans is not None:
         from workers.model_process.spans import VerbSpans
 

@@ -12,10 +12,12 @@ Independent of queues and sockets.
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from headrace.errors import (
@@ -55,6 +57,7 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
+from workers.model_process.pieces import PieceSender, joined, piece_json
 from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
@@ -169,6 +172,7 @@ class BatchExecutor:
     Attributes:
         preprocess: the handler's own verb, or the pool that runs it in parts.
         reporter: takes the progress that the handler reports; None discards it.
+        pieces: takes the pieces that a streaming handler yields; None discards them.
         span: returns the context manager that a verb runs in.
         input_check: the check by the model's `inputs`; what does not fit never reaches a verb.
             The API has refused most; this covers what it did not see, such as Celery's messages.
@@ -179,22 +183,30 @@ class BatchExecutor:
     context: Context
     preprocess: Callable[[list[Input]], Any] = field(init=False)
     reporter: ProgressReporter | None = None
+    pieces: PieceSender | None = None
     span: SpanOf = no_span
     input_check: ValueCheck | None = None
     output_check: ValueCheck | None = None
 
     _nested: bool = field(init=False)
     _raw: bool = field(init=False)
+    _streams: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
         self._nested = bool(getattr(self.handler, "accepts_nested_bytes", False))
         self._raw = bool(getattr(self.handler, "raw_inputs", False))
+        self._streams = inspect.isgeneratorfunction(self.handler.inference)
 
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
         self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))
         self.context.reports_to(self.reporter.take)
+
+    def send_pieces_to(self, send: Callable[[int, list[Any]], None]) -> None:
+        """Pass pieces of results on: `send` takes a batch's number and rows."""
+        if self._streams:
+            self.pieces = PieceSender(send)
 
     def own_preprocess(self, inputs: list[Input]) -> Any:
         """Run the handler's `preprocess` in this thread."""
@@ -286,6 +298,8 @@ class BatchExecutor:
         """Give an outcome to items that have none, and end the batch's progress reports."""
         if self.reporter is not None:
             self.reporter.close(state.progress)
+        if self.pieces is not None:
+            self.pieces.close(state.progress.seq)
         if not all(state.outcomes):
             missing = failure(HandlerError("the handler returned no result for this input"))
             state.outcomes = [outcome or missing for outcome in state.outcomes]
@@ -382,8 +396,34 @@ class BatchExecutor:
             return
         self._set_current(sub_batch.good_inputs)
         call, items, good = self.handler.inference, sub_batch.items, sub_batch.good
+        if self._streams:
+            call = partial(self._stream, sub_batch)
         sub_batch.outputs = self._timed(sub_batch, "inference", call, items, len(good), good)
         sub_batch.items = None
+
+    def _stream(self, sub_batch: SubBatch, items: Any) -> Any:
+        """Run a streaming `inference`; return the outputs of the items that are still good.
+
+        The outputs are what the generator returns, or the pieces of each item, joined.
+        """
+        size = len(sub_batch.good) + sub_batch.padding
+        stream = ItemPieces(sub_batch)
+        if self.pieces is not None:
+            self.pieces.begin(stream.seq, stream.ids)
+        steps: Generator[Any, None, Any] = self.handler.inference(items)
+        try:
+            while len(sub_batch.gone()) < len(sub_batch.good):
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    return stream.outputs(end.value)
+                pieces = stream.take(_checked(step, size, "a step of inference"))
+                if self.pieces is not None:
+                    self.pieces.add(stream.seq, pieces)
+        finally:
+            steps.close()
+        self._drop(sub_batch, sub_batch.gone())
+        return None
 
     def finish(self, sub_batch: SubBatch) -> None:
         """Run `postprocess`, unless every item is an error or dropped."""
@@ -468,6 +508,67 @@ class BatchExecutor:
         logs.RUNNING_JOBS.set(ids)
         if TRACES.get() is not None or self.context.traceparents:
             self.context.traceparents = traces_of(ids)
+
+
+class ItemPieces:
+    """The pieces of a sub-batch's items, while a streaming `inference` runs.
+
+    Attributes:
+        seq: the number of their batch.
+        ids: the jobs of the good items; the rows behind them are padding.
+    """
+
+    def __init__(self, sub_batch: SubBatch) -> None:
+        self._sub_batch = sub_batch
+        self.seq = sub_batch.progress.seq if sub_batch.progress is not None else 0
+        self.ids = [job_id for job_id, *_ in sub_batch.good_inputs]
+        self._texts: list[list[bytes]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
+        self._errors: dict[int, BaseException] = {}
+
+    def take(self, step: list[Any]) -> list[tuple[str, bytes]]:
+        """Return the pieces of a step, as job id and JSON; keep them for the results.
+
+        An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
+        """
+        taken = []
+        for row, piece in enumerate(step):
+            if piece is None or row in self._errors:
+                continue
+            if isinstance(piece, BaseException):
+                self._errors[row] = piece
+                continue
+            try:
+                text = piece_json(piece)
+            except Exception as error:  # noqa: BLE001 - a piece's methods are the handler's code
+                self._errors[row] = error
+                continue
+            self._texts[row].append(text)
+            if row < len(self.ids):
+                taken.append((self.ids[row], text))
+        return taken
+
+    def outputs(self, returned: Any) -> Any:
+        """Return the outputs of the items without an error, and of the padding.
+
+        The items with an error leave the sub-batch.
+
+        Raises:
+            HandlerError: the generator returned a value without rows, and some items have errors.
+        """
+        failed = [row for row in self._errors if row < len(self.ids)]
+        if returned is None:
+            returned = [joined(texts) for texts in self._texts]
+        if not failed:
+            return returned
+        kept = [row for row in range(len(self._texts)) if row not in failed]
+        outputs = rows_of(returned, kept)
+        if outputs is None:
+            raise HandlerError(f"inference returned {type(returned).__name__}, not a list")
+        sub_batch = self._sub_batch
+        for row in failed:
+            sub_batch.results[sub_batch.good[row]] = self._errors[row]
+        sub_batch.good = [n for row, n in enumerate(sub_batch.good) if row not in failed]
+        return outputs
 
 
 def free_memory() -> None:

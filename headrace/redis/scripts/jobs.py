@@ -406,6 +406,22 @@ def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
+def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes]]) -> Command:
+    """Append pieces to the logs of leased jobs; the reply is how many rows were of lost leases.
+
+    Args:
+        model: the model of the jobs.
+        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, and a
+            JSON array of them; one piece and b"" are a restart mark.
+    """
+    return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
+
+
+def read_pieces(most: int, logs: Iterable[tuple[str, int]]) -> Command:
+    """Read at most so many entries of each log, those behind an index: id and index of each."""
+    return script("jobs/read_pieces").call([], most, *(value for log in logs for value in log))
+
+
 def start(jobs: Iterable[tuple[str, str, str]]) -> Command:
     """Note that leased jobs have begun to run: id, token, and when in us, of each."""
     return script("jobs/start").call([], *chain.from_iterable(jobs))

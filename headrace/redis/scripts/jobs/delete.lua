@@ -11,11 +11,11 @@ for i = 2, #ARGV do
   local ended = FINAL[state] and (state == 's' or call('HEXISTS', job, 'dl') == 0)
   if ended and not deleted[id] and (owner == '' or owner == (call('HGET', job, 'ky') or '-')) then
     deleted[id] = true
-    names[n + 1], names[n + 2] = job, META .. id
-    n = n + 2
+    names[n + 1], names[n + 2], names[n + 3] = job, META .. id, PIECES .. id
+    n = n + 3
   end
 end
 for k = 1, #names, CHUNK do
   call('UNLINK', unpack(names, k, math.min(k + CHUNK - 1, #names)))
 end
-return {#names / 2}
+return {#names / 3}

@@ -17,7 +17,7 @@ for i = 3, #ARGV, PER_JOB do
   local n = (i - 3) / PER_JOB + 1
   local id = ARGV[i]
   local job = JOB .. id
-  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws')
+  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc')
   if r.err then r = {} end
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
@@ -97,6 +97,7 @@ local function settle(i, id, r, job)
   end
   if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
   call('PEXPIREAT', job, until_ms[ttl])
+  if r[10] then call('PEXPIREAT', PIECES .. id, until_ms[ttl]) end
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
   if r[8] then lib().send_webhook_task(id, r[8], state, r[7]) end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end

@@ -60,7 +60,8 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
-  local input, model, owner, events, stages = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg'))
+  local input, model, owner, events, stages, pieces = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc'))
+  if pieces then redis.call('EXPIRE', PIECES .. id, ttl) end
   if owner then end_in_flight(owner, 1) end
   if events then send_webhook_task(id, events, fields[2], owner) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end

@@ -8,6 +8,8 @@ local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = keys.job, keys.meta, keys.done_channel, keys.ended
 local NEWS = keys.progress_channel
+-- The logs of streaming jobs. A log keeps its newest entries.
+local PIECES, PIECE_NEWS, PIECES_TTL_S, PIECES_MAX = keys.pieces, keys.piece_channel, keys.PIECES_TTL_S, keys.PIECES_MAX
 local CANCELLED, REVOKED_IDS = keys.cancel_channel, keys.REVOKED
 -- Until when each job must have started. The TTL is longer than any job may be scheduled for.
 local EXPIRING, EXPIRING_TTL_S = keys.EXPIRING, 62 * 86400

@@ -1,0 +1,180 @@
+"""The logs of streaming jobs, as an API process reads them: by index, and when one has grown.
+
+A publication only means that a log is worth reading, so a lost one costs READ_ALL_S. A client's
+place in a log is one number, so any process can serve it. docs/architecture/streaming.md has the
+way of a piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+import redis.asyncio
+
+from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.coalescer import Coalescer
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.subscription import Subscription
+from headrace.redis import keys
+from headrace.redis.scripts import jobs as job_scripts
+
+#: Seconds after which a log is read although nothing was published.
+READ_ALL_S: Final = 1.0
+#: The most entries of one log that a reader gets at once, which bounds what it holds.
+READ_MAX_ENTRIES: Final = 256
+#: How many logs one call reads.
+READ_MAX_LOGS: Final = 64
+
+_PIECES: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class LogEntry(NamedTuple):
+    """An entry of a log.
+
+    Attributes:
+        last: the index of its last piece, from 1.
+        pieces: JSON of each piece; empty for a restart mark, which takes one index.
+    """
+
+    last: int
+    pieces: list[msgspec.Raw]
+
+    @property
+    def first(self) -> int:
+        """The index of its first piece, or of the restart mark."""
+        return self.last - max(1, len(self.pieces)) + 1
+
+
+class LogFollower:
+    """One client that follows one log. Inside its context, publications wake it."""
+
+    __slots__ = ("_event", "_log", "job_id", "model")
+
+    def __init__(self, log: PieceLog, model: str, job_id: str) -> None:
+        self.model = model
+        self.job_id = job_id
+        self._log = log
+        self._event = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._log.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.remove(self)
+
+    def wake(self) -> None:
+        """Wake the client."""
+        self._event.set()
+
+    async def read(self, after: int) -> list[LogEntry]:
+        """Return the next entries behind an index; none if there are none yet.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        # What is published from now on may not be in the reply.
+        self._event.clear()
+        return await self._log.read(self.job_id, after)
+
+    async def woken(self, seconds: float) -> None:
+        """Wait until the log may have grown since the last `read`, or the time has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, READ_ALL_S)):
+                await self._event.wait()
+
+
+class PieceLog:
+    """The logs that clients of one API process follow."""
+
+    def __init__(self, client: redis.asyncio.Redis, queue: JobQueue, api_id: str) -> None:
+        self._queue = queue
+        # A channel of its own, as the subscription needs at least one.
+        base = keys.piece_channel(f"/{api_id}")
+        self._subscription = Subscription(
+            client, "piece", [base], self._read_publication, on_reconnect=self._wake_all
+        )
+        self._reads = Coalescer[tuple[str, int], list[LogEntry]](
+            self._read_many, max_items=READ_MAX_LOGS
+        )
+        #: Model -> job -> the clients that follow it.
+        self._followers: dict[str, dict[str, set[LogFollower]]] = {}
+        self._subscribing: set[asyncio.Task[None]] = set()
+        self._started = False
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        await cancel_and_wait(*self._subscribing)
+        if self._started:
+            await self._subscription.stop()
+        await self._reads.close()
+
+    def follow(self, model: str, job_id: str) -> LogFollower:
+        """Return a context within which a client follows a job's log."""
+        return LogFollower(self, model, job_id)
+
+    async def read(self, job_id: str, after: int) -> list[LogEntry]:
+        """Read one log, together with all that are read at the same time.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        return await self._reads.add((job_id, after))
+
+    def add(self, follower: LogFollower) -> None:
+        """Begin to wake a client."""
+        if not self._started:
+            # The subscription begins with the first client, and lasts until the process stops.
+            self._started = True
+            self._subscription.start()
+        jobs = self._followers.get(follower.model)
+        if jobs is None:
+            jobs = self._followers[follower.model] = {}
+            channel = keys.piece_channel(follower.model)
+            self._in_background(self._subscription.subscribe(channel))
+        jobs.setdefault(follower.job_id, set()).add(follower)
+
+    def remove(self, follower: LogFollower) -> None:
+        """Wake a client no longer."""
+        jobs = self._followers[follower.model]
+        jobs[follower.job_id].discard(follower)
+        if not jobs[follower.job_id]:
+            del jobs[follower.job_id]
+        if not jobs:
+            del self._followers[follower.model]
+            channel = keys.piece_channel(follower.model)
+            self._in_background(self._subscription.unsubscribe(channel))
+
+    def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
+        # Tasks run in the order of their creation, and each writes before it waits.
+        task = asyncio.create_task(call)
+        self._subscribing.add(task)
+        task.add_done_callback(self._subscribing.discard)
+
+    async def _read_many(self, logs: list[tuple[str, int]]) -> Sequence[list[LogEntry]]:
+        reply = await self._queue.call(job_scripts.read_pieces(READ_MAX_ENTRIES, logs))
+        return [_entries(flat) for flat in reply]
+
+    def _read_publication(self, channel: str, data: bytes) -> None:
+        jobs = self._followers.get(channel.removeprefix(keys.piece_channel), {})
+        for job_id in data.decode().split(" "):
+            for follower in jobs.get(job_id, ()):
+                follower.wake()
+
+    def _wake_all(self) -> None:
+        for jobs in self._followers.values():
+            for followers in jobs.values():
+                for follower in followers:
+                    follower.wake()
+
+
+def _entries(flat: Sequence[bytes]) -> list[LogEntry]:
+    values = iter(flat)
+    return [
+        LogEntry(int(last), _PIECES.decode(text) if text else [])
+        for last, text in zip(values, values, strict=True)
+    ]

@@ -1,0 +1,46 @@
+-- Append pieces to the logs of leased jobs, each piece once, and publish which logs have grown. KEYS: none.
+-- ARGV: 1 model, then per row: id, token, number of its first piece in this attempt (from 1), how many pieces, and the
+-- entry: a JSON array of pieces, or '' for a restart mark. Returns how many rows were of lost leases.
+-- The field pc is "token base last": indexes of this attempt follow `base`, and the log ends with `last`.
+local ours, types, refused = {}, {}, 0
+for i = 2, #ARGV, 5 do
+  local id = ARGV[i]
+  local token, state, log = unpack(read(id, 't', 's', 'pc'))
+  local key = PIECES .. id
+  if not types[id] then types[id] = call('TYPE', key).ok end
+  if token == ARGV[i + 1] and state == 'r' and (types[id] == 'stream' or types[id] == 'none') then
+    ours[#ours + 1] = {i, id, key}
+  else
+    refused = refused + 1
+  end
+end
+if #ours == 0 then return refused end
+begin_with_removal(PAYLOADS)
+local changed, grown = {}, {}
+for _, row in ipairs(ours) do
+  local i, id, key = row[1], row[2], row[3]
+  local token, base, last = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+)$')
+  base, last = tonumber(base or '0'), tonumber(last or '0')
+  if token ~= ARGV[i + 1] then
+    base = last
+    -- Readers drop what the last attempt wrote. The mark takes an index, so that indexes never go back.
+    if base > 0 then
+      base = base + 1
+      call('XADD', key, whole(base) .. '-0', 'p', '')
+    end
+    last = base
+  end
+  local to = base + tonumber(ARGV[i + 2]) + tonumber(ARGV[i + 3]) - 1
+  if to > last then
+    call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4])
+    last = to
+  end
+  call('HSET', JOB .. id, 'pc', ARGV[i + 1] .. ' ' .. whole(base) .. ' ' .. whole(last))
+  if token ~= ARGV[i + 1] then call('EXPIRE', key, PIECES_TTL_S) end
+  if not changed[id] then
+    changed[id] = true
+    grown[#grown + 1] = id
+  end
+end
+call('PUBLISH', PIECE_NEWS .. ARGV[1], table.concat(grown, ' '))
+return refused

@@ -72,7 +72,7 @@ class LogFollower:
         self._event.set()
 
     async def read(self, after: int) -> list[LogEntry]:
-        """Return the next entries behind an index; none if there are none yet.
+        """Return the next entries behind an index; an empty list if it has not grown.
 
         Raises:
             BrokerError: Redis does not answer.

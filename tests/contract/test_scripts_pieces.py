@@ -1,0 +1,147 @@
+"""Logs of pieces: in order, each piece once, and only for the worker that holds the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.redis import keys
+from headrace.redis.scripts import jobs as job_scripts
+from tests.harness.clients.script_calls import TTL_S, Leased, Queue
+from tests.harness.wait import wait_until
+
+
+def append(queue: Queue, job: Leased, first: int, count: int, text: str) -> int:
+    row = (job.id, job.token, first, count, text.encode())
+    return int(queue.send(job_scripts.append_pieces("m", [row])))
+
+
+def log(queue: Queue, job_id: str, after: int = 0, most: int = 100) -> list[tuple[int, str]]:
+    (flat,) = queue.send(job_scripts.read_pieces(most, [(job_id, after)]))
+    values = iter(flat)
+    return [(int(last), text.decode()) for last, text in zip(values, values, strict=True)]
+
+
+def test_pieces_are_read_behind_an_index(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    assert append(queue, leased, 1, 1, '["a"]') == 0
+    assert append(queue, leased, 2, 3, '["b","c","d"]') == 0
+    assert log(queue, job_id) == [(1, '["a"]'), (4, '["b","c","d"]')]
+    assert log(queue, job_id, 1) == [(4, '["b","c","d"]')]
+    assert log(queue, job_id, 2) == [(4, '["b","c","d"]')]
+    assert log(queue, job_id, 4) == []
+    assert log(queue, job_id, most=1) == [(1, '["a"]')]
+    assert queue.settle(leased) == [1]
+
+
+def test_a_repeated_call_adds_nothing(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    for _ in range(2):
+        append(queue, leased, 1, 2, '["a","b"]')
+        append(queue, leased, 3, 1, '["c"]')
+    append(queue, leased, 1, 2, '["a","b"]')
+    assert log(queue, job_id) == [(2, '["a","b"]'), (3, '["c"]')]
+    queue.settle(leased)
+
+
+def test_the_next_attempt_begins_with_a_mark_and_the_last_one_writes_nothing(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    paused = queue.claim_one(lease_us=0)
+    append(queue, paused, 1, 2, '["a","b"]')
+    queue.release(paused)
+    assert append(queue, paused, 3, 1, '["late"]') == 1
+    leased = queue.claim_one()
+    assert append(queue, paused, 3, 1, '["late"]') == 1
+    append(queue, leased, 1, 1, '["a"]')
+    assert append(queue, paused, 3, 1, '["late"]') == 1
+    append(queue, leased, 1, 1, '["a"]')
+    assert log(queue, job_id) == [(2, '["a","b"]'), (3, ""), (4, '["a"]')]
+    queue.settle(leased)
+    assert append(queue, leased, 2, 1, '["late"]') == 1
+
+
+def test_an_attempt_without_pieces_leaves_the_log_as_it_is(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one(lease_us=0)
+    queue.release(leased)
+    leased = queue.claim_one()
+    append(queue, leased, 1, 1, '["a"]')
+    assert log(queue, job_id) == [(1, '["a"]')]
+    queue.settle(leased)
+
+
+@pytest.mark.parametrize("end", ["settled", "cancelled"])
+def test_a_log_expires_with_its_job(queue: Queue, end: str) -> None:
+    client: Any = queue.client
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    append(queue, leased, 1, 1, '["a"]')
+    assert client.ttl(keys.pieces(job_id)) > keys.PIECES_TTL_S / 2
+    if end == "cancelled":
+        queue.cancel(job_id)
+    queue.settle(leased)
+    assert TTL_S - 60 < client.ttl(keys.pieces(job_id)) <= TTL_S
+    assert TTL_S - 60 < client.ttl(keys.job(job_id)) <= TTL_S
+
+
+def test_a_log_is_deleted_with_its_job(queue: Queue) -> None:
+    client: Any = queue.client
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    append(queue, leased, 1, 1, '["a"]')
+    queue.settle(leased)
+    assert queue.send(job_scripts.delete([job_id], None)) == [1]
+    assert not client.exists(keys.pieces(job_id))
+
+
+def test_one_call_publishes_the_jobs_once(queue: Queue) -> None:
+    client: Any = queue.client
+    ids = [queue.submit_one() for _ in range(2)]
+    one, other = queue.claim_one(), queue.claim_one()
+    channel = keys.piece_channel("m")
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(channel)
+        wait_until(lambda: client.pubsub_channels() == [channel.encode()], "it listens")
+        rows = [
+            (one.id, one.token, 1, 1, b'["a"]'),
+            (other.id, other.token, 1, 1, b'["b"]'),
+            (one.id, one.token, 2, 1, b""),
+            (one.id, one.token, 3, 1, b'["a"]'),
+            (other.id, "0", 2, 1, b'["late"]'),
+        ]
+        assert queue.send(job_scripts.append_pieces("m", rows)) == 1
+        found = wait_until(lambda: heard.get_message(timeout=1), "it is published")
+    assert sorted(found["data"].decode().split(" ")) == sorted(ids)
+    assert log(queue, one.id) == [(1, '["a"]'), (2, ""), (3, '["a"]')]
+    queue.settle(one)
+    queue.settle(other)
+
+
+def test_a_log_keeps_its_newest_entries(queue: Queue) -> None:
+    client: Any = queue.client
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    count = keys.PIECES_MAX + 500
+    rows = [(leased.id, leased.token, n, 1, b"[1]") for n in range(1, count + 1)]
+    for at in range(0, count, 1000):
+        queue.send(job_scripts.append_pieces("m", rows[at : at + 1000]))
+    assert keys.PIECES_MAX <= client.xlen(keys.pieces(job_id)) < count
+    assert log(queue, job_id, count - 1) == [(count, "[1]")]
+    queue.settle(leased)
+
+
+def test_a_key_of_another_type_harms_no_other_job(queue: Queue) -> None:
+    client: Any = queue.client
+    ids = [queue.submit_one() for _ in range(2)]
+    one, other = queue.claim_one(), queue.claim_one()
+    client.set(keys.pieces(one.id), "x")
+    rows = [(job.id, job.token, 1, 1, b"[1]") for job in (one, other)]
+    assert queue.send(job_scripts.append_pieces("m", rows)) == 1
+    assert log(queue, one.id) == []
+    assert log(queue, other.id) == [(1, "[1]")]
+    queue.settle(one)
+    queue.settle(other)
+    client.delete(*map(keys.pieces, ids))

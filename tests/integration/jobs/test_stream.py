@@ -1,0 +1,288 @@
+"""The stream of a job's pieces: real API processes, worker and Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from headrace.config.model_catalog import load_catalog
+from headrace.redis import keys
+from tests.harness.clients.events import Reader, reading
+from tests.harness.servers.api_processes import api_processes
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+
+HANDLER = f"{HANDLERS / 'yielding.py'}"
+WORDS = ["one ", "two ", "three"]
+
+
+def model(kind: str = "Yielding", **more: Any) -> dict[str, Any]:
+    return {"handler": f"{HANDLER}:{kind}", "max_batch_size": 4, **more}
+
+
+@dataclass
+class Site:
+    """Two APIs and one worker over one Redis."""
+
+    redis: RedisServer
+    one: ApiServer
+    other: ApiServer
+    worker: Worker
+    client: Client
+    folder: Path
+
+    def url(self, job_id: str, api: ApiServer | None = None) -> str:
+        return f"{(api or self.one).url}/api/v1/jobs/{job_id}/stream"
+
+    def submit(self, value: Any, model: str = "m") -> str:
+        (job_id,) = self.client.submit(model, value)
+        return job_id
+
+    def lines(self, job_id: str) -> list[Any]:
+        """The stream as JSON lines, up to the end of the job."""
+        text = httpx2.get(f"{self.url(job_id)}?format=ndjson", timeout=60).text
+        return [json.loads(line) for line in text.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("stream")
+    models = {
+        "m": model(),
+        "returning": model("Returning"),
+        "plain": {"handler": "echo"},
+    }
+    path = write_models(folder, **models)
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder, environ={"HEADRACE_LEASE_TTL_S": "2"}) as worker,
+        Client(server.url, path) as client,
+        api_server(server.url, load_catalog(path)) as one,
+        api_server(server.url, load_catalog(path)) as other,
+    ):
+        worker.wait_ready(*models)
+        yield Site(server, one, other, worker, client, folder)
+        nothing_leaks(client.redis)
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    """The site; streams that were read must be closed after each test."""
+    yield shared
+    found = [api.services.stream_limit for api in (shared.one, shared.other)]
+    wait_until(lambda: not any(one.open_streams for one in found), "no stream is open")
+    channels = keys.piece_channel("[^/]*")
+    wait_until(lambda: not shared.client.redis.pubsub_channels(channels), "nobody subscribes")
+
+
+def pieces_of(*readers: Reader) -> list[Any]:
+    """The pieces that readers were sent one after the other; a restart drops those before."""
+    found: list[Any] = []
+    for reader in readers:
+        for event in reader.events:
+            if event.name == "pieces":
+                found += event.data
+            elif event.name == "restarted":
+                found = []
+    return found
+
+
+def test_pieces_come_while_the_handler_runs(site: Site, tmp_path: Path) -> None:
+    job_id = site.submit({"pieces": WORDS, "until": str(tmp_path)})
+    with reading(site.url(job_id)) as reader:
+        for n in range(3):
+            assert pieces_of(reader) == WORDS[:n]
+            (tmp_path / str(n)).touch()
+            assert reader.wait_for("pieces", n + 1).id == str(n + 1)
+        ended = reader.wait_for("ended")
+        assert (ended.id, ended.data["status"]) == ("3-ended", "succeeded")
+        assert ended.data["result"] == "one two three"
+        assert reader.headers["content-type"] == "text/event-stream"
+    with reading(site.url(job_id), last_id="3-ended") as again:
+        assert again.status == 204
+
+
+def test_a_client_goes_on_at_another_process(site: Site, tmp_path: Path) -> None:
+    job_id = site.submit({"pieces": WORDS, "until": str(tmp_path)})
+    (tmp_path / "0").touch()
+    with reading(site.url(job_id)) as first:
+        first.wait_for("pieces")
+    with reading(site.url(job_id, site.other), last_id=first.last) as second:
+        (tmp_path / "1").touch()
+        second.wait_for("pieces")
+    with reading(f"{site.url(job_id)}?starting_after={second.last}") as third:
+        (tmp_path / "2").touch()
+        third.wait_over()
+    assert [pieces_of(one) for one in (first, second, third)] == [[word] for word in WORDS]
+
+
+def test_the_jobs_of_a_batch_have_streams_of_their_own(site: Site) -> None:
+    values = [[f"{n}-{k} " for k in range(5 + n)] for n in range(8)]
+    ids = site.client.submit("m", *({"pieces": pieces} for pieces in values))
+    for job_id, pieces in zip(ids, values, strict=True):
+        *lines, last = site.lines(job_id)
+        assert [piece for line in lines for piece in line["pieces"]] == pieces
+        assert last["index"] == len(pieces)
+        assert last["job"]["result"] == "".join(pieces)
+
+
+def test_the_other_formats(site: Site) -> None:
+    job_id = site.submit({"pieces": ["grün ", {"x": 1}, "end"]})
+    *_, last = site.lines(job_id)
+    assert last["job"]["result"] == ["grün ", {"x": 1}, "end"]
+    text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+    assert text.text == 'grün {"x":1}\nend'
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    behind = httpx2.get(f"{site.url(job_id)}?format=text&starting_after=2", timeout=60)
+    assert behind.text == "end"
+
+
+def test_what_a_handler_returns_takes_the_place_of_the_pieces(site: Site) -> None:
+    *lines, last = site.lines(site.submit({"pieces": WORDS}, "returning"))
+    assert [piece for line in lines for piece in line["pieces"]] == WORDS
+    assert last["job"]["result"] == 3
+
+
+def test_a_model_that_does_not_stream_has_an_end(site: Site) -> None:
+    (line,) = site.lines(site.submit({"a": 1}, "plain"))
+    assert (line["index"], line["job"]["result"]) == (0, {"a": 1})
+
+
+def test_a_job_that_fails_in_the_middle(site: Site) -> None:
+    job_id = site.submit({"pieces": WORDS, "fails": 2})
+    *lines, last = site.lines(job_id)
+    assert [piece for line in lines for piece in line["pieces"]] == WORDS[:2]
+    assert last["job"]["error"]["message"] == "failed in the middle"
+    # Plain text cannot tell it from a shorter result, so the connection is cut.
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+
+
+def test_after_a_crash_the_pieces_begin_again(site: Site, tmp_path: Path) -> None:
+    job_id = site.submit({"pieces": WORDS, "until": str(tmp_path), "kills": 2})
+    with reading(site.url(job_id)) as reader:
+        for n in range(2):
+            (tmp_path / str(n)).touch()
+            reader.wait_for("pieces", n + 1)
+        (tmp_path / "2").touch()
+        reader.wait_over()
+    assert reader.names[2] == "restarted"
+    assert pieces_of(reader) == WORDS
+    assert [int(event.id) for event in reader.events[:-1]] == sorted(
+        {int(event.id) for event in reader.events[:-1]}
+    )
+    # A client that comes later never sees what does not count.
+    *lines, last = site.lines(job_id)
+    assert [piece for line in lines for piece in line["pieces"]] == WORDS
+    assert (last["job"]["result"], last["job"]["attempts"]) == ("one two three", 2)
+
+
+def test_a_cancelled_job_ends_its_stream_and_its_generator(site: Site, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    value = {"pieces": ["x"] * 9, "until": str(tmp_path), "closed": str(closed)}
+    job_id = site.submit(value)
+    with reading(site.url(job_id)) as reader:
+        (tmp_path / "0").touch()
+        reader.wait_for("pieces")
+        site.one.http.delete(f"/api/v1/jobs/{job_id}")
+        (tmp_path / "1").touch()
+        (tmp_path / "2").touch()
+        ended = reader.wait_for("ended")
+    assert ended.data["status"] == "cancelled"
+    wait_until(closed.exists, "the generator is closed")
+
+
+def test_pieces_of_an_outage_come_after_it(site: Site, tmp_path: Path) -> None:
+    job_id = site.submit({"pieces": WORDS, "until": str(tmp_path)})
+    with reading(site.url(job_id)) as reader:
+        (tmp_path / "0").touch()
+        reader.wait_for("pieces")
+        site.client.redis.client_kill_filter(_type="normal", skipme=True)
+        site.client.redis.client_kill_filter(_type="pubsub")
+        (tmp_path / "1").touch()
+        (tmp_path / "2").touch()
+        reader.wait_over()
+    assert pieces_of(reader) == WORDS
+    assert [event.id for event in reader.events][-1] == "3-ended"
+
+
+def test_pieces_that_are_not_kept_are_named(site: Site, tmp_path: Path) -> None:
+    job_id = site.submit({"pieces": WORDS, "until": str(tmp_path)})
+    (tmp_path / "0").touch()
+    with reading(site.url(job_id)) as reader:
+        reader.wait_for("pieces")
+    (tmp_path / "1").touch()
+    (tmp_path / "2").touch()
+    site.lines(job_id)
+    site.client.redis.xtrim(keys.pieces(job_id), minid="3-0", approximate=False)
+    kept, *_ = site.client.redis.xrange(keys.pieces(job_id))
+    first = int(kept[0].split(b"-")[0]) - len(json.loads(kept[1][b"p"])) + 1
+    lines = site.lines(job_id)
+    if first > 1:  # else all pieces came in one entry
+        assert lines[0] == {"index": first - 1, "missing": [1, first - 1]}
+        with pytest.raises(httpx2.RemoteProtocolError):
+            httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+    assert lines[-1]["job"]["result"] == "one two three"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("format=xml", 400),
+        ("starting_after=-1", 400),
+        ("starting_after=x", 400),
+        ("unknown=1", 400),
+    ],
+)
+def test_a_query_that_is_not_valid(site: Site, query: str, status: int) -> None:
+    job_id = site.submit({"pieces": []})
+    assert httpx2.get(f"{site.url(job_id)}?{query}", timeout=60).status_code == status
+    assert httpx2.get(site.url("unknown"), timeout=60).status_code == 404
+
+
+def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None:
+    """API processes are killed while clients read; each client goes on behind its last index."""
+    models = write_models(tmp_path, m=model())
+    words = [f"{n} " for n in range(60)]
+    (gate := tmp_path / "gate").mkdir()
+    with (
+        redis_server() as server,
+        celery_worker(server.url, models, tmp_path) as worker,
+        Client(server.url, models) as client,
+        api_processes(tmp_path / "api", server.url, 2) as api,
+    ):
+        worker.wait_ready("m")
+        (job_id,) = client.submit("m", {"pieces": words, "until": str(gate)})
+        url = f"{api.url}/api/v1/jobs/{job_id}/stream"
+        seen: list[list[Any]] = [[], [], []]
+        last = [""] * len(seen)
+        for until in range(10, len(words) + 1, 10):
+            for n in range(until - 10, until):
+                (gate / str(n)).touch()
+            for number, known in enumerate(seen):
+                with reading(url, last[number]) as reader:
+                    wait_until(
+                        partial(_has, known, reader, until),
+                        "the next pieces come",
+                    )
+                    if number == 0:
+                        os.kill(api.pids()[0], signal.SIGKILL)
+                    known += pieces_of(reader)
+                    last[number] = reader.last
+                wait_until(lambda: len(api.pids()) == 2, "both processes are back")
+        assert seen == [words] * len(seen)
+
+
+def _has(known: list[Any], reader: Reader, count: int) -> bool:
+    return len(known) + len(pieces_of(reader)) >= count

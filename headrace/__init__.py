@@ -13,10 +13,13 @@ from headrace._version import __version__
 
 __all__ = [
     "AsyncClient",
+    "Budget",
     "Client",
     "Context",
+    "Generator",
     "Handler",
     "InputRef",
+    "Piece",
     "Pipeline",
     "Response",
     "__version__",
@@ -25,6 +28,7 @@ __all__ = [
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
     from headrace.config.pipelines import Pipeline
+    from headrace.generator import Budget, Generator, Piece
     from headrace.handler import Context, Handler, Response
 else:
 
@@ -38,6 +42,10 @@ else:
             from headrace import handler
 
             return getattr(handler, name)
+        if name in ("Budget", "Generator", "Piece"):
+            from headrace import generator
+
+            return getattr(generator, name)
         if name == "Pipeline":
             from headrace.config import pipelines
 

@@ -107,7 +107,8 @@ ended: Final = Prefix("hr:ended:")
 #: channel: a job's record has new progress.
 progress_channel: Final = Prefix("hr:news:")
 #: stream, PIECES_TTL_S while the job runs, then as long as its record: the log of a streaming job.
-#: An entry's id is the index of its last piece; `p`: a JSON array of pieces, or "" for a restart.
+#: An entry's id is the index of its last piece; `p`: a JSON array of pieces, or "" for a restart;
+#: `t`: a JSON array of a generator's tokens.
 pieces: Final = Prefix("hr:pieces:")
 #: channel: ids of one model's jobs whose logs have grown.
 piece_channel: Final = Prefix("hr:pieces:new:")

@@ -13,7 +13,7 @@ from tests.harness.wait import wait_until
 
 
 def append(queue: Queue, job: Leased, first: int, count: int, text: str) -> int:
-    row = (job.id, job.token, first, count, text.encode())
+    row = (job.id, job.token, first, count, text.encode(), b"")
     return int(queue.send(job_scripts.append_pieces("m", [row])))
 
 
@@ -106,11 +106,11 @@ def test_one_call_publishes_the_jobs_once(queue: Queue) -> None:
         heard.subscribe(channel)
         wait_until(lambda: client.pubsub_channels() == [channel.encode()], "it listens")
         rows = [
-            (one.id, one.token, 1, 1, b'["a"]'),
-            (other.id, other.token, 1, 1, b'["b"]'),
-            (one.id, one.token, 2, 1, b""),
-            (one.id, one.token, 3, 1, b'["a"]'),
-            (other.id, "0", 2, 1, b'["late"]'),
+            (one.id, one.token, 1, 1, b'["a"]', b""),
+            (other.id, other.token, 1, 1, b'["b"]', b""),
+            (one.id, one.token, 2, 1, b"", b""),
+            (one.id, one.token, 3, 1, b'["a"]', b""),
+            (other.id, "0", 2, 1, b'["late"]', b""),
         ]
         assert queue.send(job_scripts.append_pieces("m", rows)) == 1
         found = wait_until(lambda: heard.get_message(timeout=1), "it is published")
@@ -125,7 +125,7 @@ def test_a_log_keeps_its_newest_entries(queue: Queue) -> None:
     job_id = queue.submit_one()
     leased = queue.claim_one()
     count = keys.PIECES_MAX + 500
-    rows = [(leased.id, leased.token, n, 1, b"[1]") for n in range(1, count + 1)]
+    rows = [(leased.id, leased.token, n, 1, b"[1]", b"") for n in range(1, count + 1)]
     for at in range(0, count, 1000):
         queue.send(job_scripts.append_pieces("m", rows[at : at + 1000]))
     assert keys.PIECES_MAX <= client.xlen(keys.pieces(job_id)) < count
@@ -138,7 +138,7 @@ def test_a_key_of_another_type_harms_no_other_job(queue: Queue) -> None:
     ids = [queue.submit_one() for _ in range(2)]
     one, other = queue.claim_one(), queue.claim_one()
     client.set(keys.pieces(one.id), "x")
-    rows = [(job.id, job.token, 1, 1, b"[1]") for job in (one, other)]
+    rows = [(job.id, job.token, 1, 1, b"[1]", b"") for job in (one, other)]
     assert queue.send(job_scripts.append_pieces("m", rows)) == 1
     assert log(queue, one.id) == []
     assert log(queue, other.id) == [(1, "[1]")]

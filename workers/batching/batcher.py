@@ -190,9 +190,13 @@ class Batcher(Generic[ItemT]):
         The limit is one batch, or two if items have keys, for a step and all better steps together:
         prepared items of worse steps take no room from better ones.
         """
+        return self.room_in(self.policy.max_batch_size)
+
+    def room_in(self, size: int) -> list[int]:
+        """Return the same for batches of this size."""
         policy, counts = self.policy, self._counts
         ahead = KEYED_LOOK_AHEAD if policy.keyed else 1
-        most, limit = policy.max_batch_size * ahead, policy.max_batch_cost
+        most, limit = size * ahead, policy.max_batch_cost
         room, held, cost = [], 0, 0
         for place, count in enumerate(counts):
             held += count

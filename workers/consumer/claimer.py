@@ -110,4 +110,4 @@ def wants_notification(model: ServedModel, place: int, now: float) -> bool:
         return False
     # An online job must not wait for an offline batch that has not started.
     offline_next = step < len(STEPS) - 1 and model.prepared and not model.batcher.online
-    return model.idle or bool(offline_next) or model.batch_ends_in_s(now) > SHORT_BATCH_S
+    return model.takes_jobs or bool(offline_next) or model.batch_ends_in_s(now) > SHORT_BATCH_S

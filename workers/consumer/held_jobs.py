@@ -110,43 +110,53 @@ class HeldJobs:
         """Write all starts again that were written; the outage may have lost them."""
         for model in self._models:
             for replica in model.replicas:
-                if replica.batch is not None and replica.batch.start_due_at == NEVER:
-                    self.write_start(replica.batch)
+                for batch in replica.running:
+                    if batch.start_due_at == NEVER:
+                        self.write_start(batch)
 
     def write_pieces(
-        self, model: ServedModel, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]
+        self, model: ServedModel, replica: Replica, rows: Sequence[Sequence[Any]]
     ) -> None:
-        """Append pieces that a replica sends for a batch; ignore batches that it does not have.
+        """Append pieces that a replica sends; ignore those of batches that it does not have.
 
-        Each row is a job id, the number of the first piece, how many, and the JSON array; see
-        `job_scripts.append_pieces`. Quiet jobs have no log.
+        Each row is a batch's number, a job id, and the rest of `job_scripts.append_pieces`. Quiet
+        jobs have no log.
         """
-        batch = _batch_of(replica, seq)
-        if batch is None:
-            return
-        if batch is replica.batch and batch.start_due_at != NEVER:
-            self.write_start(batch)
-        jobs = {job.id: job for job in batch.jobs if not job.dropped}
-        wanted = [
-            (job.id, job.token, *rest)
-            for job_id, *rest in rows
-            if (job := jobs.get(job_id)) is not None
-            and not (job.message is not None and job.message.quiet)
-        ]
+        wanted = []
+        jobs: dict[int, dict[str, LeasedJob]] = {}
+        for seq, job_id, *rest in rows:
+            if seq not in jobs:
+                jobs[seq] = self._streaming(replica, seq)
+            job = jobs[seq].get(job_id)
+            if job is not None:
+                wanted.append((job.id, job.token, *rest))
         if wanted:
             # Before the settlement, which is resent after an outage too, and in the same order.
             pieces: Any = job_scripts.append_pieces(model.config.name, wanted)
             self._leases.send(pieces, resend=True)
+
+    def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:
+        """Return the jobs of a batch that have a log, by id, and note that they have begun."""
+        batch = replica.batch_of(seq)
+        if batch is None:
+            return {}
+        if batch is not replica.staged and batch.start_due_at != NEVER:
+            self.write_start(batch)
+        return {
+            job.id: job
+            for job in batch.jobs
+            if not job.dropped and not (job.message is not None and job.message.quiet)
+        }
 
     def write_progress(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
         """Write the progress that a replica reports for a batch; ignore batches it does not have.
 
         Each row is a job id and the fields of a `Progress`.
         """
-        batch = _batch_of(replica, seq)
+        batch = replica.batch_of(seq)
         if batch is None:
             return
-        if batch is replica.batch and batch.start_due_at != NEVER:
+        if batch is not replica.staged and batch.start_due_at != NEVER:
             self.write_start(batch)
         fields = {job_id: rest for job_id, *rest in rows}
         jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
@@ -165,9 +175,3 @@ class HeldJobs:
         rows = [(job.id, job.token, self._progress[job]) for job in jobs]
         if rows and self._leases.connected:
             self._leases.send(job_scripts.progress(rows))
-
-
-def _batch_of(replica: Replica, seq: int) -> Batch | None:
-    """Return the batch of this number that a replica has; None if it has none."""
-    batches = (replica.batch, replica.staged)
-    return next((one for one in batches if one is not None and one.seq == seq), None)

@@ -164,10 +164,7 @@ class Consumer:
         for model in self.models:
             if self._stopping.is_set():
                 self._leases.release(model, model.release_prepared(), "free")
-            if model.pending_payloads.has_work:
-                self._transfer.take(model)
-            if model.callbacks.has_work:
-                self._notifier.take(model)
+            self._fetch(model)
         if self._leases.connected:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
@@ -177,6 +174,15 @@ class Consumer:
         if self._leases.connected or not connected:
             self._sleep()
         # Else the connection was lost in this turn, and the next one tries to connect at once.
+
+    def _fetch(self, model: ServedModel) -> None:
+        """Begin what the jobs of a model wait for."""
+        if model.pending_payloads.has_work:
+            self._transfer.take(model)
+        if model.callbacks.has_work:
+            self._notifier.take(model)
+        if model.logs_wanted:
+            self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
@@ -296,12 +302,10 @@ class Consumer:
         for model in self.models:
             model.deadlines.expire(now)
             for replica in list(model.replicas):
-                batch = replica.batch
-                if batch is None:
-                    continue
-                if now >= batch.start_due_at:
-                    self._held_jobs.write_start(batch)
-                if now >= batch.deadline:
+                for batch in replica.running:
+                    if now >= batch.start_due_at:
+                        self._held_jobs.write_start(batch)
+                if any(now >= batch.deadline for batch in replica.running):
                     # What came in time may be unread, if this worker was suspended.
                     self._catch_up(model, replica, now)
         self._replica_manager.check(self.models, now)
@@ -334,7 +338,9 @@ class Consumer:
         if kind == "done":
             self._done(model, replica, rest, now)
         elif kind == "pieces":
-            self._held_jobs.write_pieces(model, replica, *rest)
+            self._held_jobs.write_pieces(model, replica, rest[0])
+        elif kind == "room":
+            replica.room_reported(*rest)
         elif kind == "progress":
             self._held_jobs.write_progress(replica, *rest)
         elif kind == "metrics":
@@ -507,7 +513,7 @@ class Consumer:
         for model in self.models:
             times += (model.deadlines.next_at, model.next_due_at)
             for replica in model.replicas:
-                if (batch := replica.batch) is not None:
+                for batch in replica.running:
                     due_at = batch.start_due_at if connected else NEVER
                     times.append(min(batch.deadline, due_at))
             # A held batch waits only for `hold_until` if it could run now.

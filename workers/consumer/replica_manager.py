@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from headrace.jobs.trace_context import Trace
 from headrace.observability.logs import about_jobs
-from workers.jobs.leased_job import Batch
+from workers.jobs.leased_job import TIMED_OUT, Batch
 from workers.jobs.settlement import unfinished
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.models.served_model import ServedModel
@@ -84,9 +84,12 @@ class ReplicaManager:
         """Give up the processes that hang, and release jobs that would wait long for a process."""
         for model in models:
             for replica in list(model.replicas):
-                batch = replica.batch
-                if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
-                    self._timed_out(model, replica, batch, now)
+                for batch in replica.running:
+                    if now < batch.deadline or model.let_leave(replica, batch, now):
+                        continue
+                    if replica.hangs(batch, now):
+                        self._timed_out(model, replica, batch, now)
+                        break
             if model.prepared and all(
                 replica.process is None and replica.restart_at > now for replica in model.replicas
             ):
@@ -112,9 +115,11 @@ class ReplicaManager:
     def ready(self, model: ServedModel, replica: Replica, info: dict[str, Any]) -> None:
         """Put a loaded process into service; drain the process that it replaces, if any.
 
-        `info` has what the process reported: `load_s`, `fits`, `helpers` and `overlap`.
+        `info` has what the process reported: `load_s`, `fits`, `helpers`, `overlap` and
+        `continuous`.
         """
         replica.ready(info)
+        model.set_continuous(replica.continuous)
         model.replica_history.add_load(info["load_s"])
         model.load_mib = self._placement.used_mib(model.device, replica.pids) or model.load_mib
         if replica.fits:
@@ -158,13 +163,14 @@ class ReplicaManager:
         begun, untouched = replica.take_batches()
         self._release(model, untouched, "free")
         alone = len(begun) == 1 and len(batch.jobs) == 1
-        if alone:
+        others = begun
+        if alone or batch.jobs[0].dropped == TIMED_OUT:
             settlement = model.batch_timed_out(batch, now, replica.trace())
             self._leases.settle(model, [settlement])
             self._observer.finished(batch, [])
-        else:
-            # Any of them may hang: each runs alone next, and none is charged.
-            self._release(model, begun, "alone", now=now)
+            others = [one for one in begun if one is not batch]
+        # Any of them may hang: each runs alone next, and none is charged.
+        self._release(model, others, "alone", now=now)
         cause = batch.jobs[0].id if alone else ""
         self._give_up(model, replica, "a job ran longer than its timeout", begun, cause, now)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,8 @@ from headrace.redis.scripts.jobs import ClaimedRow, ClaimReply
 from workers.jobs.canvas import Canvas
 
 NEVER: Final = float("inf")
+#: `dropped` of a job that ran longer than its timeout beside others, which run on.
+TIMED_OUT: Final = "timed out"
 #: The best priority step, as the reply to a claim has it; its jobs never yield.
 BEST_STEP: Final = b"0"
 #: A batch that has not ended after this many seconds is worth a call of its own for its start.
@@ -23,6 +25,33 @@ START_WRITTEN_S: Final = 0.1
 #: is not even read before that.
 EXCLUSIVE: Final = b"2"
 WITHHELD: Final = b"3"
+
+
+class Log(NamedTuple):
+    """The log of a generator's job: JSON arrays of its pieces, and of their tokens."""
+
+    pieces: list[bytes]
+    tokens: list[bytes]
+
+
+def log_of(entries: Iterable[tuple[int, bytes, bytes]]) -> Log | None:
+    """Return what follows the last restart mark of a log; None if a job cannot go on there.
+
+    That is so if the log is empty or incomplete, or if its pieces have no tokens. The entries are
+    those of `job_scripts.read_entries`.
+    """
+    log, end = Log([], []), 0
+    whole = True
+    for last, pieces, tokens in entries:
+        if not pieces:
+            log, whole = Log([], []), True
+        else:
+            count = len(msgspec.json.decode(pieces, type=list[msgspec.Raw]))
+            whole = whole and bool(tokens) and last - count == end
+            log.pieces.append(pieces)
+            log.tokens.append(tokens)
+        end = last
+    return log if whole and log.pieces else None
 
 
 class LeasedJob(msgspec.Struct, eq=False, weakref=True):
@@ -47,9 +76,11 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         content_type: of an input that was fetched and is not JSON; else empty.
         canvas: the tasks that follow it; None for most jobs.
         result: its result as JSON text, kept only if tasks follow it.
-        dropped: why its outcome no longer counts here: "cancelled", or "lost" to another worker.
+        dropped: why its outcome no longer counts here: "cancelled", TIMED_OUT, or "lost" to
+            another worker.
         expires_at: until when it must have begun; NEVER without an `expires`.
         retries: how often it was tried again after an error.
+        log: what its earlier attempts have generated, if it can go on there.
         details: what comes with its input, as `InputDetails.text` writes it; b"" for nothing.
     """
 
@@ -77,6 +108,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     expires_at: float = NEVER
     retries: int = 0
     details: bytes = b""
+    log: Log | None = None
 
     def set_deadlines(self, message: Message, now: float, now_us: int) -> float:
         """Set `expires_at`, and return how many seconds before its eta the job was claimed.
@@ -150,6 +182,7 @@ class Batch:
         traced: some of its jobs may belong to a trace.
         span: the `traceparent` of its own span; empty without one.
         detailed: something may come with the inputs of its jobs.
+        number: how many jobs its generator had been sent with it.
     """
 
     jobs: list[LeasedJob]
@@ -164,6 +197,7 @@ class Batch:
     traced: bool = False
     span: str = ""
     detailed: bool = False
+    number: int = 0
 
     @property
     def traces(self) -> dict[str, str]:

@@ -312,6 +312,17 @@ class LeaseManager:
         queue = model.queues[model.claims.queue_number(job)]
         self._outbox.add(job_scripts.held_message(queue, job), read, refused)
 
+    def read_logs(self, model: ServedModel) -> None:
+        """Read the logs of a generator's jobs, which wait for them."""
+        wanted, model.logs_wanted = model.logs_wanted, []
+        for job in wanted:
+
+            def read(job: LeasedJob, reply: Any, _now: float) -> None:
+                model.log_read(job, job_scripts.read_entries(reply))
+
+            refused = partial(model.log_read, job, ())
+            self._outbox.add(job_scripts.read_log(job.id), partial(read, job), refused, resend=True)
+
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
     ) -> None:

@@ -16,13 +16,15 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Final
+from typing import Any
 
+from headrace.generator import Generator
 from headrace.handler import Context
 from headrace.jobs.value_check import check_of
 from headrace.observability import logs
 from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
+from workers.model_process.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.overlap import PREEMPTED, Inbox, OverlappedExecutor, done_frame, leave
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
@@ -40,9 +42,6 @@ from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import PARENT_VARIABLE, Phase, write_stacks_to
 
 logger = logging.getLogger("headrace.model")
-
-#: More batches than the worker ever sends at once.
-BATCHES_MAX: Final = 8
 
 
 def main() -> None:
@@ -82,7 +81,7 @@ def main() -> None:
     overlap = overlaps(executor.handler)
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
-    executor.send_pieces_to(lambda seq, rows: frames.send(["pieces", seq, rows]))
+    executor.send_pieces_to(lambda rows: frames.send(["pieces", rows]))
     if spans is not None:
         from workers.model_process.spans import VerbSpans
 
@@ -93,9 +92,12 @@ def main() -> None:
     ready = {
         "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits,
         "helpers": [process.process.pid for process in processes], "overlap": overlap,
+        "continuous": isinstance(executor.handler, Generator),
     }  # fmt: skip
     frames.send(["ready", ready])
-    if overlap:
+    if isinstance(executor.handler, Generator):
+        ContinuousExecutor(executor, executor.handler, inbox, frames.send, tag).run()
+    elif overlap:
         OverlappedExecutor(executor, inbox, frames.send, tag).run()
     else:
         _serve(frames, inbox, executor, tag)

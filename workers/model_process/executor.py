@@ -28,6 +28,7 @@ from headrace.errors import (
     JobCancelled,
     JobExpired,
 )
+from headrace.generator import joined
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import (
     decode_input,
@@ -57,7 +58,7 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
-from workers.model_process.pieces import PieceSender, joined, piece_json
+from workers.model_process.pieces import PieceSender, piece_json
 from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
@@ -203,8 +204,8 @@ class BatchExecutor:
         self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))
         self.context.reports_to(self.reporter.take)
 
-    def send_pieces_to(self, send: Callable[[int, list[Any]], None]) -> None:
-        """Pass pieces of results on: `send` takes a batch's number and rows."""
+    def send_pieces_to(self, send: Callable[[list[Any]], None]) -> None:
+        """Pass pieces of results on: `send` takes rows of `PieceSender`."""
         if self._streams:
             self.pieces = PieceSender(send)
 
@@ -299,7 +300,8 @@ class BatchExecutor:
         if self.reporter is not None:
             self.reporter.close(state.progress)
         if self.pieces is not None:
-            self.pieces.close(state.progress.seq)
+            ids = [job_id for job_id, *_ in state.readable.values()]
+            self.pieces.close(state.progress.seq, ids)
         if not all(state.outcomes):
             missing = failure(HandlerError("the handler returned no result for this input"))
             state.outcomes = [outcome or missing for outcome in state.outcomes]
@@ -380,7 +382,7 @@ class BatchExecutor:
         """Run `preprocess`."""
         inputs = sub_batch.inputs
         items = self._timed(sub_batch, "preprocess", self.preprocess, inputs, len(inputs))
-        results = sub_batch.results = _checked(items, len(inputs), "preprocess")
+        results = sub_batch.results = checked_list(items, len(inputs), "preprocess")
         sub_batch.good = [
             n for n, item in enumerate(results) if not isinstance(item, BaseException)
         ]
@@ -417,9 +419,9 @@ class BatchExecutor:
                     step = next(steps)
                 except StopIteration as end:
                     return stream.outputs(end.value)
-                pieces = stream.take(_checked(step, size, "a step of inference"))
+                pieces = stream.take(checked_list(step, size, "a step of inference"))
                 if self.pieces is not None:
-                    self.pieces.add(stream.seq, pieces)
+                    self.pieces.add(pieces)
         finally:
             steps.close()
         self._drop(sub_batch, sub_batch.gone())
@@ -436,7 +438,7 @@ class BatchExecutor:
         size = len(good) + sub_batch.padding
 
         def call(outputs: Any) -> list[Any]:
-            return _checked(self.handler.postprocess(outputs), size, self._last_verb)
+            return checked_list(self.handler.postprocess(outputs), size, self._last_verb)
 
         final = self._timed(sub_batch, "postprocess", call, sub_batch.outputs, len(good), good)
         for n, result in zip(good, final[: len(good)], strict=True):
@@ -522,15 +524,15 @@ class ItemPieces:
         self._sub_batch = sub_batch
         self.seq = sub_batch.progress.seq if sub_batch.progress is not None else 0
         self.ids = [job_id for job_id, *_ in sub_batch.good_inputs]
-        self._texts: list[list[bytes]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
+        self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
         self._errors: dict[int, BaseException] = {}
 
-    def take(self, step: list[Any]) -> list[tuple[str, bytes]]:
-        """Return the pieces of a step, as job id and JSON; keep them for the results.
+    def take(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
+        """Return the pieces of a step, for `PieceSender.add`; keep them for the results.
 
         An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
         """
-        taken = []
+        taken: list[tuple[int, str, bytes, tuple[int, ...]]] = []
         for row, piece in enumerate(step):
             if piece is None or row in self._errors:
                 continue
@@ -542,9 +544,9 @@ class ItemPieces:
             except Exception as error:  # noqa: BLE001 - a piece's methods are the handler's code
                 self._errors[row] = error
                 continue
-            self._texts[row].append(text)
+            self._pieces[row].append(piece)
             if row < len(self.ids):
-                taken.append((self.ids[row], text))
+                taken.append((self.seq, self.ids[row], text, ()))
         return taken
 
     def outputs(self, returned: Any) -> Any:
@@ -557,10 +559,10 @@ class ItemPieces:
         """
         failed = [row for row in self._errors if row < len(self.ids)]
         if returned is None:
-            returned = [joined(texts) for texts in self._texts]
+            returned = [joined(pieces) for pieces in self._pieces]
         if not failed:
             return returned
-        kept = [row for row in range(len(self._texts)) if row not in failed]
+        kept = [row for row in range(len(self._pieces)) if row not in failed]
         outputs = rows_of(returned, kept)
         if outputs is None:
             raise HandlerError(f"inference returned {type(returned).__name__}, not a list")
@@ -579,7 +581,12 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _checked(values: Any, length: int, verb: str) -> list[Any]:
+def checked_list(values: Any, length: int, verb: str) -> list[Any]:
+    """Return what a verb returned, as a list.
+
+    Raises:
+        HandlerError: it is no list, or not of this length.
+    """
     try:
         listed = list(values)
     except TypeError:

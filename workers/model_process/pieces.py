@@ -20,9 +20,8 @@ from workers.model_process.outcomes import encode_result
 #: The minimum time between two entries of one job, in seconds.
 INTERVAL_S: Final = 0.02
 
-#: A job's id, the number of the first piece in this attempt, how many, and their JSON array; for a
-#: restart mark, one piece and b"".
-Row = tuple[str, int, int, bytes]
+#: A batch's number, then the arguments of `job_scripts.append_pieces` without the lease's token.
+Row = tuple[int, str, int, int, bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -32,12 +31,14 @@ class _JobPieces:
     Attributes:
         sent: how many were sent, restart marks included.
         waiting: JSON of those that were not.
+        tokens: those of the waiting pieces.
         due_at: when the next are sent at the earliest.
         restarts: the next piece follows a restart mark, as the job runs again.
     """
 
     sent: int = 0
     waiting: list[bytes] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     due_at: float = 0.0
     restarts: bool = False
 
@@ -46,37 +47,40 @@ class PieceSender:
     """Gathers pieces and sends them. Any thread may add pieces.
 
     Args:
-        send: called with a batch's number and rows; by one thread at a time.
+        send: called with rows; by one thread at a time.
     """
 
-    def __init__(self, send: Callable[[int, list[Row]], None]) -> None:
+    def __init__(self, send: Callable[[list[Row]], None]) -> None:
         self._send = send
         self._changed = threading.Condition()
-        self._batches: dict[int, dict[str, _JobPieces]] = {}
+        # By the number of the batch and the job's id.
+        self._jobs: dict[tuple[int, str], _JobPieces] = {}
+        self._waiting: dict[tuple[int, str], _JobPieces] = {}
         self._thread: threading.Thread | None = None
 
     def begin(self, seq: int, job_ids: Iterable[str]) -> None:
         """Note that these jobs of a batch begin to run; those that ran before run again."""
         with self._changed:
-            jobs = self._batches.setdefault(seq, {})
             for job_id in job_ids:
-                known = jobs.setdefault(job_id, _JobPieces())
+                known = self._jobs.setdefault((seq, job_id), _JobPieces())
                 known.waiting, known.restarts = [], bool(known.sent)
+                self._waiting.pop((seq, job_id), None)
 
-    def add(self, seq: int, step: Iterable[tuple[str, bytes]]) -> None:
-        """Take the pieces of one step: a job's id and JSON of each."""
+    def resume(self, seq: int, job_id: str) -> None:
+        """Note that a job of a generator goes on where the last attempt has ended."""
         with self._changed:
-            jobs = self._batches[seq]
+            self._send([(seq, job_id, 1, 0, b"", b"")])
+
+    def add(self, step: Iterable[tuple[int, str, bytes, Sequence[int]]]) -> None:
+        """Take the pieces of one step: batch, job's id, JSON and tokens of each."""
+        with self._changed:
             now = time.monotonic()
-            due = []
-            for job_id, text in step:
-                known = jobs[job_id]
+            for seq, job_id, text, tokens in step:
+                known = self._waiting[seq, job_id] = self._jobs[seq, job_id]
                 known.waiting.append(text)
-                if known.due_at <= now:
-                    due.append(job_id)
-            if due:
-                self._flush(seq, due, now)
-            if any(known.waiting for known in jobs.values()):
+                known.tokens += tokens
+            self._flush_due(now)
+            if self._waiting:
                 if self._thread is None:
                     self._thread = threading.Thread(
                         target=self._run, name="headrace-pieces", daemon=True
@@ -84,53 +88,46 @@ class PieceSender:
                     self._thread.start()
                 self._changed.notify()
 
-    def close(self, seq: int) -> None:
-        """Send what is left of a batch, whose outcomes are about to be sent."""
+    def close(self, seq: int, job_ids: Iterable[str]) -> None:
+        """Send what is left of these jobs, whose outcomes are about to be sent."""
         with self._changed:
-            jobs = self._batches.get(seq)
-            if jobs is not None:
-                self._flush(seq, list(jobs), time.monotonic())
-                del self._batches[seq]
+            keys = [(seq, job_id) for job_id in job_ids]
+            self._flush([key for key in keys if key in self._waiting], time.monotonic())
+            for key in keys:
+                self._jobs.pop(key, None)
 
-    def _flush(self, seq: int, job_ids: Iterable[str], now: float) -> None:
+    def _flush_due(self, now: float) -> None:
+        self._flush([key for key, known in self._waiting.items() if known.due_at <= now], now)
+
+    def _flush(self, keys: Iterable[tuple[int, str]], now: float) -> None:
         """Send the waiting pieces of these jobs. Under the lock, so that rows stay in order."""
-        jobs, rows = self._batches[seq], list[Row]()
-        for job_id in job_ids:
-            known = jobs[job_id]
-            if not known.waiting:
-                continue
+        rows: list[Row] = []
+        for key in keys:
+            known = self._waiting.pop(key)
             if known.restarts:
-                rows.append((job_id, known.sent + 1, 1, b""))
+                rows.append((*key, known.sent + 1, 1, b"", b""))
                 known.sent, known.restarts = known.sent + 1, False
             count = len(known.waiting)
-            rows.append((job_id, known.sent + 1, count, b"[%s]" % b",".join(known.waiting)))
-            known.sent, known.waiting, known.due_at = known.sent + count, [], now + INTERVAL_S
+            tokens = msgspec.json.encode(known.tokens) if known.tokens else b""
+            pieces = b"[%s]" % b",".join(known.waiting)
+            rows.append((*key, known.sent + 1, count, pieces, tokens))
+            known.sent, known.waiting, known.tokens = known.sent + count, [], []
+            known.due_at = now + INTERVAL_S
         if rows:
-            self._send(seq, rows)
+            self._send(rows)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (due_at := self._next_due()) is None:
+                while not self._waiting:
                     self._changed.wait()
                 now = time.monotonic()
-                for seq, jobs in list(self._batches.items()):
-                    due = [job_id for job_id, known in jobs.items() if known.due_at <= now]
-                    try:
-                        self._flush(seq, due, now)
-                    except OSError:  # the reader has ended, and this process ends too
-                        return
+                try:
+                    self._flush_due(now)
+                except OSError:  # the reader has ended, and this process ends too
+                    return
+                due_at = min((one.due_at for one in self._waiting.values()), default=now)
             time.sleep(max(0.0, due_at - now))
-
-    def _next_due(self) -> float | None:
-        """Return when the next pieces must be sent; None if none wait."""
-        times = [
-            known.due_at
-            for jobs in self._batches.values()
-            for known in jobs.values()
-            if known.waiting
-        ]
-        return min(times, default=None)
 
 
 def piece_json(piece: Any) -> bytes:
@@ -144,9 +141,3 @@ def piece_json(piece: Any) -> bytes:
     if outcome[2]:
         raise HandlerError(f"a piece must be text or JSON, not {type(piece).__name__}")
     return bytes(outcome[1])
-
-
-def joined(pieces: Sequence[bytes]) -> Any:
-    """Return the result that consists of these pieces: one text, or a list of values."""
-    values: list[Any] = msgspec.json.decode(b"[%s]" % b",".join(pieces))
-    return "".join(values) if all(isinstance(one, str) for one in values) else values

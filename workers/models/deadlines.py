@@ -61,7 +61,11 @@ class Deadlines:
     def _free_at(self, replicas: Sequence[Replica], now: float) -> float:
         """Return when a replica can take the next batch at the earliest; 0 for now."""
         least_s = self.least_time.at(now)
-        started = [replica.batch.started_at for replica in replicas if replica.batch is not None]
+        started = [
+            replica.batch.started_at
+            for replica in replicas
+            if replica.batch is not None and not replica.joinable
+        ]
         busy = least_s and started and len(started) == len(replicas)
         return min(started) + least_s if busy else 0.0
 

@@ -26,7 +26,7 @@ from headrace.redis.scripts.queues import SweepReply
 from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, Reason, batch_policy
 from workers.batching.estimates import MemoryLimit
 from workers.batching.input_cost import InputCost
-from workers.jobs.leased_job import NEVER, START_WRITTEN_S, Batch, LeasedJob
+from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob, log_of
 from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
 from workers.models.backlog import OWN, Backlog
 from workers.models.claims import Claims
@@ -39,6 +39,8 @@ from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
 
+#: How long a generator has to let a job leave that has exceeded its timeout, in seconds.
+LEAVE_S: Final = 5.0
 #: Weight of the newest batch in running means.
 NEWEST_WEIGHT: Final = 0.2
 
@@ -76,6 +78,9 @@ class ServedModel:
         prepare_s: recent seconds of `preprocess` for one input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
         load_mib: the memory that one replica took at the last load; 0 if it was not measured.
+        continuous: its handler is a generator: jobs join those that run.
+        logs_wanted: jobs of a generator whose logs must be read before they run.
+        reading_logs: all of them that do not have it, by token.
         lacks_memory: a replica was not started, as there was no memory for it.
         replica_history: what happened to its replicas.
         stats: its counters and histograms.
@@ -109,7 +114,7 @@ class ServedModel:
         self.free_since: float | None = None
         self.next_due_at = NEVER
         self.prepare_s = self.starved = self.load_mib = 0.0
-        self.lacks_memory = False
+        self.lacks_memory = self.continuous = False
         self.stats = stats or ModelStats()
         self.replica_history = ReplicaHistory(config.max_restarts_per_minute, self.stats)
         self.retry_policy = RetryPolicy(
@@ -122,6 +127,8 @@ class ServedModel:
         self.deadlines = Deadlines(config, self.batcher)
         self.pending_payloads = pending_payloads or PendingPayloads()
         self.callbacks = PendingCallbacks()
+        self.logs_wanted: list[LeasedJob] = []
+        self.reading_logs: dict[str, LeasedJob] = {}
         self.claims = Claims(
             config, self.queues, self.held, self.batcher, self.pending_payloads, self.callbacks,
             self._prepare,
@@ -150,6 +157,11 @@ class ServedModel:
         return any(replica.idle for replica in self.replicas)
 
     @property
+    def takes_jobs(self) -> bool:
+        """Whether a loaded replica waits for a batch, or a generator has room for more jobs."""
+        return any(replica.idle or replica.joinable for replica in self.replicas)
+
+    @property
     def prepared(self) -> int:
         """How many jobs are in the batcher, ready to run."""
         return len(self.batcher)
@@ -158,7 +170,7 @@ class ServedModel:
     def unfinished(self) -> bool:
         """Whether it holds jobs outside model processes that must be settled or released."""
         prepared = self.prepared or self.claims.unread or self.deadlines.ended
-        reading = self.claims.withheld or self.pending_payloads.in_transfer
+        reading = self.claims.withheld or self.pending_payloads.in_transfer or self.reading_logs
         return bool(prepared or reading or self.callbacks.notifying)
 
     @property
@@ -172,6 +184,9 @@ class ServedModel:
     def room(self) -> list[int]:
         """How many more jobs of each step fit, counting those whose payloads are in transfer."""
         room = self.batcher.room
+        if self.continuous:
+            free = sum(max(0, one.room) for one in self.replicas if one.state is Phase.READY)
+            room = self.batcher.room_in(max(0, free - len(self.reading_logs)))
         if self.callbacks.full:
             return [0] * len(room)
         payloads = self.pending_payloads
@@ -205,7 +220,8 @@ class ServedModel:
 
     def is_prepared_soon(self, job: LeasedJob) -> bool:
         """Return whether the message or the input of a job is being read."""
-        return job.token in self.claims.withheld or job.token in self.pending_payloads.in_transfer
+        read = job.token in self.claims.withheld or job.token in self.reading_logs
+        return read or job.token in self.pending_payloads.in_transfer
 
     def _prepare(self, job: LeasedJob) -> None:
         """Add a job whose input is here to the batcher."""
@@ -213,7 +229,18 @@ class ServedModel:
             job.cost = self._input_cost.cost(job.input, job.content_type)
             job.key = self._input_cost.key(job.input, job.content_type)
         if job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
-            self.batcher.add(job)
+            if self.continuous:
+                self.reading_logs[job.token] = job
+                self.logs_wanted.append(job)
+            else:
+                self.batcher.add(job)
+
+    def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Take the log of a generator's job, which then runs."""
+        if self.reading_logs.pop(job.token, None) is None:
+            return  # it has ended meanwhile
+        job.log = log_of(entries)
+        self.batcher.add(job)
 
     # Payloads and callbacks
 
@@ -264,7 +291,7 @@ class ServedModel:
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """Return the batch that leaves now for an idle replica; None if none does."""
-        if self.backlog.expected_place is not None and not draining:
+        if self.backlog.expected_place is not None and not draining and not self.continuous:
             self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
             if self.hold_until is not None:
                 return None
@@ -314,6 +341,8 @@ class ServedModel:
         # The device ran the padding too.
         self.batcher.latency_model.add(size + result.padding, now - batch.started_at)
         self.deadlines.least_time.add(now - batch.started_at, now)
+        if batch.jobs[0].dropped == TIMED_OUT:
+            return [self.deadlines.timed_out(batch, now, "")], []
         if self.callbacks.linked:
             self.callbacks.keep_results(batch.jobs, result.outcomes)
         began_at = batch.began_at(now, result.times) if batch.staged else batch.started_at
@@ -341,6 +370,27 @@ class ServedModel:
                     "out of memory with %d inputs; batches are limited to %d for now",
                     size, limit, extra={"model": self.config.name, "size": size},
                 )  # fmt: skip
+
+    def set_continuous(self, continuous: bool) -> None:
+        """Note whether its handler is a generator: then no job waits for a batch."""
+        self.continuous = continuous
+        if continuous:
+            self.batcher.policy = replace(
+                self.batcher.policy, max_batch_size=1, max_batch_delay_s=0.0
+            )
+
+    def let_leave(self, replica: Replica, batch: Batch, now: float) -> bool:
+        """Let a job that has exceeded its timeout leave a generator, whose other jobs run on.
+
+        Returns:
+            Whether the process has time for that; else it hangs, or is no generator.
+        """
+        (job, *_) = batch.jobs
+        if not replica.continuous or job.dropped == TIMED_OUT:
+            return False
+        self._skip(job, TIMED_OUT)
+        batch.deadline = now + LEAVE_S
+        return True
 
     def batch_timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
         """Return the settlement of a job that exceeded its timeout alone in this batch."""
@@ -419,6 +469,8 @@ class ServedModel:
         if job.token in self.pending_payloads.in_transfer:
             self.pending_payloads.transfer_done(job)
             return True
+        if self.reading_logs.pop(job.token, None) is not None:
+            return True
         return self.claims.withheld.pop(job.token, None) is not None
 
     def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
@@ -448,8 +500,9 @@ class ServedModel:
     def release_all(self) -> list[LeasedJob]:
         """Return all jobs that are in no model process, for their release."""
         transfers, notifying = self.pending_payloads.in_transfer, self.callbacks.notifying
-        reading = list(self.claims.withheld.values())
+        reading = [*self.claims.withheld.values(), *self.reading_logs.values()]
         self.claims.withheld.clear()
+        self.reading_logs.clear()
         return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
     def swept(self, queue: str, reply: SweepReply, now: float) -> None:

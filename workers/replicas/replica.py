@@ -62,10 +62,14 @@ class Replica:
     Attributes:
         idle_since: when its last batch ended, or it was loaded.
         seat: the cores of its process, also after its end; empty if it is not pinned.
+        batch: the batch that runs; of several, the oldest.
+        beside: the batches that run at the same time, of a generator.
         staged: the batch that was sent behind the one that runs.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
         overlap: its handler works on two batches at once.
+        continuous: its handler is a generator: each job is a batch of its own and joins the others.
+        room: how many more jobs a generator takes.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
         fits: the batch size that fits into memory, as the process reported after its load; 0 for
@@ -96,11 +100,14 @@ class Replica:
     frames: FrameSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
+    beside: list[Batch] = field(default_factory=list)
     staged: Batch | None = None
     idle_since: float = 0.0
     staged_began: bool = False
     preempt_requested: bool = False
     overlap: bool = False
+    continuous: bool = False
+    room: int = 0
     restart_at: float = 0.0
     due_at: float = NEVER
     jobs: int = 0
@@ -115,6 +122,8 @@ class Replica:
     exit_fd: int | None = None
     pid: int = 0
     cause: str = ""
+    _sent: int = 0
+    _received: int = 0
     _to_signal: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
@@ -134,6 +143,22 @@ class Replica:
     def idle(self) -> bool:
         """Whether it is ready and has no batch."""
         return self.state is Phase.READY and self.batch is None
+
+    @property
+    def joinable(self) -> bool:
+        """Whether a job may join those that run. One that runs isolated has no company."""
+        running = self.batch is not None and self.batch.reason != "alone"
+        return self.state is Phase.READY and self.continuous and running and self.room > 0
+
+    @property
+    def running(self) -> list[Batch]:
+        """The batches that run."""
+        return [self.batch, *self.beside] if self.batch is not None else []
+
+    def batch_of(self, seq: int) -> Batch | None:
+        """Return the batch of this number, also a staged one; None if it has none."""
+        batches = self.running if self.staged is None else [*self.running, self.staged]
+        return next((batch for batch in batches if batch.seq == seq), None)
 
     def another(self) -> Replica:
         """Return a replica that is started as this one."""
@@ -173,6 +198,7 @@ class Replica:
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.stacks_requested = "", False, False
         self.device_lost = False
+        self.room = self._sent = self._received = 0
         with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
             self.frames.send(["init", self.init])
         return self.frames
@@ -193,14 +219,18 @@ class Replica:
         )
 
     def run(self, batch: Batch) -> None:
-        """Send a batch; it is staged if another one runs.
+        """Send a batch; if another one runs, it joins that of a generator, or is staged.
 
         If the process is gone, its socket reads EOF, and the batch counts as lost with it.
         """
         if self.batch is None:
             self.batch = batch
+        elif self.continuous:
+            self.beside.append(batch)
         else:
             self.staged, self.staged_began, self.preempt_requested = batch, False, False
+        self._sent, self.room = self._sent + len(batch.jobs), self.room - len(batch.jobs)
+        batch.number = self._sent
         if self.frames is None:
             raise RuntimeError("the model process of a batch was not started")
         with contextlib.suppress(OSError):
@@ -223,6 +253,8 @@ class Replica:
                     else row
                     for row, job in zip(rows, batch.jobs, strict=True)
                 ]
+            if self.continuous and (log := batch.jobs[0].log) is not None:
+                self.frames.send(["resume", batch.seq, *log])
             traces = batch.traces if batch.traced else None
             trace = [[traces, batch.span]] if traces else []
             self.frames.send(["batch", batch.seq, rows, *trace])
@@ -236,8 +268,8 @@ class Replica:
 
     def drop(self, job: LeasedJob) -> None:
         """Request that the process skips a job of its batches."""
-        for batch in (self.batch, self.staged):
-            if batch is not None and job in batch.jobs and self.frames is not None:
+        for batch in (*self.running, *([] if self.staged is None else [self.staged])):
+            if job in batch.jobs and self.frames is not None:
                 with contextlib.suppress(OSError):
                     self.frames.send(["drop", batch.seq, [batch.jobs.index(job)]])
 
@@ -258,21 +290,37 @@ class Replica:
             self.batch, self.staged, self.idle_since = staged, None, now
             if staged is not None:
                 staged.begin(now)
+            if self.beside:
+                self.batch = self.beside.pop(0)
             return batch
         if staged is not None and staged.seq == seq:
             self.staged = None
             return staged
-        return None
+        joined = next((one for one in self.beside if one.seq == seq), None)
+        if joined is not None:
+            self.beside.remove(joined)
+        return joined
+
+    def room_reported(self, received: int, room: int) -> None:
+        """Take how many more jobs a generator takes, besides those that it has not received."""
+        self._received, self.room = received, room - (self._sent - received)
 
     def take_batches(self) -> tuple[list[Batch], list[Batch]]:
-        """Remove and return the batches that the process had begun, and those that it had not."""
-        begun = [self.batch] if self.batch is not None else []
+        """Remove and return the batches that the process had begun, and those that it had not.
+
+        Of a generator, jobs that have run a step count as not begun, if others have just joined.
+        """
+        begun = self.running
         untouched: list[Batch] = []
+        joined = [batch for batch in begun if self.continuous and batch.number > self._received]
+        if joined:
+            begun, untouched = joined, [batch for batch in begun if batch not in joined]
         if self.staged is not None:
             (begun if self.staged_began else untouched).append(self.staged)
         if self.device_lost:
             begun, untouched = [], [*begun, *untouched]
         self.batch = self.staged = None
+        self.beside = []
         return begun, untouched
 
     def ready(self, info: dict[str, Any]) -> None:
@@ -282,7 +330,7 @@ class Replica:
         self.error = ""
         self.due_at = NEVER
         self.fits, self.helpers = info["fits"], info["helpers"]
-        self.overlap = info["overlap"]
+        self.overlap, self.continuous = info["overlap"], info["continuous"]
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long.

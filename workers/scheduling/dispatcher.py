@@ -176,6 +176,25 @@ class Dispatcher:
                     model.free_since = now
                 if self.isolation.exclusive is not None:
                     return None
+        return self._next_join(now)
+
+    def _next_join(self, now: float) -> Dispatched | None:
+        """Return the next job that joins those of a generator, if no other model wants its turn."""
+        for model in self._models:
+            if not model.continuous or not model.prepared or model.batcher.isolated:
+                continue
+            joinable = [replica for replica in model.replicas if replica.joinable]
+            device = self._device_of[model.key]
+            if not joinable or (
+                not device.fair_queue.free
+                and any(one.wants_turn for one in device.models.values() if one is not model)
+            ):
+                continue
+            batch = model.next_batch(now)
+            if batch is not None:
+                # It shares the slot of those that run.
+                replica = max(joinable, key=lambda replica: replica.room)
+                return Dispatched(model, replica, batch, "")
         return None
 
     def _next_batch(

@@ -406,13 +406,14 @@ def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
-def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes]]) -> Command:
+def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, bytes]]) -> Command:
     """Append pieces to the logs of leased jobs; the reply is how many rows were of lost leases.
 
     Args:
         model: the model of the jobs.
-        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, and a
-            JSON array of them; one piece and b"" are a restart mark.
+        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, a JSON
+            array of them, and one of their tokens or b"". One piece and b"" are a restart mark. No
+            piece, as the first row of an attempt: it goes on where the last one ended.
     """
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 
@@ -420,6 +421,21 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes]]) 
 def read_pieces(most: int, logs: Iterable[tuple[str, int]]) -> Command:
     """Read at most so many entries of each log, those behind an index: id and index of each."""
     return script("jobs/read_pieces").call([], most, *(value for log in logs for value in log))
+
+
+def read_log(job_id: str) -> Command:
+    """Read the whole log of one job; `read_entries` reads the reply."""
+    return ("XRANGE", keys.pieces(job_id), "-", "+")
+
+
+def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
+    """Return the entries of a log: index of the last piece, JSON of pieces and of tokens."""
+    entries = []
+    for name, flat in reply:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        last = int(name.partition(b"-")[0])
+        entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
+    return entries
 
 
 def start(jobs: Iterable[tuple[str, str, str]]) -> Command:

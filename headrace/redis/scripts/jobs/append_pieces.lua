@@ -1,9 +1,10 @@
 -- Append pieces to the logs of leased jobs, each piece once, and publish which logs have grown. KEYS: none.
--- ARGV: 1 model, then per row: id, token, number of its first piece in this attempt (from 1), how many pieces, and the
--- entry: a JSON array of pieces, or '' for a restart mark. Returns how many rows were of lost leases.
+-- ARGV: 1 model, then per row: id, token, number of its first piece in this attempt (from 1), how many pieces, the entry
+-- (a JSON array of pieces, or '' for a restart mark), and a JSON array of tokens or ''. A row of 0 pieces at the beginning
+-- of an attempt means that it goes on where the last one ended. Returns how many rows were of lost leases.
 -- The field pc is "token base last": indexes of this attempt follow `base`, and the log ends with `last`.
 local ours, types, refused = {}, {}, 0
-for i = 2, #ARGV, 5 do
+for i = 2, #ARGV, 6 do
   local id = ARGV[i]
   local token, state, log = unpack(read(id, 't', 's', 'pc'))
   local key = PIECES .. id
@@ -24,7 +25,7 @@ for _, row in ipairs(ours) do
   if token ~= ARGV[i + 1] then
     base = last
     -- Readers drop what the last attempt wrote. The mark takes an index, so that indexes never go back.
-    if base > 0 then
+    if base > 0 and ARGV[i + 3] ~= '0' then
       base = base + 1
       call('XADD', key, whole(base) .. '-0', 'p', '')
     end
@@ -32,7 +33,11 @@ for _, row in ipairs(ours) do
   end
   local to = base + tonumber(ARGV[i + 2]) + tonumber(ARGV[i + 3]) - 1
   if to > last then
-    call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4])
+    if ARGV[i + 5] == '' then
+      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4])
+    else
+      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4], 't', ARGV[i + 5])
+    end
     last = to
   end
   call('HSET', JOB .. id, 'pc', ARGV[i + 1] .. ' ' .. whole(base) .. ' ' .. whole(last))

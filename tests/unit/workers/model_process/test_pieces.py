@@ -14,9 +14,7 @@ from tests.harness.handlers.yielding import Returning, Yielding
 from tests.harness.wait import wait_until
 from workers.model_process import pieces as module
 from workers.model_process.executor import BatchExecutor, BatchState
-from workers.model_process.pieces import PieceSender
-
-Row = tuple[str, int, int, bytes]
+from workers.model_process.pieces import PieceSender, Row
 
 
 class Run:
@@ -27,7 +25,7 @@ class Run:
         handler.initialize(context)
         self.rows: list[Row] = []
         self.executor = BatchExecutor(handler, context)
-        self.executor.send_pieces_to(lambda _seq, rows: self.rows.extend(rows))
+        self.executor.send_pieces_to(self.rows.extend)
         self.inputs = [(f"job{n}", json.dumps(value).encode()) for n, value in enumerate(inputs)]
 
     def state(self, dropped: set[int] | None = None) -> BatchState:
@@ -36,7 +34,7 @@ class Run:
     def pieces(self, job_id: str) -> list[Any]:
         """What a reader has of a job: None for a restart mark; the numbers have no gap."""
         found: list[Any] = []
-        for owner, first, count, text in self.rows:
+        for _, owner, first, count, text, _ in self.rows:
             if owner == job_id:
                 assert first == len(found) + 1
                 found += json.loads(text) if text else [None]
@@ -116,7 +114,7 @@ def test_inputs_that_run_again_begin_with_a_mark() -> None:
 def test_added_items_send_nothing() -> None:
     run = Run(Yielding(), {"pieces": ["a", "b"]}, {"pieces": ["c"]}, {"pieces": ["d"]}, sizes=[4])
     assert results(run.state()) == ["ab", "c", "d"]
-    assert {row[0] for row in run.rows} == {"job0", "job1", "job2"}
+    assert {row[1] for row in run.rows} == {"job0", "job1", "job2"}
 
 
 def test_a_batch_whose_jobs_are_all_cancelled_is_closed(tmp_path: Path) -> None:
@@ -141,20 +139,20 @@ def test_the_first_piece_leaves_at_once_and_the_next_together(
 ) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 3600.0)
     rows: list[Row] = []
-    sender = PieceSender(lambda _, some: rows.extend(some))
+    sender = PieceSender(rows.extend)
     sender.begin(1, ["x", "y"])
     for n in range(4):
-        sender.add(1, [("x", b"%d" % n), *([("y", b"9")] if n == 2 else [])])
-    assert rows == [("x", 1, 1, b"[0]"), ("y", 1, 1, b"[9]")]
-    sender.close(1)
-    assert rows[2:] == [("x", 2, 3, b"[1,2,3]")]
+        sender.add([(1, "x", b"%d" % n, ()), *([(1, "y", b"9", ())] if n == 2 else [])])
+    assert rows == [(1, "x", 1, 1, b"[0]", b""), (1, "y", 1, 1, b"[9]", b"")]
+    sender.close(1, ["x", "y"])
+    assert rows[2:] == [(1, "x", 2, 3, b"[1,2,3]", b"")]
 
 
 def test_pieces_do_not_wait_for_the_next_step() -> None:
     rows: list[Row] = []
-    sender = PieceSender(lambda _, some: rows.extend(some))
+    sender = PieceSender(rows.extend)
     sender.begin(1, ["x"])
-    sender.add(1, [("x", b"1")])
-    sender.add(1, [("x", b"2")])
+    sender.add([(1, "x", b"1", ())])
+    sender.add([(1, "x", b"2", ())])
     wait_until(lambda: len(rows) == 2, "the second leaves by itself")
-    assert rows[1] == ("x", 2, 1, b"[2]")
+    assert rows[1] == (1, "x", 2, 1, b"[2]", b"")

@@ -1,0 +1,88 @@
+"""A generator without a model: each request gets numbered words, at the pace of the test.
+
+An input is an object: `words` is how many words it gets. `until` is a folder: the request gets its
+n-th word once there is a file of that number in it. `finish` replaces "stop". `refuses`
+raises in `add`; `fails` is the word in whose place it gets an error, `raises` and `kills` that in
+whose place `step` raises and the process kills itself; with a folder `until` the latter happens
+once. `cost` is what it takes of the 100 tokens; a request that
+`forgets` has no tokens to go on from.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace import Budget, Context, Generator, Piece
+from headrace.errors import InputError
+from tests.harness.handlers.speaking import POLL_S
+
+
+class Words(Generator):
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.slots = int(context.options.get("slots", 4))
+        self.running: dict[str, tuple[Any, int]] = {}
+
+    def example_input(self) -> Any:
+        return {"words": 2}
+
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [
+            InputError("give words") if not isinstance(one, dict) or "words" not in one else one
+            for one in inputs
+        ]
+
+    def budget(self) -> Budget:
+        taken = sum(self.cost(request) for request, _ in self.running.values())
+        return Budget(self.slots - len(self.running), 100 - taken)
+
+    def cost(self, request: Any) -> int:
+        return int(request.get("cost", 1))
+
+    def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
+        if request.get("refuses"):
+            raise InputError("refused")
+        if list(resume_from) != list(range(len(resume_from))):
+            raise InputError(f"resumed from {resume_from}")
+        self.running[request_id] = (request, len(resume_from))
+
+    def step(self) -> list[Piece]:
+        pieces = [self.advance(request_id, *one) for request_id, one in list(self.running.items())]
+        if all(piece == Piece(piece.id) for piece in pieces):
+            time.sleep(POLL_S)
+        return pieces
+
+    def advance(self, request_id: str, request: Any, n: int) -> Piece:
+        if "until" in request and not Path(request["until"], str(n)).exists():
+            return Piece(request_id)
+        if request.get("raises") == n:
+            raise ValueError("step raised")
+        if request.get("kills") == n and not Path(request["until"], "killed").exists():
+            Path(request["until"], "killed").touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if request.get("fails") == n:
+            del self.running[request_id]
+            return Piece(request_id, error=InputError("failed in the middle"))
+        n += 1
+        done = n >= request["words"]
+        if done:
+            del self.running[request_id]
+        else:
+            self.running[request_id] = (request, n)
+        return Piece(
+            request_id,
+            f"w{n - 1} ",
+            () if request.get("forgets") else (n - 1,),
+            finish=request.get("finish", "stop") if done else None,
+            usage={"completion_tokens": n, "beside": len(self.running) + done, "pid": os.getpid()}
+            if done
+            else None,
+        )
+
+    def cancel(self, request_id: str) -> None:
+        self.running.pop(request_id, None)

@@ -1,0 +1,230 @@
+"""Generators: jobs that join a running batch, leave it, and go on in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.model_catalog import load_catalog
+from headrace.queue.recovery import release_incarnation
+from tests.harness.clients.events import reading
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+
+HANDLER = f"{HANDLERS / 'generating.py'}:Words"
+SLOTS = 4
+
+
+def model(**more: Any) -> dict[str, Any]:
+    return {"handler": HANDLER, "options": {"slots": SLOTS}, **more}
+
+
+def words(count: int) -> str:
+    return "".join(f"w{n} " for n in range(count))
+
+
+@dataclass
+class Site:
+    redis: RedisServer
+    api: ApiServer
+    worker: Worker
+    client: Client
+
+    def submit(self, value: Any, model: str = "m", **options: Any) -> str:
+        (job_id,) = self.client.submit(model, value, **options)
+        return job_id
+
+    def shown(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
+        return found
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        def over() -> dict[str, Any] | None:
+            found = self.shown(job_id)
+            return found if found["status"] not in ("queued", "scheduled", "running") else None
+
+        found = wait_until(over, f"{job_id} ends", 60)
+        assert found is not None
+        return found
+
+    def stream(self, job_id: str) -> str:
+        return f"{self.api.url}/api/v1/jobs/{job_id}/stream"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("generator")
+    models = {"m": model(), "brief": model(timeout_s=0.5, min_timeout_s=0.5)}
+    path = write_models(folder, **models)
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder) as worker,
+        Client(server.url, path) as client,
+        api_server(server.url, load_catalog(path)) as api,
+    ):
+        worker.wait_ready(*models)
+        yield Site(server, api, worker, client)
+        nothing_leaks(client.redis)
+
+
+def opened(folder: Path, *names: int) -> None:
+    for name in names:
+        (folder / str(name)).touch()
+
+
+def test_a_short_request_joins_long_ones_and_ends_first(site: Site, tmp_path: Path) -> None:
+    long = [site.submit({"words": 3, "until": str(tmp_path)}) for _ in range(2)]
+    opened(tmp_path, 0)
+    with reading(site.stream(long[0])) as reader, reading(site.stream(long[1])) as other:
+        reader.wait_for("pieces")
+        other.wait_for("pieces")
+        short = site.submit({"words": 1})
+        assert site.ended(short)["result"]["usage"]["beside"] == 3
+        assert {site.shown(job_id)["status"] for job_id in long} == {"running"}
+        opened(tmp_path, 1, 2)
+        for job_id in long:
+            found = site.ended(job_id)
+            assert found["result"]["text"] == words(3)
+            assert found["result"]["finish_reason"] == "stop"
+
+
+def test_more_requests_than_slots_all_run(site: Site) -> None:
+    ids = site.client.submit("m", *({"words": 1 + n % 7} for n in range(60)))
+    for n, job_id in enumerate(ids):
+        found = site.ended(job_id)["result"]
+        assert found["text"] == words(1 + n % 7)
+        assert found["usage"]["beside"] <= SLOTS
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"none": 1}, "give words"),
+        ({"words": 2, "refuses": 1}, "refused"),
+        ({"words": 2, "fails": 1}, "failed in the middle"),
+        ({"words": 2, "cost": 101}, "the request needs 101 tokens of the model's memory"),
+    ],
+)
+def test_a_bad_request_fails_alone(site: Site, tmp_path: Path, value: Any, message: str) -> None:
+    good = site.submit({"words": 2, "until": str(tmp_path)})
+    bad = site.submit(value)
+    opened(tmp_path, 0, 1)
+    found = site.ended(bad)
+    assert found["error"]["type"] == "input-error"
+    assert message in found["error"]["message"]
+    assert site.ended(good)["result"]["text"] == words(2)
+
+
+def test_a_request_waits_for_the_memory_of_others(site: Site, tmp_path: Path) -> None:
+    first = site.submit({"words": 2, "cost": 60, "until": str(tmp_path)})
+    second = site.submit({"words": 1, "cost": 60})
+    opened(tmp_path, 0, 1)
+    assert site.ended(first)["result"]["usage"]["beside"] == 1
+    assert site.ended(second)["result"]["usage"]["beside"] == 1
+
+
+def test_a_cancelled_request_leaves_the_others(site: Site, tmp_path: Path) -> None:
+    stays = site.submit({"words": 3, "until": str(tmp_path)})
+    leaves = site.submit({"words": 1000, "until": str(tmp_path)})
+    with reading(site.stream(leaves)) as reader, reading(site.stream(stays)) as other:
+        opened(tmp_path, 0)
+        reader.wait_for("pieces")
+        other.wait_for("pieces")
+        assert site.api.http.delete(f"/api/v1/jobs/{leaves}").json()["outcome"] == "asked"
+        assert reader.wait_for("ended").data["status"] == "cancelled"
+        opened(tmp_path, 1, 2)
+    assert site.ended(stays)["result"]["text"] == words(3)
+    assert site.ended(site.submit({"words": 1}))["result"]["usage"]["beside"] == 1
+
+
+def test_a_request_beyond_its_timeout_leaves_and_the_process_lives(
+    site: Site, tmp_path: Path
+) -> None:
+    pid = site.ended(site.submit({"words": 1}, "brief"))["result"]["usage"]["pid"]
+    late = site.submit({"words": 10**9}, "brief")
+    found = site.ended(late)
+    assert found["error"]["type"] == "timeout"
+    again = site.ended(site.submit({"words": 1}, "brief"))
+    assert again["result"]["usage"] == {"completion_tokens": 1, "beside": 1, "pid": pid}
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_after_a_crash_requests_go_on_where_they_were(
+    site: Site, tmp_path: Path, forgets: bool
+) -> None:
+    value = {"words": 6, "until": str(tmp_path), "kills": 3, "forgets": forgets}
+    job_id = site.submit(value)
+    with reading(site.stream(job_id)) as reader:
+        for n in range(3):
+            opened(tmp_path, n)
+            reader.wait_for("pieces", n + 1)
+        opened(tmp_path, *range(3, 6))
+        ended = reader.wait_for("ended").data
+    assert ended["result"]["text"] == words(6)
+    assert ended["attempts"] == 2
+    pieces = [piece for event in reader.events if event.name == "pieces" for piece in event.data]
+    if forgets:
+        assert "restarted" in reader.names
+        assert "".join(pieces[3:]) == words(6)
+    else:
+        assert "restarted" not in reader.names
+        assert "".join(pieces) == words(6)
+
+
+def test_the_newest_request_is_suspected_and_the_others_go_on(site: Site, tmp_path: Path) -> None:
+    (gate := tmp_path / "gate").mkdir()
+    (killer := tmp_path / "killer").mkdir()
+    others = [site.submit({"words": 4, "until": str(gate)}) for _ in range(2)]
+    opened(gate, 0, 1)
+    with reading(site.stream(others[0])) as one, reading(site.stream(others[1])) as two:
+        one.wait_for("pieces", 1)
+        two.wait_for("pieces", 1)
+        opened(killer, 0)
+        suspect = site.submit({"words": 2, "until": str(killer), "kills": 0})
+        opened(killer, 1)
+        opened(gate, 2, 3)
+        assert one.wait_for("ended").data["result"]["text"] == words(4)
+        assert two.wait_for("ended").data["result"]["text"] == words(4)
+        assert "restarted" not in one.names + two.names
+    assert site.ended(suspect)["attempts"] == 2
+    # An orderly release undoes the attempt.
+    assert [site.shown(job_id)["attempts"] for job_id in others] == [1, 1]
+
+
+def test_a_step_that_raises_fails_the_request_that_causes_it(site: Site) -> None:
+    ids = site.client.submit("m", {"words": 9}, {"words": 5, "raises": 3}, {"words": 7})
+    found = [site.ended(job_id) for job_id in ids]
+    assert [one["status"] for one in found] == ["succeeded", "failed", "succeeded"]
+    assert found[1]["error"]["message"] == "ValueError: step raised"
+    assert found[0]["result"]["text"] == words(9)
+
+
+def test_requests_go_on_in_another_worker(tmp_path: Path) -> None:
+    (gate := tmp_path / "gate").mkdir()
+    path = write_models(tmp_path, m=model())
+    first = {"HEADRACE_LEASE_TTL_S": "3600", "HEADRACE_INCARNATION": "first"}
+    with (
+        redis_server() as server,
+        Client(server.url, path) as client,
+        api_server(server.url, load_catalog(path)) as api,
+        celery_worker(server.url, path, tmp_path, environ=first) as worker,
+    ):
+        worker.wait_ready("m")
+        (job_id,) = client.submit("m", {"words": 4, "until": str(gate)})
+        with reading(f"{api.url}/api/v1/jobs/{job_id}/stream") as reader:
+            opened(gate, 0, 1)
+            wait_until(lambda: int(reader.events[-1].id) == 2 if reader.events else False, "two")
+            worker.kill()
+            assert release_incarnation(server.url, "first") == 1
+            with celery_worker(server.url, path, tmp_path, node="again@test") as again:
+                again.wait_ready("m")
+                opened(gate, 2, 3)
+                ended = reader.wait_for("ended").data
+        assert ended["result"]["text"] == words(4)
+        assert "restarted" not in reader.names

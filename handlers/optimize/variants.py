@@ -79,11 +79,13 @@ class Installed:
         verdict: of the comparison, in this process or an earlier one.
         build_s: seconds of the build and the comparison; 0 if both were in the cache.
         used: whether the variant is in the module's place.
+        name: of the variant.
     """
 
     verdict: Verdict = field(default_factory=Verdict)
     build_s: float = 0.0
     used: bool = False
+    name: str = "eager"
 
 
 def install(
@@ -116,7 +118,7 @@ def install(
         build_s = time.monotonic() - started
         variant.store.prune(unused_s=UNUSED_KEEP_S)
     used = (refused_too or not found.refused) and variant.use()
-    return Installed(found, build_s, used)
+    return Installed(found, build_s, used, wanted.name)
 
 
 #: How long a build that no process uses is kept, in seconds.

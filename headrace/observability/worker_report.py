@@ -302,6 +302,7 @@ class ModelState(msgspec.Struct, frozen=True):
         threads: with how many threads each process computes; 0 if it is not known.
         cpus: the logical CPUs of each pinned process, such as "0-3".
         memory_mib: what one replica took at its last load; 0 if it was not measured.
+        variant: which variant of its module runs, in words; "" without the option `optimize`.
         processes: the model processes with their states; empty from an older worker.
     """
 
@@ -322,6 +323,7 @@ class ModelState(msgspec.Struct, frozen=True):
     cpus: list[str] = []
     memory_mib: int = 0
     processes: list[ProcessState] = []
+    variant: str = ""
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ from workers.model_process.startup import (
     warm_up,
     why_not_loaded,
 )
-from workers.model_process.variant import install_variant
+from workers.model_process.variant import describe, install_variant
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import PARENT_VARIABLE, Phase, write_stacks_to
 
@@ -67,7 +67,7 @@ def main() -> None:
     spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()
     try:
-        executor, processes = _load(config, frames)
+        executor, processes, variant = _load(config, frames)
         frames.send(["phase", Phase.WARMING])
         fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
@@ -92,7 +92,7 @@ def main() -> None:
     ready = {
         "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits,
         "helpers": [process.process.pid for process in processes], "overlap": overlap,
-        "continuous": isinstance(executor.handler, Generator),
+        "continuous": isinstance(executor.handler, Generator), "variant": variant,
     }  # fmt: skip
     frames.send(["ready", ready])
     if isinstance(executor.handler, Generator):
@@ -151,8 +151,8 @@ def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
 
 def _load(
     config: dict[str, Any], frames: FrameSocket
-) -> tuple[BatchExecutor, list[PreprocessProcess]]:
-    """Return the handler's executor, and its preprocess processes."""
+) -> tuple[BatchExecutor, list[PreprocessProcess], str]:
+    """Return the handler's executor, its preprocess processes, and the variant in words."""
     # Before the handler may initialise CUDA. The processes load while the handler does.
     count = config["preprocess_processes"]
     processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
@@ -168,9 +168,9 @@ def _load(
         input_check=check_of(config["input_check"]),
         output_check=check_of(config["output_check"]),
     )
-    install_variant(executor, config)
+    found = install_variant(executor, config)
     install_pool(executor, processes, config["preprocess_threads"])
-    return executor, processes
+    return executor, processes, "" if found is None else describe(found)
 
 
 if __name__ == "__main__":

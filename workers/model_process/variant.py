@@ -104,13 +104,14 @@ def _log(wanted: Optimize, found: Installed, model: str) -> None:
         )  # fmt: skip
 
 
-def describe(wanted: Optimize, found: Installed) -> str:
+def describe(found: Installed) -> str:
     """Return in words which variant runs, for the worker's report."""
-    if found.verdict.refused:
-        return f"eager; {wanted.name} is refused: {found.verdict.refused}"
+    name, verdict = found.name, found.verdict
+    if verdict.refused:
+        return f"eager; {name} is refused: {verdict.refused}"
     if not found.used:
         return "eager"
-    return f"{wanted.name}, {found.verdict.gain:.2f} times as fast as eager"
+    return f"{name}, {verdict.gain:.2f} times as fast as eager"
 
 
 def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:

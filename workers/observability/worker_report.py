@@ -144,6 +144,7 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
         "threads": threads_of(model.template.environ),
         "cpus": [write_cpus(r.seat) for r in model.replicas if r.process is not None and r.seat],
+        "variant": next((r.variant for r in model.replicas if r.variant), ""),
         "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
         "processes": [

@@ -69,6 +69,7 @@ class Replica:
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
         overlap: its handler works on two batches at once.
         continuous: its handler is a generator: each job is a batch of its own and joins the others.
+        variant: which variant of its module runs, in words; "" without the option `optimize`.
         room: how many more jobs a generator takes.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
@@ -107,6 +108,7 @@ class Replica:
     preempt_requested: bool = False
     overlap: bool = False
     continuous: bool = False
+    variant: str = ""
     room: int = 0
     restart_at: float = 0.0
     due_at: float = NEVER
@@ -331,6 +333,7 @@ class Replica:
         self.due_at = NEVER
         self.fits, self.helpers = info["fits"], info["helpers"]
         self.overlap, self.continuous = info["overlap"], info["continuous"]
+        self.variant = info["variant"]
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long.

@@ -68,6 +68,13 @@ class ModelWorker(msgspec.Struct):
     memory_mb: Annotated[
         Count, Meta(description="What one replica took at its last load, in MiB; 0: not measured.")
     ]
+    variant: Annotated[
+        str,
+        Meta(
+            description="Which variant of its module runs, in words; empty without `optimize`.",
+            examples=["openvino int8, 4.31 times as fast as eager"],
+        ),
+    ]
     model_pids: list[int]
     error: _Error
 
@@ -236,6 +243,7 @@ def _worker(served: ServingWorker) -> ModelWorker:
         threads=state.threads,
         cpus=state.cpus,
         memory_mb=state.memory_mib,
+        variant=state.variant,
         model_pids=state.pids,
         error=state.error or None,
     )

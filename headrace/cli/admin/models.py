@@ -472,6 +472,8 @@ def _placement(worker: dict[str, Any]) -> str:
         parts.append(f"on CPUs {' and '.join(worker['cpus'])}")
     if worker.get("memory_mb"):
         parts.append(f"{worker['memory_mb']} MiB each")
+    if worker.get("variant"):
+        parts.append(str(worker["variant"]))
     return "; " + ", ".join(parts)
 
 

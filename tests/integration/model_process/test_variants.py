@@ -46,6 +46,7 @@ def test_a_model_that_cannot_be_optimised_says_so(redis_db: RedisServer, tmp_pat
         assert "tensorrt needs" in failed(worker, "trt")
         worker.wait_ready("rough", timeout_s=LOAD_S)
         assert worker.says("the model runs eager: eager bfloat16 is refused", "rough") == 1
+        assert "eager; eager bfloat16 is refused" in worker.states()["rough"]["variant"]
         image = msgspec.json.decode(binary_input((IMAGES / "3_0705.png").read_bytes(), "image/png"))
         (job,) = client.wait(*client.submit("rough", image), timeout_s=60)
         assert job.state is State.SUCCEEDED

@@ -289,3 +289,34 @@ def test_lower_precision_gives_nearly_the_same_answers_in_float(
         assert [c["name"] for c in rough["classes"]] == [c["name"] for c in exact["classes"]]
         got = [c["probability"] for c in rough["classes"]]
         assert got == pytest.approx([c["probability"] for c in exact["classes"]], abs=0.02)
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+class Patches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(48, 4, 64, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, images):
+        patches = images.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4)
+        tokens = patches.permute(0, 2, 3, 1, 4).flatten(1, 2).flatten(2)
+        return self.head(self.encoder(tokens)[:, 0])
+"""
+
+
+def test_transformer_encoders_run_in_torch_s_fast_path(tmp_path: Path) -> None:
+    """The module is in evaluation mode and without gradients, which is what the fast path needs."""
+    (tmp_path / "encoder.py").write_text(ENCODER)
+    handler = ImageClassifier()
+    made = context(tmp_path, model="encoder.py:Patches", index_to_name=None)
+    handler.initialize(made)
+    executor = BatchExecutor(handler, made)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        warm_up(executor)
+    names = {event.key for event in profile.key_averages()}
+    assert "aten::_transformer_encoder_layer_fwd" in names

@@ -52,7 +52,7 @@ _WORKER: Final = {
     "worker": "cpu0@host-5f1c9a2e", "node": "cpu0@host", "pid": 4710, "version": "1.0",
     "device": "cpu", "labels": ["gpu=a100"],
     "state": "ready", "replicas": 1, "ready_replicas": 1, "threads": 4, "cpus": ["0-3"],
-    "memory_mb": 214, "model_pids": [4711], "error": None,
+    "memory_mb": 214, "variant": "", "model_pids": [4711], "error": None,
 }  # fmt: skip
 _QUEUE: Final = {
     "name": "headrace.digits", "model": "digits", "version": "1.0",

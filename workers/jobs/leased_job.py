@@ -15,7 +15,7 @@ from headrace.redis.scripts.jobs import ClaimedRow, ClaimReply
 from workers.jobs.canvas import Canvas
 
 NEVER: Final = float("inf")
-#: `dropped` of a job that ran longer than its timeout beside others, which run on.
+#: `dropped` of a job that ran longer than its timeout, while others run on.
 TIMED_OUT: Final = "timed out"
 #: The best priority step, as the reply to a claim has it; its jobs never yield.
 BEST_STEP: Final = b"0"

@@ -63,7 +63,7 @@ class Replica:
         idle_since: when its last batch ended, or it was loaded.
         seat: the cores of its process, also after its end; empty if it is not pinned.
         batch: the batch that runs; of several, the oldest.
-        beside: the batches that run at the same time, of a generator.
+        joined: the batches that run at the same time, of a generator.
         staged: the batch that was sent behind the one that runs.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
@@ -101,7 +101,7 @@ class Replica:
     frames: FrameSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
-    beside: list[Batch] = field(default_factory=list)
+    joined: list[Batch] = field(default_factory=list)
     staged: Batch | None = None
     idle_since: float = 0.0
     staged_began: bool = False
@@ -155,7 +155,7 @@ class Replica:
     @property
     def running(self) -> list[Batch]:
         """The batches that run."""
-        return [self.batch, *self.beside] if self.batch is not None else []
+        return [self.batch, *self.joined] if self.batch is not None else []
 
     def batch_of(self, seq: int) -> Batch | None:
         """Return the batch of this number, also a staged one; None if it has none."""
@@ -228,7 +228,7 @@ class Replica:
         if self.batch is None:
             self.batch = batch
         elif self.continuous:
-            self.beside.append(batch)
+            self.joined.append(batch)
         else:
             self.staged, self.staged_began, self.preempt_requested = batch, False, False
         self._sent, self.room = self._sent + len(batch.jobs), self.room - len(batch.jobs)
@@ -292,16 +292,16 @@ class Replica:
             self.batch, self.staged, self.idle_since = staged, None, now
             if staged is not None:
                 staged.begin(now)
-            if self.beside:
-                self.batch = self.beside.pop(0)
+            if self.joined:
+                self.batch = self.joined.pop(0)
             return batch
         if staged is not None and staged.seq == seq:
             self.staged = None
             return staged
-        joined = next((one for one in self.beside if one.seq == seq), None)
-        if joined is not None:
-            self.beside.remove(joined)
-        return joined
+        found = next((one for one in self.joined if one.seq == seq), None)
+        if found is not None:
+            self.joined.remove(found)
+        return found
 
     def room_reported(self, received: int, room: int) -> None:
         """Take how many more jobs a generator takes, besides those that it has not received."""
@@ -314,15 +314,15 @@ class Replica:
         """
         begun = self.running
         untouched: list[Batch] = []
-        joined = [batch for batch in begun if self.continuous and batch.number > self._received]
-        if joined:
-            begun, untouched = joined, [batch for batch in begun if batch not in joined]
+        new = [batch for batch in begun if self.continuous and batch.number > self._received]
+        if new:
+            begun, untouched = new, [batch for batch in begun if batch not in new]
         if self.staged is not None:
             (begun if self.staged_began else untouched).append(self.staged)
         if self.device_lost:
             begun, untouched = [], [*begun, *untouched]
         self.batch = self.staged = None
-        self.beside = []
+        self.joined = []
         return begun, untouched
 
     def ready(self, info: dict[str, Any]) -> None:

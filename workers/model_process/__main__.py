@@ -78,7 +78,8 @@ def main() -> None:
         return
     seconds = time.monotonic() - started
     device = executor.context.device
-    overlap = overlaps(executor.handler)
+    continuous = isinstance(executor.handler, Generator)
+    overlap = overlaps(executor.handler) and not continuous
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
     executor.send_pieces_to(lambda rows: frames.send(["pieces", rows]))
@@ -92,7 +93,7 @@ def main() -> None:
     ready = {
         "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits,
         "helpers": [process.process.pid for process in processes], "overlap": overlap,
-        "continuous": isinstance(executor.handler, Generator), "variant": variant,
+        "continuous": continuous, "variant": variant,
     }  # fmt: skip
     frames.send(["ready", ready])
     if isinstance(executor.handler, Generator):

@@ -1,0 +1,5 @@
+"""From the first version of a model to a fast one, a step at a time: docs/case-study.md.
+
+`python -m benchmarks.case_study --write` serves each step with a `headrace up` of its own, and
+measures it with `headrace bench`. detector.py has the detector.
+"""

@@ -114,7 +114,7 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(PY)
-	$(call install,.[api$(,)worker$(,)torch$(,)embedded])
+	$(call install,.[api$(,)worker$(,)generation$(,)embedded])
 	@touch $@
 
 # Its workers use the packages of .venv, so that torch is there once; their own come first.

@@ -23,6 +23,7 @@ BUILTIN_HANDLERS: Final = (
     "image_segmenter",
     "object_detector",
     "text_classifier",
+    "language_model",
     "tensor_model",
 )
 #: Before a handler of TorchServe, as `headrace.models` finds it in an archive.

@@ -224,6 +224,7 @@ def test_generated_texts_are_streamed_for_a_whole_batch(monkeypatch: pytest.Monk
 def test_a_missing_package_is_named_by_the_part_that_needs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers.generation.streamers", None)
+    monkeypatch.delitem(sys.modules, "ts.handler_utils.hf_batch_streamer", raising=False)
     with pytest.raises(ModuleNotFoundError, match="transformers"):
         importlib.import_module("ts.handler_utils.hf_batch_streamer")

@@ -348,7 +348,7 @@ def test_handlers_of_no_form(text: str) -> None:
 def test_the_models_file_that_comes_with_headrace_is_right() -> None:
     path = CONFIGS / "models.yaml"
     assert check_config(path) == []
-    assert list(load_catalog(path).models) == ["echo", "digits", "image_classifier"]
+    assert list(load_catalog(path).models) == ["echo", "digits", "image_classifier", "python_docs"]
     first = path.read_text().splitlines()[0]
     assert first == "# yaml-language-server: $schema=models.schema.json"
 

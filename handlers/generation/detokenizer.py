@@ -1,0 +1,82 @@
+"""Makes text from an answer's tokens as they come, and finds the end of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+#: How many tokens before the new ones are decoded with them, as some join across tokens.
+_CONTEXT: Final = 6
+#: After so many tokens an incomplete character is taken as it is; a character has four bytes.
+_INCOMPLETE_MAX: Final = 4
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """The text of one answer. It is released at the ends of tokens only.
+
+    So the released tokens are the state of the text, which can go on with them elsewhere.
+
+    Args:
+        decode: returns the text of tokens, without special ones.
+        stop: texts before which the answer ends.
+        tokens: those that were released before.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        tokens: Sequence[int] = (),
+    ) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._context = list(tokens[-_CONTEXT:])
+        self._pending: list[int] = []
+        self.stopped = bool(tokens) and self._find_stop(decode(tokens)) >= 0
+
+    def add(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, list[int]]:
+        """Take new tokens, and return what is released: a text, and its tokens.
+
+        Sets `stopped` if a stop text has come; the text then ends before it.
+
+        Args:
+            tokens: the new ones.
+            last: no more follow, so all is released.
+        """
+        self._pending += tokens
+        text = self._text_of(len(self._pending))
+        at = self._find_stop(text)
+        if at >= 0:
+            self.stopped = True
+            return text[:at], self._release(len(self._pending))
+        if last:
+            return text, self._release(len(self._pending))
+        held_from = self._held_from(text)
+        for count in range(len(self._pending), 0, -1):
+            text = self._text_of(count)
+            complete = not text.endswith(_INCOMPLETE) or count > _INCOMPLETE_MAX
+            if complete and len(text) <= held_from:
+                return text, self._release(count)
+        return "", []
+
+    def _text_of(self, count: int) -> str:
+        """Return the text of the first pending tokens."""
+        before = self._decode(self._context)
+        return self._decode(self._context + self._pending[:count])[len(before) :]
+
+    def _release(self, count: int) -> list[int]:
+        released, self._pending = self._pending[:count], self._pending[count:]
+        self._context = (self._context + released)[-_CONTEXT:]
+        return released
+
+    def _find_stop(self, text: str) -> int:
+        places = [text.find(stop) for stop in self._stop]
+        return min((place for place in places if place >= 0), default=-1)
+
+    def _held_from(self, text: str) -> int:
+        """Return where a text begins that may become a stop text; the length if none does."""
+        for start in range(max(0, len(text) - max(map(len, self._stop), default=0)), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stop):
+                return start
+        return len(text)

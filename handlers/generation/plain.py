@@ -1,0 +1,154 @@
+"""The engine with transformers' `generate`: one prompt at a time, for any causal model."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+from typing_extensions import override
+
+from handlers.generation.engine import NewTokens, Prompt
+from handlers.generation.sampling import adjusted
+from headrace.generator import Budget
+
+#: How long a step waits for a token, so that cancels are seen.
+_WAIT_S: Final = 0.05
+
+
+class PlainEngine:
+    """Runs one prompt after the other, each in a thread of its own.
+
+    Args:
+        model: a causal language model of transformers.
+        end_tokens: those that end an answer.
+        context: the most tokens of a prompt with its answer.
+    """
+
+    def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
+        self._model = model
+        self._end_tokens = end_tokens
+        self._context = context
+        self._run: _Run | None = None
+
+    def budget(self) -> Budget:
+        """Return room for one prompt, if none runs."""
+        return Budget(0, 0) if self._run else Budget(1, self._context)
+
+    def cost(self, tokens: int) -> int:
+        """Return the tokens themselves."""
+        return tokens
+
+    def add(self, prompt_id: str, prompt: Prompt) -> None:
+        """Start a prompt."""
+        self._run = _Run(prompt_id, prompt)
+        threading.Thread(target=self._generate, args=(self._run,), daemon=True).start()
+
+    def _generate(self, run: _Run) -> None:
+        prompt = run.prompt
+        end_tokens = None if prompt.ignore_end else self._end_tokens
+        ids = torch.tensor([list(prompt.tokens)], device=self._model.device)
+        try:
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=prompt.max_tokens,
+                do_sample=False,
+                eos_token_id=end_tokens,
+                pad_token_id=self._end_tokens[0] if self._end_tokens else 0,
+                streamer=run,
+                logits_processor=LogitsProcessorList([_Processor(prompt)]),
+                stopping_criteria=[_Cancelled(run)],
+            )
+        except Exception as error:  # noqa: BLE001 - it becomes the job's error
+            run.found.put(error)
+        run.found.put(None)
+
+    def step(self) -> Iterable[NewTokens]:
+        """Return the tokens that have come; wait a moment for the first."""
+        run = self._run
+        if run is None:
+            return []
+        new = NewTokens(run.id)
+        wait = True
+        while True:
+            try:
+                found = run.found.get(block=wait, timeout=_WAIT_S if wait else None)
+            except queue.Empty:
+                return [new] if new.tokens else []
+            wait = False
+            if isinstance(found, int):
+                new.tokens.append(found)
+                run.come += 1
+                run.last = found
+                continue
+            self._run = None
+            if found is not None:
+                new.error = found
+            elif run.last in self._end_tokens and not run.prompt.ignore_end:
+                new.finish = "stop"
+            else:
+                new.finish = "length"
+            return [new]
+
+    def cancel(self, prompt_id: str) -> None:
+        """Stop the prompt before its next token, and wait for that."""
+        run = self._run
+        if run is None or run.id != prompt_id:
+            return
+        run.cancelled = True
+        while run.found.get() is not None:
+            pass
+        self._run = None
+
+    def close(self) -> None:
+        """Stop what runs."""
+        if self._run is not None:
+            self.cancel(self._run.id)
+
+
+class _Run(BaseStreamer):  # type: ignore[misc] # untyped
+    """One prompt; its thread puts tokens, perhaps an error, and then None."""
+
+    def __init__(self, prompt_id: str, prompt: Prompt) -> None:
+        self.id = prompt_id
+        self.prompt = prompt
+        self.found: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
+        self.cancelled = False
+        self.come = 0
+        self.last = -1
+        self._prompt_came = False
+
+    @override
+    def put(self, value: Tensor) -> None:
+        if self._prompt_came:
+            self.found.put(int(value.item()))
+        self._prompt_came = True
+
+    @override
+    def end(self) -> None:
+        pass
+
+
+class _Processor(LogitsProcessor):  # type: ignore[misc] # untyped
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+
+    @override
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        position = self._prompt.position + input_ids.shape[1] - len(self._prompt.tokens)
+        return adjusted(scores.float(), [(self._prompt.sampling, position)])
+
+
+class _Cancelled(StoppingCriteria):  # type: ignore[misc] # untyped
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+
+    @override
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
+        return torch.full((input_ids.shape[0],), self._run.cancelled, device=input_ids.device)

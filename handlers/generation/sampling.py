@@ -1,0 +1,78 @@
+"""Chooses the next token of each answer by the parameters of its own request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 takes the likeliest token; the others then mean nothing.
+        top_p: only the likeliest tokens that have this probability together; 1 for all.
+        top_k: only so many of the likeliest tokens; 0 for all.
+        seed: the same seed makes the same choices.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
+    """Return scores whose largest one is the token that is chosen.
+
+    The largest of `logits / temperature` plus Gumbel noise is a sample of their softmax (Gumbel,
+    1954; "Gumbel-max trick"). The noise depends on the seed and the position alone. So the choices
+    do not depend on what else is in the batch, and an answer that goes on elsewhere goes on alike.
+
+    Args:
+        logits: (rows or more, vocabulary), float32; rows without parameters stay as they are.
+        rows: for each row its parameters, and how many tokens its answer has already.
+    """
+    chosen = [place for place, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
+    if not chosen:
+        return logits
+    index = torch.tensor(chosen, device=logits.device)
+    drawn = [rows[place] for place in chosen]
+    scores = logits[index] / _column([one.temperature for one, _ in drawn], logits)
+    if any(0 < one.top_k < scores.shape[1] or one.top_p < 1 for one, _ in drawn):
+        scores = _likeliest(scores, [one for one, _ in drawn])
+    result = logits.clone()
+    result[index] = scores + torch.stack([_gumbel(one, at, scores) for one, at in drawn])
+    return result
+
+
+def _likeliest(scores: Tensor, rows: Sequence[Sampling]) -> Tensor:
+    """Set the scores of tokens that top_k and top_p exclude to minus infinity."""
+    ordered, order = scores.sort(dim=-1, descending=True)
+    places = torch.arange(scores.shape[1], device=scores.device)
+    most = _column([float(one.top_k or scores.shape[1]) for one in rows], scores)
+    excluded = places >= most
+    shares = ordered.masked_fill(excluded, -torch.inf).softmax(dim=-1)
+    excluded |= shares.cumsum(dim=-1) - shares >= _column([one.top_p for one in rows], scores)
+    excluded[:, 0] = False
+    return scores.masked_fill(excluded.scatter(-1, order, excluded), -torch.inf)
+
+
+def _gumbel(sampling: Sampling, position: int, scores: Tensor) -> Tensor:
+    """Return the noise of one row (vocabulary)."""
+    digest = hashlib.blake2b(f"{sampling.seed} {position}".encode(), digest_size=8).digest()
+    generator = torch.Generator(scores.device)
+    generator.manual_seed(int.from_bytes(digest) >> 1)
+    uniform = torch.rand(
+        scores.shape[1], generator=generator, device=scores.device, dtype=torch.float64
+    )
+    return -(-uniform.clamp(min=1e-300).log()).log().to(scores.dtype)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype).unsqueeze(1)

@@ -1,0 +1,144 @@
+"""The engine with vLLM: its scheduler, its cache, its kernels (vllm/v1/engine/async_llm.py).
+
+vLLM is no dependency: install it yourself, for the GPU and the version of torch that you have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from handlers.generation.engine import NewTokens, Prompt
+from headrace.errors import ConfigError
+from headrace.generator import Budget
+
+#: How long a step waits for tokens, so that cancels and new prompts are seen.
+_WAIT_S: Final = 0.05
+
+
+class VllmEngine:
+    """Gives prompts to vLLM's `AsyncLLM`, whose event loop has a thread of its own.
+
+    Args:
+        folder: the model's folder.
+        dtype: of the weights; "auto" for that of the folder.
+        context: the most tokens of a prompt with its answer; None for what the model allows.
+        slots: the most prompts at a time.
+
+    Raises:
+        ConfigError: vLLM is not installed.
+    """
+
+    def __init__(self, folder: Path, dtype: str, context: int | None, slots: int) -> None:
+        try:
+            import vllm
+            from vllm.v1.engine.async_llm import AsyncLLM
+        except ImportError as error:
+            raise ConfigError(
+                f"options.engine: vllm cannot be imported: {error}",
+                hint="install vllm for your GPU, or write engine: continuous",
+            ) from error
+        self._vllm: Any = vllm
+        self._slots = slots
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="vllm").start()
+        arguments = vllm.AsyncEngineArgs(
+            model=str(folder),
+            dtype=dtype,
+            max_model_len=context,
+            max_num_seqs=slots,
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+        )
+
+        async def start() -> Any:
+            return AsyncLLM.from_engine_args(arguments)
+
+        self._engine: Any = self._wait(start())
+        self.context = int(self._engine.model_config.max_model_len)
+        # With vLLM's name of each prompt, which is used once: what a cancelled one left is ignored.
+        self._found: queue.SimpleQueue[tuple[str, NewTokens]] = queue.SimpleQueue()
+        self._running: dict[str, tuple[str, Any]] = {}
+        self._numbers = itertools.count()
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def budget(self) -> Budget:
+        """Return the free slots; vLLM itself holds prompts back that its cache has no room for."""
+        free = self._slots - len(self._running)
+        return Budget(free, free * self.context)
+
+    def cost(self, tokens: int) -> int:
+        """Return the tokens themselves."""
+        return tokens
+
+    def add(self, prompt_id: str, prompt: Prompt) -> None:
+        """Take a prompt."""
+        name = f"{prompt_id}/{next(self._numbers)}"
+        sampling = prompt.sampling
+        parameters = self._vllm.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            max_tokens=prompt.max_tokens,
+            ignore_eos=prompt.ignore_end,
+            detokenize=False,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+        )
+        future = asyncio.run_coroutine_threadsafe(
+            self._read(prompt_id, name, list(prompt.tokens), parameters), self._loop
+        )
+        self._running[prompt_id] = (name, future)
+
+    async def _read(self, prompt_id: str, name: str, tokens: list[int], parameters: Any) -> None:
+        """Put what vLLM returns for one prompt into the queue."""
+        try:
+            stream = self._engine.generate({"prompt_token_ids": tokens}, parameters, name)
+            async for output in stream:
+                (one,) = output.outputs
+                finish = one.finish_reason if output.finished else None
+                self._found.put((name, NewTokens(prompt_id, list(one.token_ids), finish)))
+        except Exception as error:  # noqa: BLE001 - it becomes the job's error
+            self._found.put((name, NewTokens(prompt_id, error=error)))
+
+    def step(self) -> Iterable[NewTokens]:
+        """Return the tokens that have come; wait a moment for the first."""
+        if self._engine.errored:
+            raise self._engine.dead_error
+        found: dict[str, NewTokens] = {}
+        wait = True
+        while True:
+            try:
+                name, new = self._found.get(block=wait, timeout=_WAIT_S if wait else None)
+            except queue.Empty:
+                return found.values()
+            wait = False
+            if self._running.get(new.id, ("",))[0] != name:
+                continue  # it was cancelled
+            if new.finish or new.error:
+                del self._running[new.id]
+            if (known := found.get(new.id)) is None:
+                found[new.id] = new
+            else:
+                known.tokens += new.tokens
+                known.finish, known.error = new.finish, new.error
+
+    def cancel(self, prompt_id: str) -> None:
+        """Stop a prompt."""
+        found = self._running.pop(prompt_id, None)
+        if found is not None:
+            name, future = found
+            future.cancel()
+            self._wait(self._engine.abort(name))
+
+    def close(self) -> None:
+        """Stop vLLM's processes."""
+        self._engine.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,460 @@
+"""A causal language model from a folder, as transformers and the Hub write them.
+
+An input is a text, which the model continues, or an object::
+
+    {"messages": [{"role": "user", "content": "What is zip?"}], "max_tokens": 100, "temperature": 0}
+
+with `messages`, or a `prompt` (a text, or a list of tokens). A result is `{"text": ...,
+"finish_reason": "stop", "usage": {"prompt_tokens": 7, "completion_tokens": 16, ...}}`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from jinja2 import TemplateError
+from msgspec import Meta
+from typing_extensions import override
+
+from handlers.generation.detokenizer import Detokenizer
+from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.sampling import Sampling
+from handlers.images import read_options
+from headrace.config.suggestions import did_you_mean, listing
+from headrace.errors import ConfigError, InputError
+from headrace.generator import Budget, Generator, Piece
+from headrace.handler import Context
+
+#: The model that comes with Headrace; examples/train_language_model.py makes it.
+INCLUDED: Final = Path(__file__).parent / "weights" / "python_docs"
+#: The share of the free memory of a GPU that the cache takes, and what it takes without one.
+_CACHE_SHARE: Final = 0.6
+_CACHE_BYTES: Final = 1 << 30
+#: The most stop texts of a request.
+_STOPS_MAX: Final = 16
+
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `language_model`.
+
+    Attributes:
+        folder: the model's folder; a relative path starts at the models file's folder.
+        engine: "continuous" runs many requests in one batch, "generate" one after the other,
+            "vllm" gives them to vLLM. "auto" is "continuous" where the model supports it.
+        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
+        context: the most tokens of a prompt with its answer; by default what the model allows.
+        max_tokens: the most new tokens of a request that names no `max_tokens`.
+        cache_tokens: for how many tokens of running requests there is memory.
+    """
+
+    folder: Annotated[str, Meta(min_length=1)] | None = None
+    engine: Literal["auto", "continuous", "generate", "vllm"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context: _Count | None = None
+    max_tokens: _Count = 256
+    cache_tokens: _Count | None = None
+
+
+class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The input of a job.
+
+    Attributes:
+        prompt: a text or its tokens, which the model continues.
+        messages: a chat, for the model's chat template.
+        max_tokens: the most new tokens.
+        temperature: 0 takes the likeliest token each time. By default as the model's folder has it.
+        top_p: only the likeliest tokens that have this probability together.
+        top_k: only so many of the likeliest tokens; 0 for all.
+        stop: texts before which the answer ends.
+        seed: the same seed makes the same choices; by default each job has another.
+        ignore_eos: go on after the model's end token, up to `max_tokens`.
+    """
+
+    prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    stop: str | list[str] = []
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked input: its prompt as tokens, and how it is continued."""
+
+    tokens: list[int]
+    max_tokens: int
+    stop: Sequence[str]
+    sampling: Sampling
+    seeded: bool
+    ignore_end: bool
+
+
+@dataclass(slots=True)
+class _Answer:
+    request: Request
+    text: Detokenizer
+    count: int = 0
+    resumed: list[int] = field(default_factory=list)
+
+
+class LanguageModel(Generator):
+    """Continues texts and answers chats."""
+
+    options: LanguageModelOptions
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.options = read_options(context, LanguageModelOptions)
+        self.folder = _folder(context, self.options)
+        self._load(context)
+        self._answers: dict[str, _Answer] = {}
+        self._ended: list[Piece] = []
+
+    def _load(self, context: Context) -> None:
+        from transformers import AutoTokenizer, GenerationConfig
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_warning()
+        # Their types change from version to version.
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        config: Any = GenerationConfig
+        try:
+            defaults = config.from_pretrained(self.folder, local_files_only=True)
+        except OSError:  # a folder need not have it
+            defaults = config()
+        self.defaults = _defaults(defaults)
+        self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
+        self.engine, self.context_tokens = _engine(
+            self.folder, self.options, context, self.end_tokens
+        )
+
+    @override
+    def example_input(self) -> Any:
+        return {"prompt": "Python", "max_tokens": 2}
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self._request_or_error(value) for value in inputs]
+
+    def _request_or_error(self, value: Any) -> Request | InputError:
+        try:
+            return self._request(read_input(value))
+        except InputError as error:
+            return error.with_traceback(None)
+
+    def _request(self, asked: GenerationInput) -> Request:
+        tokens = self._tokens(asked)
+        room = self.context_tokens - len(tokens)
+        if room < 1:
+            raise InputError(
+                f"the prompt has {len(tokens):,} tokens, and the model takes "
+                f"{self.context_tokens:,} with the answer; make the prompt shorter"
+            )
+        wanted = asked.max_tokens
+        if wanted is not None and wanted > room:
+            raise InputError(
+                f"the prompt has {len(tokens):,} tokens and max_tokens is {wanted:,}, but the "
+                f"model takes {self.context_tokens:,} together; set max_tokens to {room:,} or less"
+            )
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        if len(stop) > _STOPS_MAX or not all(stop):
+            raise InputError(f"stop takes up to {_STOPS_MAX} texts, none of them empty")
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "top_k")
+            if (value := getattr(asked, name)) is not None
+        }
+        return Request(
+            tokens,
+            wanted or min(self.options.max_tokens, room),
+            stop,
+            msgspec.structs.replace(self.defaults, **given).sampling(asked.seed or 0),
+            asked.seed is not None,
+            asked.ignore_eos,
+        )
+
+    def _tokens(self, asked: GenerationInput) -> list[int]:
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InputError("give either prompt or messages")
+        if asked.messages is not None:
+            tokens = self._chat_tokens(asked.messages)
+        elif isinstance(asked.prompt, str):
+            tokens = self.tokenizer(asked.prompt).input_ids
+        else:
+            tokens = asked.prompt or []
+            largest = len(self.tokenizer) - 1
+            if any(token > largest for token in tokens):
+                raise InputError(f"prompt has a token above {largest:,}, the model's last one")
+        if not tokens:
+            raise InputError("the prompt is empty; give at least one token")
+        return list(tokens)
+
+    def _chat_tokens(self, messages: list[dict[str, Any]]) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise InputError("the model has no chat template; give prompt instead of messages")
+        if not messages:
+            raise InputError("messages is empty; give at least one")
+        try:
+            found = self.tokenizer.apply_chat_template(
+                [_plain_message(place, one) for place, one in enumerate(messages)],
+                add_generation_prompt=True,
+                return_dict=True,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InputError(f"the model's chat template refused the messages: {error}") from None
+        return list(found["input_ids"])
+
+    @override
+    def budget(self) -> Budget:
+        return self.engine.budget()
+
+    @override
+    def cost(self, request: Request) -> int:
+        return self.engine.cost(len(request.tokens) + request.max_tokens)
+
+    @override
+    def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
+        resumed = list(resume_from)
+        answer = _Answer(request, self._text(request, resumed), len(resumed))
+        if finish := self._finished(answer, resumed):
+            self._ended.append(Piece(request_id, finish=finish, usage=_usage(answer)))
+            return
+        sampling = request.sampling
+        if not request.seeded:
+            # The same for a job in each process, so that it goes on alike.
+            sampling = replace(sampling, seed=zlib.crc32(request_id.encode()))
+        self._answers[request_id] = answer
+        try:
+            self.engine.add(
+                request_id,
+                Prompt(
+                    request.tokens + resumed,
+                    request.max_tokens - len(resumed),
+                    sampling,
+                    len(resumed),
+                    request.ignore_end,
+                ),
+            )
+        except BaseException:
+            del self._answers[request_id]
+            raise
+
+    def _text(self, request: Request, resumed: list[int]) -> Detokenizer:
+        return Detokenizer(self._decode, request.stop, resumed)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def _finished(self, answer: _Answer, resumed: list[int]) -> str | None:
+        """Return why an answer ended whose process died before it reported that."""
+        request = answer.request
+        if answer.text.stopped:
+            return "stop"
+        if resumed and resumed[-1] in self.end_tokens and not request.ignore_end:
+            return "stop"
+        return "length" if len(resumed) >= request.max_tokens else None
+
+    @override
+    def step(self) -> Iterable[Piece]:
+        pieces, self._ended = self._ended, []
+        if self._answers:
+            pieces += [piece for new in self.engine.step() if (piece := self._piece(new))]
+        return pieces
+
+    def _piece(self, new: NewTokens) -> Piece | None:
+        answer = self._answers.get(new.id)
+        if answer is None:
+            return None
+        text, tokens = answer.text.add(new.tokens, last=new.finish is not None)
+        answer.count += len(new.tokens)
+        finish = new.finish
+        if answer.text.stopped:
+            if finish is None:
+                self.engine.cancel(new.id)
+            finish = "stop"
+        if finish or new.error:
+            del self._answers[new.id]
+        usage = _usage(answer) if finish else None
+        return Piece(new.id, text or None, tokens, finish, usage, new.error)
+
+    @override
+    def cancel(self, request_id: str) -> None:
+        if self._answers.pop(request_id, None) is not None:
+            self.engine.cancel(request_id)
+        self._ended = [piece for piece in self._ended if piece.id != request_id]
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What the model's folder sets for requests that do not."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def sampling(self, seed: int) -> Sampling:
+        """Return them as parameters of a request."""
+        return Sampling(self.temperature, self.top_p, self.top_k, seed)
+
+
+def read_input(value: Any) -> GenerationInput:
+    """Return the input of a job.
+
+    Raises:
+        InputError: it has an unknown field, or a value that does not fit.
+    """
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            raise InputError("the input is neither text nor JSON") from None
+    if isinstance(value, str):
+        value = {"prompt": value}
+    if not isinstance(value, dict):
+        raise InputError("the input is no object; give prompt or messages")
+    known = GenerationInput.__struct_fields__
+    for name in value:
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise InputError(f"unknown field {name!r}{hint}; known: {listing(known)}")
+    try:
+        return msgspec.convert(value, GenerationInput)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        raise InputError(f"{place.rstrip('`') or 'the input'}: {text}") from None
+
+
+def _plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with one text as its content.
+
+    Raises:
+        InputError: it has no role, or a content that is no text.
+    """
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise InputError(f"messages[{place}] has no role; give one, such as user")
+    if isinstance(content, list):
+        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+            raise InputError(f"messages[{place}].content has a part that is no text")
+        content = "".join(str(one.get("text", "")) for one in content)
+    if not isinstance(content, str):
+        raise InputError(f"messages[{place}].content is no text")
+    return {**message, "content": content}
+
+
+def _usage(answer: _Answer) -> dict[str, int]:
+    prompt = len(answer.request.tokens)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer.count,
+        "total_tokens": prompt + answer.count,
+    }
+
+
+def _folder(context: Context, options: LanguageModelOptions) -> Path:
+    """Return the model's folder.
+
+    Raises:
+        ConfigError: it has no config.json.
+    """
+    if options.folder is None:
+        return INCLUDED
+    folder = context.model_dir / Path(options.folder).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model {context.model_name}: options.folder: {folder} has no config.json",
+            hint="give a folder with config.json, tokenizer.json and *.safetensors",
+        )
+    return folder
+
+
+def _defaults(config: Any) -> SamplingDefaults:
+    """Return the parameters of a generation_config.json."""
+    if config.do_sample is False:
+        return SamplingDefaults(temperature=0.0)
+
+    def given(name: str, otherwise: float) -> Any:
+        value = getattr(config, name, None)
+        return otherwise if value is None else value
+
+    return SamplingDefaults(
+        float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
+    )
+
+
+def _end_tokens(*sources: Any) -> list[int]:
+    """Return the end tokens of the first source that has any."""
+    for source in sources:
+        if source is not None:
+            return list(source) if isinstance(source, list) else [source]
+    return []
+
+
+def _engine(
+    folder: Path, options: LanguageModelOptions, context: Context, end_tokens: list[int]
+) -> tuple[Engine, int]:
+    """Load the model; return its engine, and the most tokens of a prompt with its answer."""
+    slots = context.max_batch_size
+    if options.engine == "vllm":
+        from handlers.generation.vllm import VllmEngine
+
+        vllm = VllmEngine(folder, options.dtype, options.context, slots)
+        return vllm, vllm.context
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = torch.device(context.device)
+    dtype = options.dtype
+    if dtype == "auto" and device.type == "cpu":
+        dtype = "float32"
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        attn_implementation="sdpa",
+    )
+    model = model.to(device).eval()
+    text_config = model.config.get_text_config()
+    allowed = getattr(text_config, "max_position_embeddings", None) or 1 << 20
+    most = min(options.context or allowed, allowed)
+    continuous = options.engine == "continuous" or (
+        options.engine == "auto" and not getattr(model, "_is_stateful", False)
+    )
+    if not continuous:
+        from handlers.generation.plain import PlainEngine
+
+        return PlainEngine(model, end_tokens, most), most
+    from handlers.generation.continuous import ContinuousEngine
+
+    cache = options.cache_tokens or _cache_tokens(model, slots * most)
+    return ContinuousEngine(model, end_tokens, cache, slots), most
+
+
+def _cache_tokens(model: Any, useful: int) -> int:
+    """Return for how many tokens there is memory, up to what is useful."""
+    import torch
+
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size: int = 2 * config.num_hidden_layers * heads * head * model.dtype.itemsize
+    free = _CACHE_BYTES
+    if model.device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(model.device)[0] * _CACHE_SHARE)
+    return max(1, min(useful, free // size))

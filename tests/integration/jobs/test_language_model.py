@@ -1,0 +1,106 @@
+"""The model `python_docs` through the API: streams, cancels, bad prompts, and dead processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from headrace.config.model_catalog import load_catalog
+from tests.harness.clients.events import reading
+from tests.harness.servers.api_server import api_server
+from tests.harness.servers.redis_servers import nothing_leaks, redis_server
+from tests.harness.workers.worker import Client, celery_worker, write_models
+from tests.integration.jobs.test_generator import Site
+
+SLOTS = 4
+NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement")
+
+
+def question(name: str, **more: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": f"What is {name}?"}
+    return {"messages": [message], "max_tokens": 100, "temperature": 0, **more}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("language")
+    path = write_models(folder, m={"handler": "language_model", "max_batch_size": SLOTS})
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder) as worker,
+        Client(server.url, path) as client,
+        api_server(server.url, load_catalog(path)) as api,
+    ):
+        worker.wait_ready("m")
+        yield Site(server, api, worker, client)
+        nothing_leaks(client.redis)
+
+
+def result(site: Site, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = site.ended(job_id)["result"]
+    return found
+
+
+def streamed(site: Site, job_id: str) -> str:
+    with site.api.http.stream("GET", f"/api/v1/jobs/{job_id}/stream?format=text") as answer:
+        return answer.read().decode()
+
+
+def test_it_answers_and_streams_the_same_text(site: Site) -> None:
+    ids = [site.submit(question(name)) for name in NAMES * 3]
+    with ThreadPoolExecutor(len(ids)) as pool:
+        texts = list(pool.map(lambda job_id: streamed(site, job_id), ids))
+    results = [result(site, job_id) for job_id in ids]
+    assert [found["text"] for found in results] == texts
+    assert results[: len(NAMES)] == results[-len(NAMES) :]
+    assert results[1]["text"].startswith("Deserialize ``s``")
+    assert results[1]["finish_reason"] == "stop"
+    assert results[1]["usage"]["completion_tokens"] == 40
+
+
+def test_one_prompt_that_is_too_long_fails_alone(site: Site) -> None:
+    values: list[Any] = [question("zip", max_tokens=5) for _ in range(20)]
+    values[7] = {"prompt": "for " * 2000}
+    for n, job_id in enumerate(site.client.submit("m", *values)):
+        found = site.ended(job_id)
+        if n == 7:
+            assert found["error"]["type"] == "input-error"
+            assert "the model takes 1,024" in found["error"]["message"]
+        else:
+            assert found["result"]["text"] == "zip(*iterables"
+
+
+def test_a_cancelled_answer_makes_room(site: Site) -> None:
+    long = question("zip", max_tokens=900, ignore_eos=True)
+    ids = [site.submit(long) for _ in range(SLOTS)]
+    for job_id in ids:
+        with reading(site.stream(job_id)) as reader:
+            reader.wait_for("pieces")
+        assert site.api.http.delete(f"/api/v1/jobs/{job_id}").status_code in (200, 202)
+    short = site.submit(question("json.loads"))
+    assert result(site, short)["finish_reason"] == "stop"
+    assert {site.ended(job_id)["status"] for job_id in ids} == {"cancelled"}
+
+
+def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
+    asked = question("zip", ignore_eos=True, max_tokens=400)
+    expected = result(site, site.submit(asked))
+    for _ in range(10):
+        job_id = site.submit(asked)
+        with reading(site.stream(job_id)) as reader:
+            reader.wait_for("pieces")
+            (pid,) = site.worker.model_pids()
+            os.kill(pid, signal.SIGKILL)
+            reader.wait_for("ended")
+            assert "restarted" not in reader.names
+        found = site.ended(job_id)
+        assert found["result"] == expected
+        assert streamed(site, job_id) == expected["text"]
+        if found["attempts"] == 2:
+            return  # else it had ended before the kill
+    raise AssertionError("each of ten jobs ended before its process was killed")

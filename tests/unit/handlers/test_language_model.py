@@ -1,0 +1,249 @@
+"""The handler `language_model`, with each engine, on the model that comes with Headrace."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from handlers.language_model import INCLUDED, LanguageModel, Request
+from headrace.errors import ConfigError, InputError
+from headrace.generator import Generated, Piece
+from headrace.handler import Context
+
+QUESTION = {"messages": [{"role": "user", "content": "What does zip do?"}]}
+SLOTS = 4
+
+
+def loaded(**options: Any) -> LanguageModel:
+    handler = LanguageModel()
+    handler.initialize(Context("m", "1", "cpu", Path("/"), options=options, max_batch_size=SLOTS))
+    return handler
+
+
+@pytest.fixture(scope="module", params=["continuous", "generate"])
+def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    handler = loaded(engine=request.param)
+    yield handler
+    handler.engine.close()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(INCLUDED, dtype=torch.float32)
+    return model.eval()
+
+
+def request(model: LanguageModel, value: Any) -> Request:
+    (found,) = model.preprocess([value])
+    if isinstance(found, Exception):
+        raise found
+    return found  # type: ignore[no-any-return]
+
+
+def answers(model: LanguageModel, *values: Any) -> list[Any]:
+    """The outputs of inputs that run together."""
+    steps = model.inference([request(model, value) for value in values])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return list(end.value)
+
+
+def answer(model: LanguageModel, value: Any) -> Generated:
+    (found,) = answers(model, value)
+    assert isinstance(found, Generated), found
+    return found
+
+
+def run(model: LanguageModel, name: str, steps: int = 10_000) -> list[Piece]:
+    """The pieces of a request that runs, up to its last one or to so many."""
+    pieces: list[Piece] = []
+    while len(pieces) < steps and not (pieces and pieces[-1].finish):
+        pieces += [piece for piece in model.step() if piece.id == name]
+    return pieces
+
+
+def text(pieces: list[Piece]) -> str:
+    return "".join(piece.delta or "" for piece in pieces)
+
+
+def greedy(prompts: int) -> list[dict[str, Any]]:
+    names = ["os.path.join", "zip", "json.loads", "the with statement", "random.choice", "math.pi"]
+    return [
+        {"messages": [{"role": "user", "content": f"What is {names[n % 6]}?"}],
+         "max_tokens": 8 + 5 * n, "temperature": 0}
+        for n in range(prompts)
+    ]  # fmt: skip
+
+
+def test_greedy_answers_are_those_of_generate(model: LanguageModel, reference: Any) -> None:
+    inputs = greedy(3 * SLOTS)
+    for value, found in zip(inputs, answers(model, *inputs), strict=True):
+        ids = torch.tensor([request(model, value).tokens])
+        expected = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=value["max_tokens"],
+            do_sample=False,
+        )[0, ids.shape[1] :]  # fmt: skip
+        assert found.text == model.tokenizer.decode(expected, skip_special_tokens=True)
+        assert found.usage["completion_tokens"] == len(expected)
+        assert found.usage["prompt_tokens"] == ids.shape[1]
+
+
+def test_each_request_has_its_own_parameters(model: LanguageModel) -> None:
+    values = [
+        {**QUESTION, "max_tokens": 12, "temperature": 0},
+        {**QUESTION, "max_tokens": 9, "temperature": 1.5, "seed": 1},
+        {**QUESTION, "max_tokens": 9, "temperature": 1.5, "seed": 2},
+        {**QUESTION, "max_tokens": 9, "temperature": 1.5, "seed": 1},
+        {**QUESTION, "max_tokens": 9, "temperature": 1.5, "top_k": 1},
+        {**QUESTION, "max_tokens": 9, "temperature": 1.5, "top_p": 1e-6},
+    ]
+    together = answers(model, *values)
+    alone = [answer(model, value) for value in values]
+    assert together == alone
+    best, first, second, repeated, top_k, top_p = (found.text for found in together)
+    assert first == repeated != second
+    assert top_k == top_p
+    assert best.startswith(top_k)
+
+
+def test_it_ends_before_a_stop_text_or_at_the_limit(model: LanguageModel) -> None:
+    whole = answer(model, {**QUESTION, "max_tokens": 30, "temperature": 0, "ignore_eos": True})
+    assert whole.finish_reason == "length"
+    assert whole.usage["completion_tokens"] == 30
+    stop = whole.text[5:8]
+    found = answer(model, {**QUESTION, "max_tokens": 30, "temperature": 0, "stop": ["\0", stop]})
+    assert found.finish_reason == "stop"
+    assert found.text == whole.text[: whole.text.index(stop)]
+    assert found.usage["completion_tokens"] < 30
+
+
+def test_it_goes_on_where_another_process_stopped(model: LanguageModel) -> None:
+    for parameters in ({"temperature": 0}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 5}):
+        asked = request(model, {**QUESTION, "max_tokens": 20, "ignore_eos": True, **parameters})
+        model.add("job", asked)
+        whole = run(model, "job")
+        for count in (1, 7, 19):
+            model.add("job", asked)
+            before = run(model, "job", count)
+            model.cancel("job")
+            tokens = [token for piece in before for token in piece.tokens]
+            model.add("job", asked, tokens)
+            after = run(model, "job")
+            assert text(before) + text(after) == text(whole)
+            assert after[-1].usage == whole[-1].usage
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": ["o"]}])
+def test_an_answer_that_was_complete_is_not_continued(
+    model: LanguageModel, more: dict[str, Any]
+) -> None:
+    asked = request(model, {**QUESTION, "max_tokens": 20, **more})
+    model.add("job", asked)
+    whole = run(model, "job")
+    tokens = [token for piece in whole for token in piece.tokens]
+    model.add("job", asked, tokens)
+    (last,) = run(model, "job")
+    assert (last.delta, last.finish, last.usage) == (None, whole[-1].finish, whole[-1].usage)
+
+
+def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
+    free = model.budget()
+    model.add("long", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))
+    run(model, "long", 2)
+    assert model.budget().tokens < free.tokens
+    model.cancel("long")
+    assert model.budget() == free
+    # The same id again, as a job that is repeated has.
+    model.add("long", request(model, {**QUESTION, "max_tokens": 3, "ignore_eos": True}))
+    assert run(model, "long")[-1].usage["completion_tokens"] == 3  # type: ignore[index]
+    assert model.budget() == free
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "give either prompt or messages"),
+        ({"prompt": "a", "messages": []}, "give either prompt or messages"),
+        (17, "the input is no object; give prompt or messages"),
+        (b"\xff", "neither text nor JSON"),
+        ({"promt": "a"}, "unknown field 'promt'; did you mean prompt?"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [1, 2048]}, "prompt has a token above 2,047"),
+        ({"prompt": "a", "temperature": 2.5}, "temperature: Expected `float` <= 2.0"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature: Expected `float"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
+        ({"prompt": "a", "top_p": 0}, "top_p: Expected `float` > 0"),
+        ({"prompt": "a", "stop": [""]}, "stop takes up to 16 texts, none of them empty"),
+        ({"prompt": [9] * 1020, "max_tokens": 5}, "set max_tokens to 4 or less"),
+        ({"prompt": [9] * 1024}, "the prompt has 1,024 tokens, and the model takes 1,024"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is no text"),
+        ({"messages": [{"role": "judge", "content": "a"}]}, "refused the messages: unknown role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content has a part that is no text",
+        ),
+    ],
+)
+def test_bad_inputs_are_refused(model: LanguageModel, value: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        request(model, value)
+    assert message in str(caught.value)
+
+
+def test_contents_of_several_parts_are_joined(model: LanguageModel) -> None:
+    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "zip do?"}]
+    joined = {"messages": [{"role": "user", "content": parts}]}
+    assert request(model, joined).tokens == request(model, QUESTION).tokens
+
+
+def test_a_text_is_a_prompt(model: LanguageModel) -> None:
+    assert request(model, "zip") == request(model, b"zip") == request(model, {"prompt": "zip"})
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        loaded(folder=str(tmp_path))
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("vllm")), reason="vLLM is installed")
+def test_the_engine_vllm_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="vllm cannot be imported"):
+        loaded(engine="vllm")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")
+@pytest.mark.gpu
+def test_the_engine_vllm_answers() -> None:
+    model = loaded(engine="vllm")
+    try:
+        values = [{**QUESTION, "max_tokens": 9, "temperature": 0} for _ in range(2 * SLOTS)]
+        assert len({found.text for found in answers(model, *values)}) == 1
+    finally:
+        model.engine.close()
+
+
+def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(engine="continuous")
+    try:
+        model.add("job", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))
+        run(model, "job", 2)
+
+        def broken(*_: Any) -> Any:
+            raise ValueError("the model broke")
+
+        monkeypatch.setattr("handlers.generation.continuous.adjusted", broken)
+        with pytest.raises(RuntimeError, match="continuous batching has stopped") as caught:
+            run(model, "job")
+        assert "the model broke" in repr(caught.value.__cause__)
+    finally:
+        model.engine.close()

@@ -79,7 +79,7 @@ check: lint types contracts test  ## lint, types, contracts and test
 chaos: $(DEV_STAMP)  ## Run 20,000 jobs while everything is killed at random (SEED, FLAVOUR, FSYNC, JOBS, KILLS)
 	@$(PY) -m tests.chaos --jobs $(JOBS) --kills $(KILLS) --flavour $(FLAVOUR) --fsync $(FSYNC) $(if $(SEED),--seed $(SEED))
 
-demo: $(INSTALLED)  ## Run the whole system and classify real images (PORT=8080, EXIT=1)
+demo: $(INSTALLED)  ## Run the whole system, classify images, ask a language model (PORT=8080, EXIT=1)
 	@$(PY) examples/demo.py --port $(PORT) $(if $(EXIT),--exit)
 
 openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of it

@@ -1,7 +1,8 @@
-"""`make demo`: start the whole system, send it images of handwritten digits, show the answers.
+"""`make demo`: start the whole system, send it images and a question, show the answers.
 
 The demo works like any client: it sends requests over HTTP and polls for the results. The twelve
-images were not used for training; each file name begins with the true digit.
+images were not used for training; each file name begins with the true digit. Then a small language
+model answers a question, word by word.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent / "digits"
 HOST = "127.0.0.1"
+WRITER = "python_docs"
+QUESTION = "What does json.loads do?"
 START_TIMEOUT_S = 120
 JOB_TIMEOUT_S = 60
 POLL_S = 0.02
@@ -58,7 +61,7 @@ class Answer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Run Headrace and classify real images.",
+        description="Run Headrace, classify real images and ask a language model.",
         epilog="Other options, such as --no-flower, are passed to headrace up.",
     )
     parser.add_argument("--port", type=int, default=8080, help="port of the API")
@@ -76,6 +79,7 @@ def main() -> int:
         answers = classify(options.port)
         print(table(answers, colour=sys.stdout.isatty()), flush=True)
         wrong = sum(not answer.is_right for answer in answers)
+        show_answer(options.port)
         if options.exit:
             return 1 if wrong else 0
         print(what_next(options.port, options.state_dir, answers[0]), flush=True)
@@ -159,6 +163,31 @@ def poll(port: int, path: str) -> dict[str, Any]:
 
     wait_for(ended, f"{path} has ended", JOB_TIMEOUT_S)
     return last
+
+
+def show_answer(port: int) -> None:
+    """Print the language model's answer while it comes, if the models file has the model."""
+    if WRITER not in request(port, "GET", "/ready")[1]["models"]:
+        return
+    message = {"role": "user", "content": QUESTION}
+    body = json.dumps({"messages": [message], "max_tokens": 100}).encode()
+    path = f"/api/v1/models/{WRITER}/jobs"
+    status, job = request(port, "POST", path, body, {"Content-Type": "application/json"})
+    if status != 202:
+        raise DemoError(f"POST {path} was answered {status}: {job}")
+    print(f"\n{WRITER}, loaded at its first job: {QUESTION}\n", flush=True)
+    connection = http.client.HTTPConnection(HOST, port, timeout=START_TIMEOUT_S)
+    try:
+        connection.request("GET", f"{job['urls']['self']}/stream?format=text")
+        response = connection.getresponse()
+        while text := response.read1():
+            print(text.decode(), end="", flush=True)
+    finally:
+        connection.close()
+    print(flush=True)
+    ended = poll(port, job["urls"]["self"])
+    if ended["status"] != "succeeded":
+        raise DemoError(f"the model {WRITER}: {row(Answer(Path(QUESTION), ended))}")
 
 
 def request(

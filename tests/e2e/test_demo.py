@@ -64,6 +64,7 @@ def test_it_serves_until_ctrl_c_and_dies_with_everything(tmp_path: Path) -> None
             )
             text = output.read_text()
             assert "12 of 12 right" in text
+            assert "containing a JSON document) to a Python object." in text
             assert "curl -s -T" in text
             pids = descendants(process.pid)
             assert len(pids) >= 6

@@ -390,6 +390,39 @@ class WaitTimeout(ClientError, TimeoutError, code="wait-timeout", title="Wait ti
     job_id: str = ""
 
 
+class StreamRestarted(ClientError, code="stream-restarted", title="Stream restarted"):
+    """The job began again, so the pieces that came before do not count.
+
+    Attributes:
+        job_id: the job.
+        index: the new pieces are behind this one: `stream(job, starting_after=index)`.
+    """
+
+    def __init__(self, job_id: str, index: int) -> None:
+        super().__init__(
+            f"job {job_id} began again; the pieces up to {index} do not count",
+            hint=f"drop them, and read on with starting_after={index}",
+        )
+        self.job_id, self.index = job_id, index
+
+
+class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
+    """The server does not keep some pieces of a stream any more.
+
+    Attributes:
+        job_id: the job.
+        first: the index of the first missing piece.
+        last: that of the last one; `stream(job, starting_after=last)` reads on.
+    """
+
+    def __init__(self, job_id: str, first: int, last: int) -> None:
+        super().__init__(
+            f"pieces {first} to {last} of job {job_id} are not kept any more",
+            hint=f"its result has them; or read on with starting_after={last}",
+        )
+        self.job_id, self.first, self.last = job_id, first, last
+
+
 def _classes(root: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
     yield root
     for child in root.__subclasses__():

@@ -63,6 +63,7 @@ class AsyncClient(ClientBase):
     result = _awaiting(calls.result)
     submit_many = _iterating(bulk.submit_many)
     map = _iterating(mapping.map_inputs)
+    stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
     models = _awaiting(calls.models)

@@ -1,14 +1,16 @@
-"""Reads event streams and resumes them after a failure: those of jobs, and others (sansio.py)."""
+"""Reads streams of events and of pieces, and resumes them after a failure (sansio.py)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.client.errors import job_error
 from headrace.client.models import Failure, Job
 from headrace.client.requests import job_request
 from headrace.client.retries import RetryDeadline, Session, succeeded
@@ -22,7 +24,7 @@ from headrace.client.sansio import (
     Stream,
     Yield,
 )
-from headrace.errors import UnexpectedAnswer
+from headrace.errors import PiecesMissing, StreamRestarted, UnexpectedAnswer
 from headrace.jobs.progress import Progress
 
 T = TypeVar("T")
@@ -74,7 +76,7 @@ class ServerEvent(NamedTuple):
     Attributes:
         name: its kind.
         event_id: as `last_event_id` it resumes the events after this one.
-        data: its JSON.
+        data: its JSON; of a JSON array an object with the array as `items`.
     """
 
     name: str
@@ -131,7 +133,9 @@ class Parser:
         if "data" not in fields:
             return None
         with _readable():
-            data = msgspec.json.decode(fields["data"], type=dict[str, Any])
+            data = msgspec.json.decode(fields["data"], type=dict[str, Any] | list[Any])
+        if isinstance(data, list):
+            data = {"items": data}
         return ServerEvent(fields.get("event", ""), fields.get("id", ""), data)
 
 
@@ -168,7 +172,7 @@ def follow(
     session: Session,
     path: str,
     last_event_id: str | None,
-    read: Callable[[ServerEvent], tuple[T | None, bool]],
+    read: Callable[[ServerEvent], tuple[list[T], bool]],
 ) -> Stream[T]:
     """Yield the events of a stream, also while the server restarts, and none of them twice.
 
@@ -198,9 +202,9 @@ def follow(
             deadline = RetryDeadline(session)
             for event in parser.feed(chunk):
                 with _readable():
-                    item, ended = read(event)
-                if item is not None:
-                    yield Yield([item])
+                    items, ended = read(event)
+                if items:
+                    yield Yield(items)
                 if ended:
                     yield CloseStream(opened.reader)
                     return
@@ -209,10 +213,48 @@ def follow(
         yield Pause(parser.retry_s)
 
 
-def _job_event(event: ServerEvent) -> tuple[JobEvent, bool]:
+def _job_event(event: ServerEvent) -> tuple[list[JobEvent], bool]:
     data, ended = event.data, event.name == "ended"
     if ended:
         common = {"id": data["id"], "status": data["status"]}
         data = {**common, "job": data, "attempts": data.get("attempts", 0)}
     names = {"name": event.name, "event_id": event.event_id}
-    return msgspec.convert({**data, **names}, JobEvent), ended
+    return [msgspec.convert({**data, **names}, JobEvent)], ended
+
+
+def stream(session: Session, job: str | Job, *, starting_after: int = 0) -> Stream[Any]:
+    """Yield the pieces of a streaming job until it has ended, also while the server restarts.
+
+    A job of a model that does not stream yields none; `result` has its result.
+
+    Args:
+        job: the job, or its id.
+        starting_after: yield only the pieces behind this index; indexes count from 1.
+
+    Raises:
+        StreamRestarted: the job began again, so the pieces that were yielded do not count.
+        PiecesMissing: the server does not keep some pieces any more.
+        JobError: the job failed; the class shows how.
+        JobNotFound: no job has this id.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
+    """
+    request = job_request("GET", job, below="/stream")
+    job_id = job if isinstance(job, str) else job.id
+    after = str(starting_after) if starting_after else None
+    yield from follow(session, request.path, after, partial(_pieces, job_id))
+
+
+def _pieces(job_id: str, event: ServerEvent) -> tuple[list[Any], bool]:
+    match event.name:
+        case "pieces":
+            return event.data["items"], False
+        case "restarted":
+            raise StreamRestarted(job_id, int(event.event_id))
+        case "missing":
+            raise PiecesMissing(job_id, event.data["first"], event.data["last"])
+        case "ended":
+            job = msgspec.convert(event.data, Job)
+            if not job.succeeded:
+                raise job_error(job)
+            return [], True
+    return [], False  # of a newer server

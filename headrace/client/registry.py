@@ -167,10 +167,10 @@ def model_events(session: Session, *, last_event_id: str | None = None) -> Strea
     yield from follow(session, "/api/v1/registry/events", last_event_id, _model_change)
 
 
-def _model_change(event: ServerEvent) -> tuple[ModelChange | None, bool]:
+def _model_change(event: ServerEvent) -> tuple[list[ModelChange], bool]:
     if event.name != "change":
-        return None, False  # of a newer server
-    return msgspec.convert({**event.data, "event_id": event.event_id}, ModelChange), False
+        return [], False  # of a newer server
+    return [msgspec.convert({**event.data, "event_id": event.event_id}, ModelChange)], False
 
 
 def model_differences(session: Session) -> Plan[list[ModelDifference]]:

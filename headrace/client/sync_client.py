@@ -63,6 +63,7 @@ class Client(ClientBase):
     result = _blocking(calls.result)
     submit_many = _iterating(bulk.submit_many)
     map = _iterating(mapping.map_inputs)
+    stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
     models = _blocking(calls.models)

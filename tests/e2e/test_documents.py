@@ -40,6 +40,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         "echo": {"handler": "echo"},
         "digits": {"handler": "digits"},
         "words": {"handler": str(ROOT / "examples/word_count.py"), "max_batch_size": 64},
+        "python_docs": {"handler": "language_model"},
     }
     with running_up(folder, models=write_models(folder, models)) as running:
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)

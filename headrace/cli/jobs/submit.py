@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -64,6 +64,7 @@ def submit(
         show_default=True,
     ),
     wait: options.Wait = False,
+    stream: bool = flag("--stream", "Print the pieces of one input's result while they come."),
     timeout: options.Timeout = None,
     target: Path | None = option(
         "--output -o FILE", "Append a JSON line per input to FILE as its job ends; implies --wait."
@@ -125,6 +126,10 @@ def submit(
         raise typer.BadParameter("--resume requires --output FILE", param_hint="--resume")
     if job_id is not None and not sources.single:
         raise typer.BadParameter("--id can only be used with one input", param_hint="--id")
+    if stream and (not sources.single or target is not None or as_json):
+        raise typer.BadParameter(
+            "--stream takes one input, without --output and --json", param_hint="--stream"
+        )
     job_options = {
         "priority": priority, "expires": expires, "countdown": countdown, "timeout": job_timeout,
         "result_ttl": result_ttl, "max_retries": max_retries, "retry_backoff": retry_backoff,
@@ -144,7 +149,7 @@ def submit(
             options={"content_type": content_type, "version": version,
                      "parameters": options.parameters(param), **checked},
             wait=wait or timeout is not None or target is not None, timeout_s=timeout,
-            ordered=ordered, in_flight=in_flight, as_json=as_json, quiet=quiet,
+            stream=stream, ordered=ordered, in_flight=in_flight, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         raise typer.Exit(run.go())
 
@@ -164,6 +169,7 @@ class _Run:
     tracker: Tracker
     file: ResumeFile | None
     options: dict[str, Any]
+    stream: bool
     wait: bool
     timeout_s: float | None
     ordered: bool
@@ -188,7 +194,7 @@ class _Run:
         with stops:
             try:
                 with self._bar:
-                    for indexed in self._outcomes() if self.wait else self._enqueued():
+                    for indexed in self._inputs():
                         with stops.shield():
                             self._write(indexed)
             except BrokenPipeError:
@@ -202,6 +208,45 @@ class _Run:
         if not (self.quiet or self.sources.single):
             self._summary()
         return ExitCode.FAILED if self._failed else ExitCode.DONE
+
+    def _inputs(self) -> Iterator[_Indexed]:
+        if self.stream:
+            return self._streamed()
+        return self._outcomes() if self.wait else self._enqueued()
+
+    def _streamed(self) -> Iterator[_Indexed]:
+        """Print the pieces of each input's job, then yield the input."""
+        for outcome, number in self._enqueued():
+            if outcome.job is None:
+                yield outcome, number
+                continue
+            error = None
+            try:
+                self._print_pieces(outcome.job)
+            except errors.JobError as failed:
+                error = failed
+            yield replace(outcome, error=error), number
+
+    def _print_pieces(self, job: Job) -> None:
+        after, line_open = 0, False
+        while True:
+            problem: errors.HeadraceError
+            try:
+                for piece in self.client.stream(job, starting_after=after):
+                    text = piece if isinstance(piece, str) else f"{output.json_text(piece)}\n"
+                    output.write_bytes(text.encode("utf-8", "backslashreplace"))
+                    line_open = not text.endswith("\n") if text else line_open
+            except errors.StreamRestarted as restarted:
+                after, problem = restarted.index, restarted
+            except errors.PiecesMissing as missing:
+                after, problem = missing.last, missing
+            else:
+                return
+            finally:
+                if line_open:
+                    output.line("")
+                line_open = False
+            output.message(problem.message)
 
     def _outcomes(self) -> Iterator[_Indexed]:
         """Yield each input once its job has ended."""
@@ -268,6 +313,8 @@ class _Run:
 
     def _print_text(self, outcome: WrittenOutcome, job: Job) -> None:
         alone = self.sources.single
+        if self.stream:
+            return  # its pieces are printed
         if not self.wait:
             keys = sys.stdout.isatty() and not alone
             output.line(f"{job.id}  {outcome.key}" if keys else job.id)

@@ -52,9 +52,14 @@ def unknown_job(job_id: str) -> ExitCode:
     return ExitCode.UNKNOWN_ID
 
 
+def json_text(value: object) -> str:
+    """Return a JSON value as one line, without its end."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
 def json_line(value: object) -> None:
     """Print a JSON value as one line on standard output."""
-    write_bytes(msgspec.json.encode(value, enc_hook=str) + b"\n")
+    line(json_text(value))
 
 
 def line(text: str) -> None:

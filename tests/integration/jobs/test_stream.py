@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from headrace import AsyncClient, errors
+from headrace import Client as HttpClient
 from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
+from tests.harness.clients.commands import Commands
 from tests.harness.clients.events import Reader, reading
 from tests.harness.servers.api_processes import api_processes
 from tests.harness.servers.api_server import ApiServer, api_server
@@ -251,6 +256,92 @@ def test_a_query_that_is_not_valid(site: Site, query: str, status: int) -> None:
     assert httpx2.get(site.url("unknown"), timeout=60).status_code == 404
 
 
+def test_the_client_yields_pieces_while_they_come(site: Site, tmp_path: Path) -> None:
+    with HttpClient(site.one.url) as client:
+        job = client.submit("m", {"pieces": [*WORDS, {"n": 4}], "until": str(tmp_path)})
+        pieces = client.stream(job)
+        for n, piece in enumerate([*WORDS, {"n": 4}]):
+            (tmp_path / str(n)).touch()
+            assert next(pieces) == piece
+        assert list(pieces) == []
+        assert list(client.stream(job.id, starting_after=2)) == ["three", {"n": 4}]
+        assert list(client.stream(job.id, starting_after=4)) == []
+        assert list(client.stream(client.submit("plain", "x"))) == []
+        with pytest.raises(errors.JobNotFound):
+            list(client.stream("unknown"))
+
+
+def test_the_async_client_yields_the_same(site: Site) -> None:
+    async def read() -> list[Any]:
+        async with AsyncClient(site.one.url) as client:
+            job = await client.submit("m", {"pieces": WORDS})
+            return [piece async for piece in client.stream(job)]
+
+    assert asyncio.run(read()) == WORDS
+
+
+def test_the_client_raises_for_a_job_that_fails(site: Site) -> None:
+    with HttpClient(site.one.url) as client:
+        job = client.submit("m", {"pieces": WORDS, "fails": 2})
+        found: list[Any] = []
+        with pytest.raises(errors.InputError, match="failed in the middle") as caught:
+            found.extend(client.stream(job))
+        assert caught.value.job_id == job.id
+
+
+def test_the_client_raises_for_a_restart_and_reads_on_behind_it(site: Site, tmp_path: Path) -> None:
+    with HttpClient(site.one.url) as client:
+        job = client.submit("m", {"pieces": WORDS, "until": str(tmp_path), "kills": 1})
+        pieces = client.stream(job)
+        (tmp_path / "0").touch()
+        assert next(pieces) == "one "
+        for n in (1, 2):
+            (tmp_path / str(n)).touch()
+        with pytest.raises(errors.StreamRestarted) as caught:
+            next(pieces)
+        assert list(client.stream(job, starting_after=caught.value.index)) == WORDS
+
+
+def test_the_client_raises_for_pieces_that_are_not_kept(site: Site, tmp_path: Path) -> None:
+    with HttpClient(site.one.url) as client:
+        job = client.submit("m", {"pieces": WORDS, "until": str(tmp_path)})
+        pieces = client.stream(job)
+        for n, word in enumerate(WORDS):  # each in an entry of its own
+            (tmp_path / str(n)).touch()
+            assert next(pieces) == word
+        assert list(pieces) == []
+        site.client.redis.xtrim(keys.pieces(job.id), minid="3-0", approximate=False)
+        with pytest.raises(errors.PiecesMissing) as caught:
+            next(client.stream(job))
+        assert (caught.value.first, caught.value.last) == (1, 2)
+        assert list(client.stream(job, starting_after=2)) == ["three"]
+
+
+def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None:
+    cli = Commands(site.one.url, tmp_path)
+
+    def submitted(value: Any, *more: str) -> tuple[int, str, str]:
+        found = cli.run("submit", "m", "--stream", "--json-input", json.dumps(value), *more)
+        return found.returncode, found.stdout.decode(), found.stderr.decode()
+
+    assert submitted({"pieces": [*WORDS, 4]}) == (0, "one two three4\n", "")
+    code, printed, said = submitted({"pieces": WORDS, "fails": 2})
+    assert (code, printed) == (1, "one two \n")
+    assert "failed in the middle" in said
+    (gate := tmp_path / "gate").mkdir()
+    for n in range(3):
+        (gate / str(n)).touch()
+    code, printed, said = submitted({"pieces": WORDS, "until": str(gate), "kills": 1})
+    assert (code, printed) in (
+        (0, "one \none two three\n"),
+        (0, "one two three\n"),  # it had died before the first pieces were read
+    )
+    for wrong in (["--json"], ["--output", "rows"], ["--text", "another"]):
+        code, printed, said = submitted({"pieces": WORDS}, *wrong)
+        assert (code, printed) == (2, "")
+        assert "--stream takes one input" in said
+
+
 def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None:
     """API processes are killed while clients read; each client goes on behind its last index."""
     models = write_models(tmp_path, m=model())
@@ -265,6 +356,8 @@ def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None
         worker.wait_ready("m")
         (job_id,) = client.submit("m", {"pieces": words, "until": str(gate)})
         url = f"{api.url}/api/v1/jobs/{job_id}/stream"
+        following = ThreadPoolExecutor(1)
+        followed = following.submit(lambda: list(HttpClient(api.url).stream(job_id)))
         seen: list[list[Any]] = [[], [], []]
         last = [""] * len(seen)
         for until in range(10, len(words) + 1, 10):
@@ -282,6 +375,8 @@ def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None
                     last[number] = reader.last
                 wait_until(lambda: len(api.pids()) == 2, "both processes are back")
         assert seen == [words] * len(seen)
+        assert followed.result(60) == words
+        following.shutdown()
 
 
 def _has(known: list[Any], reader: Reader, count: int) -> bool:

@@ -53,7 +53,7 @@ class ContinuousEngine:
         self._sampler = _Sampler()
         # The manager makes its processors of those of the model.
         model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
-        self._manager = model.init_continuous_batching(
+        self.manager = model.init_continuous_batching(
             generation_config=_settings(end_tokens),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=self._page,
@@ -65,8 +65,8 @@ class ContinuousEngine:
                 per_request_processors=True,
             ),
         )
-        self._manager.logit_processor.tensors_required = 1
-        self._manager.start()
+        self.manager.logit_processor.tensors_required = 1
+        self.manager.start()
         # By the manager's name of each prompt. A name is used once, as the manager may see a cancel
         # after the next prompt with the same id.
         self._running: dict[str, _Running] = {}
@@ -90,7 +90,7 @@ class ContinuousEngine:
         self._running[name] = _Running(prompt_id, pages, end_tokens)
         self._names[prompt_id] = name
         self._sampler.prompts[name] = (prompt.sampling, prompt.position)
-        added = self._manager.add_request(
+        added = self.manager.add_request(
             list(prompt.tokens),
             request_id=name,
             max_new_tokens=prompt.max_tokens,
@@ -103,13 +103,13 @@ class ContinuousEngine:
 
     def step(self) -> Iterable[NewTokens]:
         """Return the tokens that have come, a moment after the last step at the latest."""
-        output = self._manager.get_result(timeout=_WAIT_S)
-        if output is None and not self._manager.is_running():
+        output = self.manager.get_result(timeout=_WAIT_S)
+        if output is None and not self.manager.is_running():
             raise self._failure()
         new: dict[str, NewTokens] = {}
         while output is not None:
             self._take(output, new)
-            output = self._manager.get_result(timeout=0)
+            output = self.manager.get_result(timeout=0)
         return new.values()
 
     def _take(self, output: Any, new: dict[str, NewTokens]) -> None:
@@ -117,7 +117,7 @@ class ContinuousEngine:
         running = self._running.get(output.request_id)
         if running is None:
             return  # it was cancelled
-        if self._manager.background_thread_status.fatal_error is not None:
+        if self.manager.background_thread_status.fatal_error is not None:
             raise self._failure()
         tokens = output.generated_tokens
         found = new.setdefault(running.id, NewTokens(running.id))
@@ -136,11 +136,11 @@ class ContinuousEngine:
         name = self._names.get(prompt_id)
         if name is not None:
             self._leave(name)
-            self._manager.cancel_request(name)
+            self.manager.cancel_request(name)
 
     def close(self) -> None:
         """Stop the manager and what it runs."""
-        self._manager.stop(block=True, hard_stop=True)
+        self.manager.stop(block=True, hard_stop=True)
 
     def _leave(self, name: str) -> None:
         running = self._running.pop(name)
@@ -149,7 +149,7 @@ class ContinuousEngine:
 
     def _failure(self) -> Exception:
         error = RuntimeError("continuous batching has stopped")
-        error.__cause__ = self._manager.background_thread_status.fatal_error
+        error.__cause__ = self.manager.background_thread_status.fatal_error
         return error
 
 

@@ -45,25 +45,22 @@ class Detokenizer:
             last: no more follow, so all is released.
         """
         self._pending += tokens
-        text = self._text_of(len(self._pending))
+        before = len(self._decode(self._context))
+        text = whole = self._decode(self._context + self._pending)[before:]
         at = self._find_stop(text)
         if at >= 0:
             self.stopped = True
             return text[:at], self._release(len(self._pending))
         if last:
             return text, self._release(len(self._pending))
-        held_from = self._held_from(text)
+        held_from = self._held_from(whole)
         for count in range(len(self._pending), 0, -1):
-            text = self._text_of(count)
+            if count < len(self._pending):
+                text = self._decode(self._context + self._pending[:count])[before:]
             complete = not text.endswith(_INCOMPLETE) or count > _INCOMPLETE_MAX
             if complete and len(text) <= held_from:
                 return text, self._release(count)
         return "", []
-
-    def _text_of(self, count: int) -> str:
-        """Return the text of the first pending tokens."""
-        before = self._decode(self._context)
-        return self._decode(self._context + self._pending[:count])[len(before) :]
 
     def _release(self, count: int) -> list[int]:
         released, self._pending = self._pending[:count], self._pending[count:]

@@ -56,9 +56,11 @@ def slots_of(device: str, replicas: int, processes: int) -> int:
 def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:
     """Return the environment of a model process: the worker's, with its share of the cores.
 
-    If the user sets OMP_WAIT_POLICY or GOMP_SPINCOUNT, that counts; else threads wait for `SPINS`.
+    The user's OMP_NUM_THREADS counts instead of that share. MKL and OpenBLAS get the same number,
+    because PyTorch takes the number of MKL for all of its threads. If the user sets OMP_WAIT_POLICY
+    or GOMP_SPINCOUNT, that counts; else threads wait for `SPINS`.
     """
-    threads = str(threads_per_process(processes))
+    threads = str(threads_of(environ) or threads_per_process(processes))
     shares = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     if "OMP_WAIT_POLICY" not in environ:
         shares["GOMP_SPINCOUNT"] = SPINS

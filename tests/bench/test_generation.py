@@ -1,0 +1,14 @@
+"""The benchmark of language models runs, and counts all tokens."""
+
+from __future__ import annotations
+
+from benchmarks.generation import CLIENTS, COLUMNS, measure
+from benchmarks.tables import Table
+
+
+def test_each_number_of_clients_has_a_row() -> None:
+    table = Table(*COLUMNS)
+    measure(table, rounds=1, turns=1, tokens=4)
+    assert [row[0] for row in table.rows] == [str(clients) for clients in CLIENTS]
+    for row in table.rows:
+        assert all(float(cell.replace(",", "")) > 0 for cell in row)

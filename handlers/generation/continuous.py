@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,7 +67,10 @@ class ContinuousEngine:
             ),
         )
         self.manager.logit_processor.tensors_required = 1
-        self.manager.start()
+        # Its thread is a daemon like the one that starts it, so it does not hold up the process.
+        starter = threading.Thread(target=self.manager.start, daemon=True)
+        starter.start()
+        starter.join()
         # By the manager's name of each prompt. A name is used once, as the manager may see a cancel
         # after the next prompt with the same id.
         self._running: dict[str, _Running] = {}

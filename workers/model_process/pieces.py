@@ -63,7 +63,7 @@ class PieceSender:
         with self._changed:
             for job_id in job_ids:
                 known = self._jobs.setdefault((seq, job_id), _JobPieces())
-                known.waiting, known.restarts = [], bool(known.sent)
+                known.waiting, known.tokens, known.restarts = [], [], bool(known.sent)
                 self._waiting.pop((seq, job_id), None)
 
     def resume(self, seq: int, job_id: str) -> None:

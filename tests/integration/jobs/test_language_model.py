@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = write_models(folder, m={"handler": "language_model", "max_batch_size": SLOTS})
     with (
         redis_server() as server,
-        celery_worker(server.url, path, folder) as worker,
+        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
         Client(server.url, path) as client,
         api_server(server.url, load_catalog(path)) as api,
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,22 @@ from headrace.handler import Context
 
 QUESTION = {"messages": [{"role": "user", "content": "What does zip do?"}]}
 SLOTS = 4
+ROOT = Path(__file__).parents[3]
 
 
 def loaded(**options: Any) -> LanguageModel:
     handler = LanguageModel()
     handler.initialize(Context("m", "1", "cpu", Path("/"), options=options, max_batch_size=SLOTS))
     return handler
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small steps of two threads wait for each other, when other tests have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["continuous", "generate"])
@@ -230,6 +242,19 @@ def test_the_engine_vllm_answers() -> None:
         assert len({found.text for found in answers(model, *values)}) == 1
     finally:
         model.engine.close()
+
+
+def test_a_process_with_an_engine_ends_by_itself() -> None:
+    code = (
+        "from pathlib import Path\n"
+        "from handlers.language_model import LanguageModel\n"
+        "from headrace.handler import Context\n"
+        "model = LanguageModel()\n"
+        "model.initialize(Context('m', '1', 'cpu', Path()))\n"
+        "list(model.inference(model.preprocess([model.example_input()])))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, check=False)
+    assert ended.returncode == 0
 
 
 def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,20 @@ class InvalidRequest(RequestError, code="invalid-request", title="Invalid reques
     """The request cannot be read: bad JSON, an unknown option, an option out of range."""
 
 
+class InvalidParameter(InvalidRequest):
+    """A parameter, or a member of the body, is not valid.
+
+    Args:
+        message: what is wrong.
+        param: the parameter.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, param: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
 @dataclass(frozen=True, slots=True)
 class FieldError:
     """One place at which an input does not fit its model.

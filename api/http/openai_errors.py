@@ -9,15 +9,7 @@ from msgspec import Meta
 
 from api.http.messages import Reply
 from api.http.problems import error_headers
-from headrace.errors import HeadraceError, InvalidRequest
-
-
-class InvalidParameter(InvalidRequest):
-    """A parameter, or a member of the body, is not valid."""
-
-    def __init__(self, message: str, param: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.param = param
+from headrace.errors import HeadraceError
 
 
 class ErrorDetail(msgspec.Struct):

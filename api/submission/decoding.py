@@ -12,8 +12,7 @@ import msgspec
 
 from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
-from api.http.openai_errors import InvalidParameter
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)

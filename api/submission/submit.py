@@ -10,11 +10,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.http.messages import Receive
+from api.http.messages import Receive, Request
 from api.services import Services
-from api.submission.job_request import ValidatedRequest, with_trace
+from api.submission.job_request import (
+    JobIdentity,
+    JobRequest,
+    ValidatedRequest,
+    request_from_json,
+    requested_model,
+    route,
+    with_trace,
+)
 from api.submission.waiting import until_ended
-from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
+from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, RequestError
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
@@ -31,6 +39,36 @@ class AcceptedJob(NamedTuple):
 
     job: Job
     replayed: bool
+
+
+async def validate(
+    services: Services, request: Request, fields: JobRequest, identity: JobIdentity
+) -> ValidatedRequest:
+    """Check a request in JSON, and choose the version of its model.
+
+    Raises:
+        RequestError: the request is refused.
+    """
+    if fields.version is not None:
+        await services.model_statuses.refresh()
+    model = requested_model(services.catalog, services.model_statuses, fields)
+    try:
+        services.webhook_policy.check(fields.options)
+        shadow = None
+        if model.traffic is not None and fields.version is None:
+            statuses, metadata = services.model_statuses, fields.options.metadata
+            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
+        inline_limit_bytes = services.settings.inline_limit_bytes
+        validated = request_from_json(
+            fields, model, identity, inline_limit_bytes, request.caller, request.header
+        )
+        if shadow is not None:
+            validated = msgspec.structs.replace(validated, shadow=shadow)
+        services.input_checks.check(validated)
+    except RequestError as error:
+        services.counters.refused(model.name, error.code)
+        raise
+    return validated
 
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:

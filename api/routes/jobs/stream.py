@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Final, Literal, Protocol
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,6 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.messages import (
     NO_CONTENT,
     NO_STORE,
+    Receive,
     Reply,
     Request,
     ResponseCutShort,
@@ -38,10 +41,11 @@ from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
+from headrace.access.api_key import Caller
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
-from headrace.queue.piece_log import LogEntry, LogFollower
+from headrace.queue.piece_log import LogEntry
 
 #: An event id of this operation: the last index, and behind the end of the job a mark.
 _ID: Final = re.compile(r"(\d{1,15})(-ended)?")
@@ -78,8 +82,156 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
     if request.method == "HEAD":
         return StreamingReply(200, write_nothing, writer.content_type, STREAM_HEADERS)
     services.stream_limit.take(request.caller.key_id, keyed=services.authenticator is not None)
-    stream = PieceStream(services, request, job, after, writer)
-    return StreamingReply(200, stream.run, writer.content_type, STREAM_HEADERS)
+    send = partial(_send, services, request, job, after, writer)
+    return StreamingReply(200, send, writer.content_type, STREAM_HEADERS)
+
+
+class Pieces(NamedTuple):
+    """New pieces; `last` is the index of the last one."""
+
+    last: int
+    pieces: list[msgspec.Raw]
+
+
+class Restarted(NamedTuple):
+    """The job runs again from its beginning: what came up to this index counts no more."""
+
+    at: int
+
+
+class Missing(NamedTuple):
+    """These pieces are not in the log any more."""
+
+    first: int
+    last: int
+
+
+class Ended(NamedTuple):
+    """The job has ended, after the piece with this index."""
+
+    after: int
+    job: Job
+
+
+PieceEvent = Pieces | Restarted | Missing | Ended
+
+
+async def follow_pieces(
+    services: Services, caller: Caller, job: Job, receive: Receive, *, after: int, most_s: float
+) -> AsyncGenerator[list[PieceEvent], None]:
+    """Yield what happens to the pieces of a job; an empty list after HEARTBEAT_S of silence.
+
+    The last event is an Ended. It is absent if `most_s` seconds are over, this process stops, or
+    the API key of the caller is revoked.
+
+    Args:
+        services: those of this process.
+        caller: the API key that follows the job.
+        job: the job.
+        receive: receives `http.disconnect` once the client hangs up.
+        after: the index of the last piece that the client has.
+        most_s: the seconds after which it ends.
+
+    Raises:
+        ClientGone: the client hung up.
+    """
+    loop = asyncio.get_running_loop()
+    ending = asyncio.create_task(wait_for_end(services, job, receive, most_s))
+    reader = _LogReader(after)
+    try:
+        with services.piece_log.follow(job.model, job.id) as follower:
+            ending.add_done_callback(lambda _: follower.wake())
+            beat_at = loop.time() + HEARTBEAT_S
+            while await _still_admitted(services, caller):
+                over = ending.done()  # before the read: an ended job's log is complete
+                try:
+                    entries = await follower.read(reader.after)
+                except BrokerError:
+                    if over:
+                        return
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                    continue
+                if entries:
+                    yield reader.events(entries)
+                    beat_at = loop.time() + HEARTBEAT_S
+                    continue
+                if over:
+                    try:
+                        ended = ending.result()
+                    except (JobNotFound, BrokerError):
+                        return
+                    if ended.state.final:
+                        yield [Ended(reader.after, ended)]
+                    return
+                await follower.woken(beat_at - loop.time())
+                if loop.time() >= beat_at:
+                    yield []
+                    beat_at = loop.time() + HEARTBEAT_S
+    finally:
+        ending.cancel()
+
+
+class _LogReader:
+    """Turns the entries of a log into events. `after` is the index that the client has."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        # Whether the client has pieces, from this stream or an earlier one.
+        self._has_pieces = after > 0
+
+    def events(self, entries: list[LogEntry]) -> list[PieceEvent]:
+        """Return the events of these entries, and count their pieces as sent."""
+        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
+        events: list[PieceEvent] = []
+        if marks:
+            # What an earlier attempt wrote counts no more.
+            entries = entries[marks[-1] :]
+            mark, *entries = entries
+            if self._has_pieces:
+                events.append(Restarted(mark.last))
+            self.after, self._has_pieces = mark.last, False
+        pieces: list[msgspec.Raw] = []
+        for last, found in entries:
+            first = last - len(found) + 1
+            if first > self.after + 1:
+                if pieces:
+                    events.append(Pieces(self.after, pieces))
+                    pieces = []
+                events.append(Missing(self.after + 1, first - 1))
+                self.after = first - 1
+            pieces += found[self.after - first + 1 :]
+            self.after = last
+        if pieces:
+            events.append(Pieces(self.after, pieces))
+            self._has_pieces = True
+        return events
+
+
+async def _still_admitted(services: Services, caller: Caller) -> bool:
+    authenticator = services.authenticator
+    return authenticator is None or await authenticator.still_admits(caller)
+
+
+async def _send(
+    services: Services, request: Request, job: Job, after: int, writer: PieceWriter, write: Write
+) -> None:
+    """Write pieces until the job has ended, the client is gone or this process stops."""
+    caller = request.caller
+    following = follow_pieces(
+        services, caller, job, request.receive,
+        after=after, most_s=services.settings.event_stream_max_s,
+    )  # fmt: skip
+    try:
+        async with aclosing(following):
+            await put(write, writer.head)
+            async for events in following:
+                text = b"".join(map(writer.text, events)) if events else writer.heartbeat
+                await put(write, text)
+                if events and isinstance(events[-1], Ended):
+                    return
+        writer.broken_off()
+    finally:
+        services.stream_limit.leave(caller.key_id)
 
 
 class PieceWriter(Protocol):
@@ -92,17 +244,8 @@ class PieceWriter(Protocol):
     head: bytes
     heartbeat: bytes
 
-    def pieces(self, last: int, pieces: list[msgspec.Raw]) -> bytes:
-        """Return the pieces up to this index."""
-
-    def restarted(self, index: int) -> bytes:
-        """Return that the job runs again from its beginning."""
-
-    def missing(self, first: int, last: int) -> bytes:
-        """Return that these pieces are not in the log any more."""
-
-    def ended(self, after: int, job: Job) -> bytes:
-        """Return how the job has ended."""
+    def text(self, event: PieceEvent) -> bytes:
+        """Return what the client gets for an event."""
 
     def broken_off(self) -> None:
         """End the stream before the job has ended."""
@@ -113,17 +256,16 @@ class _Events:
     head = HEAD
     heartbeat = HEARTBEAT
 
-    def pieces(self, last: int, pieces: list[msgspec.Raw]) -> bytes:
-        return frame(str(last), "pieces", msgspec.json.encode(pieces))
-
-    def restarted(self, index: int) -> bytes:
-        return frame(str(index), "restarted", b"{}")
-
-    def missing(self, first: int, last: int) -> bytes:
-        return frame(str(last), "missing", b'{"first":%d,"last":%d}' % (first, last))
-
-    def ended(self, after: int, job: Job) -> bytes:
-        return frame(f"{after}-ended", "ended", job_object(job))
+    def text(self, event: PieceEvent) -> bytes:
+        match event:
+            case Pieces(last, pieces):
+                return frame(str(last), "pieces", msgspec.json.encode(pieces))
+            case Restarted(index):
+                return frame(str(index), "restarted", b"{}")
+            case Missing(first, last):
+                return frame(str(last), "missing", b'{"first":%d,"last":%d}' % (first, last))
+            case Ended(after, job):
+                return frame(f"{after}-ended", "ended", job_object(job))
 
     def broken_off(self) -> None:
         """The client reconnects, and goes on behind the last event."""
@@ -134,17 +276,16 @@ class _Lines:
     head = b""
     heartbeat = b"\n"
 
-    def pieces(self, last: int, pieces: list[msgspec.Raw]) -> bytes:
-        return b'{"index":%d,"pieces":%s}\n' % (last, msgspec.json.encode(pieces))
-
-    def restarted(self, index: int) -> bytes:
-        return b'{"index":%d,"restarted":true}\n' % index
-
-    def missing(self, first: int, last: int) -> bytes:
-        return b'{"index":%d,"missing":[%d,%d]}\n' % (last, first, last)
-
-    def ended(self, after: int, job: Job) -> bytes:
-        return b'{"index":%d,"job":%s}\n' % (after, job_object(job))
+    def text(self, event: PieceEvent) -> bytes:
+        match event:
+            case Pieces(last, pieces):
+                return b'{"index":%d,"pieces":%s}\n' % (last, msgspec.json.encode(pieces))
+            case Restarted(index):
+                return b'{"index":%d,"restarted":true}\n' % index
+            case Missing(first, last):
+                return b'{"index":%d,"missing":[%d,%d]}\n' % (last, first, last)
+            case Ended(after, job):
+                return b'{"index":%d,"job":%s}\n' % (after, job_object(job))
 
     def broken_off(self) -> None:
         """The last line is not that of the job."""
@@ -154,19 +295,12 @@ class _Text:
     content_type = b"text/plain; charset=utf-8"
     head = heartbeat = b""
 
-    def pieces(self, last: int, pieces: list[msgspec.Raw]) -> bytes:
-        return b"".join(_text_of(piece) for piece in pieces)
-
-    def restarted(self, index: int) -> bytes:
+    def text(self, event: PieceEvent) -> bytes:
+        if isinstance(event, Pieces):
+            return b"".join(map(_text_of, event.pieces))
+        if isinstance(event, Ended) and event.job.state is State.SUCCEEDED:
+            return b""
         raise ResponseCutShort
-
-    def missing(self, first: int, last: int) -> bytes:
-        raise ResponseCutShort
-
-    def ended(self, after: int, job: Job) -> bytes:
-        if job.state is not State.SUCCEEDED:
-            raise ResponseCutShort
-        return b""
 
     def broken_off(self) -> None:
         raise ResponseCutShort
@@ -182,96 +316,3 @@ _WRITERS: Final[Mapping[str, Callable[[], PieceWriter]]] = {
     "ndjson": _Lines,
     "text": _Text,
 }
-
-
-class PieceStream:
-    """One stream, while it is open. `after` is the index that the client has."""
-
-    def __init__(
-        self, services: Services, request: Request, job: Job, after: int, writer: PieceWriter
-    ) -> None:
-        self._services = services
-        self._request = request
-        self._job = job
-        self._after = after
-        self._writer = writer
-        # Whether the client has pieces, from this stream or an earlier one.
-        self._has_pieces = after > 0
-
-    async def run(self, write: Write) -> None:
-        """Write pieces until the job has ended, the client is gone or this process stops."""
-        services, job = self._services, self._job
-        most_s = services.settings.event_stream_max_s
-        ending = asyncio.create_task(wait_for_end(services, job, self._request.receive, most_s))
-        try:
-            with services.piece_log.follow(job.model, job.id) as follower:
-                ending.add_done_callback(lambda _: follower.wake())
-                await put(write, self._writer.head)
-                await self._send_pieces(write, follower, ending)
-        finally:
-            ending.cancel()
-            services.stream_limit.leave(self._request.caller.key_id)
-
-    async def _send_pieces(
-        self, write: Write, follower: LogFollower, ending: asyncio.Task[Job]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        beat_at = loop.time() + HEARTBEAT_S
-        while await self._still_admitted():
-            over = ending.done()  # before the read: an ended job's log is complete
-            try:
-                entries = await follower.read(self._after)
-            except BrokerError:
-                if over:
-                    break
-                await asyncio.sleep(LOOK_AGAIN_S)
-                continue
-            if entries:
-                await put(write, self._text(entries))
-                beat_at = loop.time() + HEARTBEAT_S
-                continue
-            if over:
-                try:
-                    ended = ending.result()
-                except (JobNotFound, BrokerError):
-                    break
-                if not ended.state.final:
-                    break
-                await put(write, self._writer.ended(self._after, ended))
-                return
-            await follower.woken(beat_at - loop.time())
-            if loop.time() >= beat_at:
-                await put(write, self._writer.heartbeat)
-                beat_at = loop.time() + HEARTBEAT_S
-        self._writer.broken_off()
-
-    def _text(self, entries: list[LogEntry]) -> bytes:
-        """Return what the client gets for these entries, and count them as sent."""
-        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
-        parts = []
-        if marks:
-            # What an earlier attempt wrote counts no more.
-            entries = entries[marks[-1] :]
-            mark, *entries = entries
-            if self._has_pieces:
-                parts.append(self._writer.restarted(mark.last))
-            self._after, self._has_pieces = mark.last, False
-        pieces: list[msgspec.Raw] = []
-        for last, found in entries:
-            first = last - len(found) + 1
-            if first > self._after + 1:
-                if pieces:
-                    parts.append(self._writer.pieces(self._after, pieces))
-                    pieces = []
-                parts.append(self._writer.missing(self._after + 1, first - 1))
-                self._after = first - 1
-            pieces += found[self._after - first + 1 :]
-            self._after = last
-        if pieces:
-            parts.append(self._writer.pieces(self._after, pieces))
-            self._has_pieces = True
-        return b"".join(parts)
-
-    async def _still_admitted(self) -> bool:
-        authenticator = self._services.authenticator
-        return authenticator is None or await authenticator.still_admits(self._request.caller)

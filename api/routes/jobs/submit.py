@@ -25,14 +25,12 @@ from api.submission.job_request import (
     identity_of,
     model_of_version,
     request_from_input,
-    request_from_json,
     request_trace,
-    requested_model,
     route,
     with_details,
     with_trace,
 )
-from api.submission.submit import submit, submit_and_wait
+from api.submission.submit import submit, submit_and_wait, validate
 from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import (
@@ -174,28 +172,9 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
     body = await read_body(request, services.settings.body_limit_bytes)
     fields = SUBMIT.decode(body)
-    if fields.version is not None:
-        await services.model_statuses.refresh()
-    model = requested_model(services.catalog, services.model_statuses, fields)
-    try:
-        services.webhook_policy.check(fields.options)
-        caller = request.caller
-        given_id = _given_id(path_id, fields.id)
-        identity = identity_of(given_id, idempotency_key(request), owner=caller.key_id)
-        shadow = None
-        if model.traffic is not None and fields.version is None:
-            statuses, metadata = services.model_statuses, fields.options.metadata
-            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
-        inline_limit_bytes = services.settings.inline_limit_bytes
-        validated = request_from_json(
-            fields, model, identity, inline_limit_bytes, caller, request.header
-        )
-        if shadow is not None:
-            validated = msgspec.structs.replace(validated, shadow=shadow)
-        services.input_checks.check(validated)
-    except RequestError as error:
-        services.counters.refused(model.name, error.code)
-        raise
+    given_id = _given_id(path_id, fields.id)
+    identity = identity_of(given_id, idempotency_key(request), owner=request.caller.key_id)
+    validated = await validate(services, request, fields, identity)
     return await _submit(services, request, validated, wait_s)
 
 

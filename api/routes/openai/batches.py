@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, json_reply
-from api.http.openai_errors import InvalidParameter
 from api.routes.openai.files import ANCHOR, Page, PageQuery, ends_of, ttl_of
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
@@ -28,7 +27,13 @@ from headrace.batches.store import (
     LineError,
     endpoint_model,
 )
-from headrace.errors import BatchNotFound, FileMissing, HeadraceError, ModelNotFound
+from headrace.errors import (
+    BatchNotFound,
+    FileMissing,
+    HeadraceError,
+    InvalidParameter,
+    ModelNotFound,
+)
 from headrace.jobs.job import Count
 
 PAGE_DEFAULT: Final = 20

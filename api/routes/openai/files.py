@@ -24,7 +24,6 @@ from api.http.messages import (
     json_reply,
 )
 from api.http.multipart import FILE_FIELD, Upload, file_too_large
-from api.http.openai_errors import InvalidParameter
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.batches.files import (
@@ -38,7 +37,7 @@ from headrace.batches.files import (
     StoredFile,
 )
 from headrace.batches.lists import ItemPage
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import HeadraceError, InvalidParameter, InvalidRequest
 from headrace.jobs.job import Count, True_
 
 logger = logging.getLogger(__name__)

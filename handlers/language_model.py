@@ -117,7 +117,7 @@ class LanguageModel(Generator):
     def initialize(self, context: Context) -> None:
         super().initialize(context)
         self.options = read_options(context, LanguageModelOptions)
-        self.folder = _folder(context, self.options)
+        self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
         self._ended: list[Piece] = []
@@ -366,15 +366,15 @@ def _usage(answer: _Answer) -> dict[str, int]:
     }
 
 
-def _folder(context: Context, options: LanguageModelOptions) -> Path:
-    """Return the model's folder.
+def model_folder(context: Context, option: str | None) -> Path:
+    """Return the folder that the option `folder` names; by default the included one.
 
     Raises:
         ConfigError: it has no config.json.
     """
-    if options.folder is None:
+    if option is None:
         return INCLUDED
-    folder = context.model_dir / Path(options.folder).expanduser()
+    folder = context.model_dir / Path(option).expanduser()
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"model {context.model_name}: options.folder: {folder} has no config.json",

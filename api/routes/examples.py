@@ -7,6 +7,14 @@ from typing import Any, Final
 _ID: Final = "0195d0b2-7c4e-7d1a-9f3b-2c5e8a7d6f10"
 _RUN_ID: Final = "run-5d0c1a9e4b7f3a6c2d81"
 _DELIVERY_ID: Final = "msg_5f2b7c1a9e4d3a6c2d81b0f47e6a9d35"
+_OPENAI_MODEL: Final = {
+    "id": "python_docs", "object": "model", "created": 1795519263, "owned_by": "headrace",
+}  # fmt: skip
+_CHOICE: Final = "Choose a random element from a non-empty sequence."
+_ANSWER: Final = {
+    "created": 1795519268, "model": "python_docs", "service_tier": "default",
+    "usage": {"prompt_tokens": 13, "completion_tokens": 11, "total_tokens": 24},
+}  # fmt: skip
 _FILE_ID: Final = "file-0193f1a2b3c47d5e8f60718293a4b5c6"
 
 QUEUED_JOB: Final[dict[str, Any]] = {
@@ -231,6 +239,40 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "input_file_id": _FILE_ID, "endpoint": _BATCH["endpoint"], "completion_window": "24h",
         },
         {"rerun_of": _BATCH["id"]},
+    ],
+    "OpenAIModel": [_OPENAI_MODEL],
+    "OpenAIModels": [{"object": "list", "data": [_OPENAI_MODEL]}],
+    "ChatRequest": [
+        {
+            "model": "python_docs", "max_tokens": 60,
+            "messages": [{"role": "user", "content": "What is random.choice?"}],
+        }
+    ],
+    "ChatCompletion": [
+        {
+            **_ANSWER, "id": f"chatcmpl-{_ID}", "object": "chat.completion",
+            "choices": [
+                {
+                    "index": 0, "logprobs": None, "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": _CHOICE, "refusal": None},
+                }
+            ],
+        }
+    ],
+    "CompletionRequest": [{"model": "python_docs", "prompt": "import ", "max_tokens": 5}],
+    "Completion": [
+        {
+            **_ANSWER, "id": f"cmpl-{_ID}", "object": "text_completion",
+            "choices": [{"index": 0, "text": "os", "logprobs": None, "finish_reason": "length"}],
+        }
+    ],
+    "EmbeddingRequest": [{"model": "vectors", "input": ["first text", "second text"]}],
+    "Embeddings": [
+        {
+            "object": "list", "model": "vectors",
+            "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5]}],
+            "usage": {"prompt_tokens": 2, "total_tokens": 2},
+        }
     ],
     "OpenAIError": [
         {

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from api.http.multipart import FILE_FIELD
 from api.routes.examples import QUEUED_JOB, REFUSED_LINE
 from api.routes.openai.files import ANCHOR
@@ -13,6 +15,7 @@ from headrace.batches.files import BATCH, KEEP_MAX_S
 from headrace.jobs.ids import KEY
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
+from headrace.openai.answers import ChatChunk, ChatCompletion, Completion
 
 Schema = dict[str, Any]
 
@@ -159,6 +162,19 @@ PIECES: Final[Mapping[int, Success]] = {
     204: Success("The client has received the last event already."),
 }
 
+
+def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mapping[int, Success]:
+    """Return the answers of an operation that sends one answer, or with `stream` its chunks."""
+    return {
+        200: Success(
+            f"The whole answer. With `stream`, events with a {chunk.__name__} each, and `[DONE]`.",
+            whole,
+        )
+    }
+
+
+CHAT: Final = _chunked(ChatCompletion, ChatChunk)
+COMPLETION: Final = _chunked(Completion, Completion)
 CHANGE_EVENTS: Final = {
     200: Success(
         "An event `change` with each change of a model, as the list of changes has it.",

@@ -27,7 +27,8 @@ from api.routes.admin import (
 )
 from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, stream, submit, webhooks
 from api.routes.media import Body, Header, Success
-from api.routes.openai import batches, files
+from api.routes.openai import batches, files, inference
+from api.routes.openai import models as openai_models
 from api.routes.service import documentation, health
 from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
@@ -36,6 +37,15 @@ from headrace.access.api_key import Scope
 from headrace.config.traffic import Traffic
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import Profile, ProfileRequest
+from headrace.openai.answers import Embeddings
+from headrace.openai.requests import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+)
 from headrace.runs.records import Run, RunStatus
 
 Answers = type | Success | Mapping[int, type | Success]
@@ -86,6 +96,7 @@ _REFUSED: Final = (
     errors.TooManyInFlight, errors.BrokerFull, errors.StoreUnavailable, errors.StoreFull,
     errors.PathNotFound,
 )  # fmt: skip
+_REFUSED_PROMPT: Final = (*_REFUSED, errors.JobError, errors.TooManyStreams)
 _UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
 _UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
 _UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
@@ -319,6 +330,27 @@ TABLE: Final[tuple[Operation, ...]] = (
         body=Body(webhooks.WebhookRedelivery, required=False),
     ),
     # OpenAI's conventions, for its SDK
+    Operation(
+        "GET", "/v1/models", openai_models.list_openai_models, _READ, "list_openai_models",
+        openai_models.OpenAIModels,
+    ),
+    Operation(
+        "GET", "/v1/models/{model}", openai_models.get_openai_model, _READ, "get_openai_model",
+        openai_models.OpenAIModel, (errors.ModelNotFound,),
+    ),
+    Operation(
+        "POST", CHAT, inference.create_chat_completion, _SUBMIT, "create_chat_completion",
+        media.CHAT, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=ChatRequest,
+    ),
+    Operation(
+        "POST", COMPLETIONS, inference.create_completion, _SUBMIT, "create_completion",
+        media.COMPLETION, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,),
+        body=CompletionRequest,
+    ),
+    Operation(
+        "POST", EMBEDDINGS, inference.create_embeddings, _SUBMIT, "create_embeddings",
+        Embeddings, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=EmbeddingRequest,
+    ),
     Operation(
         "GET", _FILES, files.list_files, _READ, "list_files", files.Files,
         query=(files.FilesQuery,),

@@ -37,8 +37,7 @@ from headrace.torchserve.config import TorchServeConfig
 _NO_ROUTE: Final = "none"
 #: The first segments of the native API's paths.
 _NATIVE: Final = frozenset(one.path.split("/")[1] for one in TABLE) - {"", "v1"}
-#: The second segments of OpenAI's paths. TorchServe's `/v1/models/{model}:predict` begins with v1
-#: too.
+#: The second segments of OpenAI's paths.
 _NATIVE_V1: Final = frozenset(
     one.path.split("/")[2] for one in TABLE if one.path.startswith("/v1/")
 )
@@ -158,10 +157,22 @@ def is_native(segments: Sequence[str], interfaces: Interfaces) -> bool:
         return False
     first = segments[0]
     if first == "v1":
-        return len(segments) > 1 and segments[1] in _NATIVE_V1
+        known = len(segments) > 1 and segments[1] in _NATIVE_V1
+        return known and not _is_kserve(segments, interfaces)
     if first == _METRICS:
         return not interfaces.metrics
     return first in _NATIVE
+
+
+def _is_kserve(segments: Sequence[str], interfaces: Interfaces) -> bool:
+    """Return whether a path is `/v1/models/{model}:predict`, or shows whether a model is ready.
+
+    The latter is also a path of OpenAI's API, which has it where TorchServe's management is not
+    served.
+    """
+    if len(segments) != len(("v1", "models", "model")) or segments[1] != "models":
+        return False
+    return ":" in segments[2] or interfaces.management
 
 
 def find(interfaces: Interfaces, method: str, segments: Sequence[str]) -> Found | None:

@@ -24,6 +24,7 @@ BUILTIN_HANDLERS: Final = (
     "object_detector",
     "text_classifier",
     "language_model",
+    "text_embedding",
     "tensor_model",
 )
 #: Before a handler of TorchServe, as `headrace.models` finds it in an archive.

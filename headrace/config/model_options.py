@@ -91,7 +91,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         handler: the handler: a built-in (echo, digits, image_classifier, image_segmenter,
-            object_detector, text_classifier, language_model, tensor_model), path/to/file.py,
+            object_detector, text_classifier, language_model,
+            text_embedding, tensor_model), path/to/file.py,
             path/to/file.py:Class or package.module:Class. A relative path refers to this file's
             folder, or to the model's own with source.
         source: a folder, an archive (.mar, .zip, .tar.gz, .tgz) or a file (.pt, .pt2, .onnx) with

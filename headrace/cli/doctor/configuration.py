@@ -42,6 +42,7 @@ _NEEDS: Final = {
     "object_detector": ("torch", "safetensors", "PIL"),
     "text_classifier": ("torch", "safetensors"),
     "language_model": ("torch", "transformers"),
+    "text_embedding": ("torch", "transformers"),
     "tensor_model": ("torch", "numpy"),
 }
 #: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name.

@@ -9,6 +9,7 @@ written when the generator is closed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -47,3 +48,10 @@ class Returning(Yielding):
     def inference(self, items: list[Any]) -> Any:
         yield from super().inference(items)
         return [len(item["pieces"]) for item in items]
+
+
+class Chatting(Yielding):
+    """Its input is the JSON in the last message of a chat."""
+
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [json.loads(one["messages"][-1]["content"]) for one in inputs]

@@ -135,6 +135,12 @@ include-operation-id = "create_batch"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 400, 404]
 
+# The model of these tests is no language model, and the options of a stream are of one.
+[[operations]]
+include-operation-id = ["create_chat_completion", "create_completion", "create_embeddings"]
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 400, 404, 409, 429]
+
 # A job without a webhook has no delivery to send again.
 [[operations]]
 include-operation-id = "redeliver_webhook"

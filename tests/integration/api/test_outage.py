@@ -57,14 +57,25 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
         (method.upper(), path.format_map(names))
         for path, methods in document("any")["paths"].items()
         for method, operation in methods.items()
-        if method != "parameters" and "503" in operation["responses"]
+        if method != "parameters"
+        and "503" in operation["responses"]
+        # The names of the models are in the API process.
+        and not path.startswith("/v1/models")
     ]
+
+
+#: Bodies of requests by OpenAI's conventions, by path.
+OPENAI_BODIES = {
+    "/v1/chat/completions": b'{"model": "echo", "messages": [{}]}',
+    "/v1/completions": b'{"model": "echo", "prompt": "a"}',
+    "/v1/embeddings": b'{"model": "echo", "input": "a"}',
+}
 
 
 def _body_for(method: str, path: str) -> bytes:
     asked = (method, path.rpartition("/")[2])
-    if asked in BODIES:
-        return BODIES[asked]
+    if path in OPENAI_BODIES or asked in BODIES:
+        return OPENAI_BODIES[path] if path in OPENAI_BODIES else BODIES[asked]
     match asked:
         case "POST", "cancel" if "/jobs/" not in path:
             return b""

@@ -230,7 +230,7 @@ def test_a_form_that_is_none_of_ours(
         ("DELETE", "/v1/files/file-0", 404, "file-not-found"),
         ("GET", "/v1/files/file-0/content", 404, "file-not-found"),
         ("PUT", "/v1/files", 405, "method-not-allowed"),
-        ("GET", "/v1/models", 404, "not-found"),
+        ("GET", "/v1/nothing", 404, "not-found"),
         ("POST", "/v1/files", 415, "unsupported-media"),
     ],
 )

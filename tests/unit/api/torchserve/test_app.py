@@ -58,6 +58,7 @@ INFERENCE = Interfaces(inference=True)
     [
         "/api/v1/models", "/api/predict", "/v1/files", "/v1/batches/x", "/docs", "/docs/static/x",
         "/openapi.json", "/live", "/ready", "/metrics", "/problems/timeout",
+        "/v1/chat/completions", "/v1/models", "/v1/models/m",
     ],
 )  # fmt: skip
 def test_paths_of_the_native_api_are_left_to_it(path: str) -> None:
@@ -69,6 +70,12 @@ def test_paths_of_the_native_api_are_left_to_it(path: str) -> None:
 )
 def test_other_paths_are_those_of_torchserve(path: str) -> None:
     assert not is_native(segments_of(path), INFERENCE)
+
+
+def test_a_model_of_v1_is_kserves_where_management_is_served() -> None:
+    management = Interfaces(management=True)
+    assert not is_native(["v1", "models", "m"], management)
+    assert is_native(["v1", "models"], management)
 
 
 def test_metrics_are_native_where_torchserves_have_another_port() -> None:

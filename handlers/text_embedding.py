@@ -1,0 +1,169 @@
+"""Vectors of texts, from a folder with an encoder or a language model of transformers.
+
+An input is a text, or a list of the model's tokens. A result is `{"embedding": [0.12, ...],
+"usage": {"prompt_tokens": 7, "total_tokens": 7}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor
+from typing_extensions import override
+
+from handlers.images import read_options
+from handlers.language_model import model_folder
+from headrace.errors import InputError
+from headrace.handler import Context, Handler
+
+#: Decimals of a vector's numbers: as many as float32 has for numbers up to 1.
+_DECIMALS: Final = 7
+#: In a folder of sentence-transformers: how vectors of tokens become one.
+_POOLING_FILE: Final = Path("1_Pooling", "config.json")
+_POOLING: Final = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+}
+
+
+class TextEmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `text_embedding`.
+
+    Attributes:
+        folder: the model's folder; a relative path starts at the models file's folder.
+        pooling: which tokens' vectors make that of the text; "auto" is as the folder has it, else
+            the mean.
+        normalize: whether each vector has the length 1.
+        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
+        context: the most tokens of a text; by default what the model allows.
+    """
+
+    folder: Annotated[str, Meta(min_length=1)] | None = None
+    pooling: Literal["auto", "mean", "first", "last"] = "auto"
+    normalize: bool = True
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context: Annotated[int, Meta(ge=1)] | None = None
+
+
+class TextEmbedding(Handler):
+    """Returns a vector of each text."""
+
+    overlap = True
+    options: TextEmbeddingOptions
+
+    @override
+    def initialize(self, context: Context) -> None:
+        from transformers import AutoModel
+
+        self.initialize_preprocess(context)
+        dtype = self.options.dtype
+        if dtype == "auto" and context.device.startswith("cpu"):
+            dtype = "float32"
+        model: Any = AutoModel.from_pretrained(
+            self.folder, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        self.model = model.to(context.device).eval()
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_warning()
+        super().initialize_preprocess(context)
+        self.options = read_options(context, TextEmbeddingOptions)
+        self.folder = model_folder(context, self.options.folder)
+        self.pooling = self.options.pooling
+        if self.pooling == "auto":
+            self.pooling = _pooling(self.folder)
+        # Their types change from version to version.
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        allowed = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 20
+        self.context_tokens = min(self.options.context or allowed, allowed)
+
+    @override
+    def example_input(self) -> str:
+        return "Python"
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self._tokens_or_error(data) for data in inputs]
+
+    @override
+    def inference(self, items: Any) -> list[Any]:
+        lengths = torch.tensor([len(tokens) for tokens in items])
+        ids = torch.zeros(len(items), int(lengths.max()), dtype=torch.long)
+        for row, tokens in zip(ids, items, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens)
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        device = self.context.device
+        with torch.inference_mode():
+            states = self.model(ids.to(device), attention_mask=mask.to(device)).last_hidden_state
+            vectors = self._pooled(states.float(), lengths.to(device), mask.to(device))
+            if self.options.normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return [
+            {
+                "embedding": [round(number, _DECIMALS) for number in vector],
+                "usage": {"prompt_tokens": len(tokens), "total_tokens": len(tokens)},
+            }
+            for vector, tokens in zip(vectors.tolist(), items, strict=True)
+        ]
+
+    def _pooled(self, states: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
+        """Return one vector for each text, (N, D), from those of its tokens, (N, T, D)."""
+        if self.pooling == "first":
+            return states[:, 0]
+        if self.pooling == "last":
+            return states[torch.arange(len(states), device=states.device), lengths - 1]
+        return (states * mask[:, :, None]).sum(1) / lengths[:, None]
+
+    def _tokens_or_error(self, data: Any) -> list[int] | InputError:
+        try:
+            return self._tokens(data)
+        except InputError as error:
+            return error.with_traceback(None)
+
+    def _tokens(self, data: Any) -> list[int]:
+        if isinstance(data, bytes):
+            try:
+                data = data.decode()
+            except UnicodeDecodeError:
+                raise InputError("the input is no text in UTF-8") from None
+        if isinstance(data, str):
+            tokens = list(self.tokenizer(data).input_ids)
+        elif isinstance(data, list) and all(type(one) is int and one >= 0 for one in data):
+            tokens = data
+            largest = len(self.tokenizer) - 1
+            if any(token > largest for token in tokens):
+                raise InputError(f"a token is above {largest:,}, the model's last one")
+        else:
+            raise InputError("the input is neither a text nor a list of tokens")
+        if not tokens:
+            raise InputError("the text is empty; give at least one token")
+        if len(tokens) > self.context_tokens:
+            raise InputError(
+                f"the text has {len(tokens):,} tokens, and the model takes "
+                f"{self.context_tokens:,}; split the text"
+            )
+        return tokens
+
+
+def _pooling(folder: Path) -> Literal["mean", "first", "last"]:
+    """Return the pooling of a folder of sentence-transformers; the mean for others."""
+    try:
+        config = json.loads((folder / _POOLING_FILE).read_text())
+    except FileNotFoundError:
+        return "mean"
+    for name, pooling in _POOLING.items():
+        if config.get(name):
+            return pooling  # type: ignore[return-value]
+    return "mean"

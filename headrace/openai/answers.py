@@ -1,0 +1,309 @@
+"""Answers of OpenAI's API, made from the results of jobs, whole and as the chunks of a stream."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headrace.errors import InvalidParameter
+from headrace.jobs.job import Count
+from headrace.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    OpenAIRequest,
+)
+
+Finish = Literal["stop", "length"]
+
+
+class Usage(msgspec.Struct):
+    """The tokens of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
+class Generation(msgspec.Struct):
+    """The result of a job that generates text, as `language_model` has it.
+
+    Attributes:
+        finish_reason: why it ended; all but "length" count as "stop".
+        usage: its tokens; None if the handler does not count them.
+    """
+
+    text: str
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+
+    @property
+    def finish(self) -> Finish:
+        """Why it ended, in OpenAI's words."""
+        return "length" if self.finish_reason == "length" else "stop"
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What every answer has, and every chunk of one."""
+
+    id: Annotated[str, Meta(description="The id of its job; of the first one with `n`.")]
+    created: Annotated[Count, Meta(description="Seconds since 1970.")]
+    model: str
+    service_tier: Annotated[str, Meta(extra_json_schema={"enum": ["default", "flex", "priority"]})]
+    usage: Annotated[Usage | None, Meta(description="Null if the model does not count tokens.")]
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The message of the model."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer to a chat."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: None = None
+    finish_reason: Finish
+
+
+class ChatCompletion(Answer, kw_only=True):
+    """The answers to a chat."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What is new in a chunk."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A part of one answer to a chat."""
+
+    index: Count
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(Answer, kw_only=True):
+    """A chunk of the answers to a chat."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One continuation of a prompt, or a part of it."""
+
+    text: str
+    index: Count
+    logprobs: None = None
+    finish_reason: Finish | None
+
+
+class Completion(Answer, kw_only=True):
+    """Continuations of prompts, or a chunk of them."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one text."""
+
+    object: Literal["embedding"] = "embedding"
+    index: Count
+    embedding: Annotated[
+        list[float] | str,
+        Meta(description="With `encoding_format` base64: float32 in little-endian order."),
+    ]
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """The tokens of the texts."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The vectors of texts, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    usage: dict[str, int] = {}
+
+
+_GENERATION: Final = msgspec.json.Decoder(Generation | str)
+_VECTOR: Final = msgspec.json.Decoder(_Vector)
+_PLAIN_VECTOR: Final = msgspec.json.Decoder(list[float])
+
+
+def read_generation(result: bytes, model: str) -> Generation:
+    """Read the result of a job: a text, or an object with `text`.
+
+    Raises:
+        InvalidParameter: it is something else, so the model is no language model.
+    """
+    try:
+        found = _GENERATION.decode(result)
+    except msgspec.MsgspecError:
+        raise InvalidParameter(
+            f"model {model} is no language model: its result is neither a text nor an object with "
+            "text, finish_reason and usage",
+            "model",
+            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
+        ) from None
+    return Generation(found) if isinstance(found, str) else found
+
+
+def answer(
+    request: OpenAIRequest, answer_id: str, created: int, results: Sequence[bytes]
+) -> Answer | Embeddings:
+    """Return the answer to a request.
+
+    Args:
+        request: the request.
+        answer_id: the id of the answer.
+        created: when its first job was made, in seconds since 1970.
+        results: the results of its jobs as JSON, in the order of its inputs.
+
+    Raises:
+        InvalidParameter: a result does not fit this kind of request.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return _embeddings(request, results)
+    if not isinstance(request, GenerationRequest):
+        raise TypeError(type(request).__name__)
+    found = [read_generation(result, request.model) for result in results]
+    head: dict[str, Any] = {
+        "id": answer_id, "created": created, "model": request.model,
+        "service_tier": request.tier, "usage": usage_of(request, found),
+    }  # fmt: skip
+    if isinstance(request, ChatRequest):
+        return ChatCompletion(
+            **head,
+            choices=[
+                ChatChoice(index=n, message=ChatMessage(content=one.text), finish_reason=one.finish)
+                for n, one in enumerate(found)
+            ],
+        )
+    return Completion(
+        **head,
+        choices=[
+            CompletionChoice(text=one.text, index=n, finish_reason=one.finish)
+            for n, one in enumerate(found)
+        ],
+    )
+
+
+def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage | None:
+    """Return the tokens of all answers; a prompt with several answers counts once."""
+    usages = [one.usage for one in found if one.usage is not None]
+    if len(usages) < len(found):
+        return None
+    prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
+    new = sum(usage.completion_tokens for usage in usages)
+    return Usage(prompt, new, prompt + new)
+
+
+class Chunks:
+    """Writes the answers to a request as chunks.
+
+    Args:
+        request: the request.
+        answer_id: the id of the answer.
+        created: when its first job was made, in seconds since 1970.
+    """
+
+    def __init__(
+        self, request: ChatRequest | CompletionRequest, answer_id: str, created: int
+    ) -> None:
+        self._chat = isinstance(request, ChatRequest)
+        self._head: dict[str, Any] = {
+            "id": answer_id, "created": created, "model": request.model,
+            "service_tier": request.tier,
+        }  # fmt: skip
+
+    def begin(self, index: int) -> ChatChunk | None:
+        """Return the chunk with which an answer begins; None for a completion."""
+        return self._of_chat(index, ChatDelta("assistant", "")) if self._chat else None
+
+    def text(self, index: int, text: str) -> Answer:
+        """Return a chunk with more of an answer."""
+        if self._chat:
+            return self._of_chat(index, ChatDelta(content=text))
+        return self._of_completion(index, text, None)
+
+    def end(self, index: int, finish: Finish) -> Answer:
+        """Return the chunk with which an answer ends."""
+        if self._chat:
+            return self._of_chat(index, ChatDelta(), finish)
+        return self._of_completion(index, "", finish)
+
+    def usage(self, usage: Usage | None) -> Answer:
+        """Return the chunk that has the usage, and no answer."""
+        if self._chat:
+            return ChatChunk(**self._head, usage=usage, choices=[])
+        return Completion(**self._head, usage=usage, choices=[])
+
+    def _of_chat(self, index: int, delta: ChatDelta, finish: Finish | None = None) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish)
+        return ChatChunk(**self._head, usage=None, choices=[choice])
+
+    def _of_completion(self, index: int, text: str, finish: Finish | None) -> Completion:
+        choice = CompletionChoice(text=text, index=index, finish_reason=finish)
+        return Completion(**self._head, usage=None, choices=[choice])
+
+
+def _embeddings(request: EmbeddingRequest, results: Sequence[bytes]) -> Embeddings:
+    found = [_vector(result, request.model) for result in results]
+    tokens = sum(one.usage.get("prompt_tokens", 0) for one in found)
+    return Embeddings(
+        data=[
+            Embedding(index=n, embedding=_encoded(one.embedding, request.encoding_format))
+            for n, one in enumerate(found)
+        ],
+        model=request.model,
+        usage=EmbeddingUsage(tokens, tokens),
+    )
+
+
+def _vector(result: bytes, model: str) -> _Vector:
+    try:
+        if result.lstrip()[:1] == b"[":
+            return _Vector(_PLAIN_VECTOR.decode(result))
+        return _VECTOR.decode(result)
+    except msgspec.MsgspecError:
+        raise InvalidParameter(
+            f"model {model} makes no embeddings: its result is neither a list of numbers nor an "
+            "object with embedding and usage",
+            "model",
+            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
+        ) from None
+
+
+def _encoded(vector: list[float], encoding: str) -> list[float] | str:
+    if encoding == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

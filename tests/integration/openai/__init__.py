@@ -1,0 +1,1 @@
+"""OpenAI's surface, through its own SDK."""

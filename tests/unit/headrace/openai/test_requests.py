@@ -1,0 +1,138 @@
+"""OpenAI's requests: what is read, what is refused, and the inputs of their jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.embedding_create_params import EmbeddingCreateParams
+
+from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.openai.answers import Generation, Usage, read_generation, usage_of
+from headrace.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    OpenAIRequest,
+    read_request,
+)
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**more: Any) -> ChatRequest:
+    body = {"model": "m", "messages": MESSAGES, **more}
+    return read_request(json.dumps(body).encode(), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsBase.__annotations__),
+        (CompletionRequest, CompletionCreateParamsBase.__annotations__),
+        (EmbeddingRequest, EmbeddingCreateParams.__annotations__),
+    ],
+)
+def test_every_field_of_openais_api_is_known(
+    shape: type[OpenAIRequest], fields: dict[str, Any]
+) -> None:
+    """A field that the SDK can send is either read or refused by name."""
+    assert not fields.keys() - {"stream"} - {*shape.__struct_fields__, *shape.unsupported}
+
+
+def test_the_input_of_a_chat_has_what_was_given() -> None:
+    assert chat().inputs() == [{"messages": MESSAGES}]
+    given = chat(max_completion_tokens=7, temperature=0, top_p=0.5, stop=["a"], seed=3, n=2)
+    first, second = given.inputs()
+    assert first == {
+        "messages": MESSAGES, "max_tokens": 7, "temperature": 0, "top_p": 0.5, "stop": ["a"],
+        "seed": 3,
+    }  # fmt: skip
+    assert second == {**first, "seed": 4}
+
+
+def test_a_developers_message_is_the_systems() -> None:
+    (found,) = chat(messages=[{"role": "developer", "content": "be brief"}]).inputs()
+    assert found["messages"] == [{"role": "system", "content": "be brief"}]
+
+
+def test_null_is_as_good_as_absent() -> None:
+    assert chat(max_tokens=None, tools=None, logprobs=None, stream=None).inputs() == chat().inputs()
+
+
+def test_flex_is_offline_and_the_user_is_kept() -> None:
+    assert chat().options().priority == 0
+    options = chat(service_tier="flex", user="ann", metadata={"a": "b"}).options()
+    assert options.priority == 9
+    assert options.metadata == {"a": "b", "user": "ann"}
+    assert chat(service_tier="auto").tier == "default"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+        (b"[]", "the body is no JSON object"),
+        (b"[" * 100_000, "the body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_request(body, ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"model": None}, "model", "model is missing"),
+        ({"n": 0}, "n", "n: expected"),
+        ({"n": 129}, "n", "n: expected"),
+        ({"seed": "x"}, "seed", "seed: expected"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
+        ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"service_tier": "gold"}, "service_tier", "service_tier: "),
+        ({"mesages": 1}, "mesages", "did you mean messages"),
+    ],
+)
+def test_a_bad_field_is_named(given: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message) as error:
+        chat(**given)
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("a", 1), ("", 1), (["a", "b"], 2), ([1, 2], 1), ([[1, 2], [3]], 2)],
+)
+def test_prompts_are_texts_or_tokens(prompt: Any, count: int) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    inputs = read_request(body, CompletionRequest).inputs()
+    assert len(inputs) == count
+    assert all(one["max_tokens"] == 16 for one in inputs)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], {"a": 1}, 7, [-1], [[1], "a"]])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    with pytest.raises(InvalidParameter, match="prompt is neither a text"):
+        read_request(body, CompletionRequest).inputs()
+
+
+def test_a_prompt_with_several_answers_counts_once() -> None:
+    request = chat(n=2)
+    found = [Generation("a", usage=Usage(5, 2, 7)), Generation("b", usage=Usage(5, 3, 8))]
+    assert usage_of(request, found) == Usage(5, 5, 10)
+    assert usage_of(request, [found[0], Generation("b")]) is None
+
+
+def test_a_text_is_a_generation() -> None:
+    assert read_generation(b'"abc"', "m") == Generation("abc")
+    assert read_generation(b'{"text": "a", "finish_reason": "eos"}', "m").finish == "stop"
+    with pytest.raises(InvalidParameter, match="m is no language model"):
+        read_generation(b"[1]", "m")

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from api.auth.authenticator import Needs, Open
-from api.http.openai_errors import OpenAIError
 from api.openapi.models import PATH, add_models
 from api.openapi.problems import openai_errors, problem_examples, problem_responses, problem_schemas
 from api.openapi.schemas import (
@@ -38,6 +37,7 @@ from headrace.jobs.ids import ID, VERSION
 from headrace.jobs.job import Time
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
+from headrace.openai.errors import OpenAIError
 from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]

@@ -12,9 +12,16 @@ import msgspec
 from typing_extensions import override
 
 from headrace.batches.files import FileReader, FileStore
-from headrace.batches.store import BatchRecord, LineError, endpoint_model, endpoint_version
+from headrace.batches.store import (
+    OPENAI_ENDPOINTS,
+    BatchRecord,
+    LineError,
+    endpoint_model,
+    endpoint_version,
+)
 from headrace.errors import InvalidRequest
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.openai.batch_lines import line_job
 from headrace.redis.keys import STEPS
 from headrace.runs.interfaces import Cursor, Entry, Source
 
@@ -99,6 +106,7 @@ class BatchLineRequest(msgspec.Struct, frozen=True, kw_only=True):
         input: JSON text; None if the line has an `input_ref`.
         options: the job's options, by name.
         parameters: the model's parameters, by name; the API checks them.
+        shown: what the row needs of the request besides its model.
     """
 
     custom_id: str
@@ -109,11 +117,12 @@ class BatchLineRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_ref: str | None = None
     content_type: str | None = None
     parameters: dict[str, Any] | None = None
+    shown: dict[str, str] = {}
 
     def job_line(self, job_id: str) -> bytes:
         """Return the line of a bulk submit."""
         given = msgspec.structs.asdict(self)
-        del given["custom_id"]
+        del given["custom_id"], given["shown"]
         line = {name: value for name, value in given.items() if value is not None}
         return msgspec.json.encode({**line, "id": job_id})
 
@@ -203,6 +212,8 @@ class Requests:
             )
         if not line.body:
             raise BadLine("missing_required_parameter", "the line has no body", "body")
+        if self._endpoint in OPENAI_ENDPOINTS:
+            return self._openai(custom_id, query, line.body)
         if self._model is None:
             return self._job(custom_id, query, line.body)
         given = _parsed(query)
@@ -212,6 +223,22 @@ class Requests:
         return BatchLineRequest(
             custom_id=custom_id, model=self._model, version=self._version, input=line.body,
             options=_with_defaults(options), parameters=parameters or None,
+        )  # fmt: skip
+
+    def _openai(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
+        if query:
+            raise BadLine("invalid_url", "url must have no query", "url")
+        try:
+            job = line_job(self._endpoint, body)
+        except InvalidRequest as error:
+            hint = f". {error.hint}" if error.hint else ""
+            raise BadLine("invalid_body", f"body: {error.message}{hint}", "body") from None
+        self._check_model(job.model, None)
+        options = {} if job.metadata is None else {"metadata": job.metadata}
+        _check_metadata(JobOptions(metadata=job.metadata))
+        return BatchLineRequest(
+            custom_id=custom_id, model=job.model, input=job.input,
+            options=_with_defaults(options), shown=job.shown,
         )  # fmt: skip
 
     def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
@@ -448,8 +475,9 @@ class BatchSource(Source):
         except BadLine as error:
             # The line was valid when the batch began, so its model has been removed.
             return Entry(n, _id_of(line), InvalidRequest(error.error.message), {}, cursor)
-        model = msgspec.Raw(msgspec.json.encode(request.model))
-        return Entry(n, request.custom_id, request.job_line, {"model": model}, cursor)
+        shown = {"model": request.model, **request.shown}
+        carried = {name: msgspec.Raw(msgspec.json.encode(one)) for name, one in shown.items()}
+        return Entry(n, request.custom_id, request.job_line, carried, cursor)
 
 
 class _Id(msgspec.Struct):

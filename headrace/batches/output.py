@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -9,9 +10,17 @@ import msgspec
 from typing_extensions import override
 
 from headrace.batches.files import PART_BYTES, FileStore, new_file_id
-from headrace.batches.store import BatchStore, Lease, SavedProgress
+from headrace.batches.store import (
+    JOBS_ENDPOINT,
+    OPENAI_ENDPOINTS,
+    BatchStore,
+    Lease,
+    SavedProgress,
+)
 from headrace.client.models import Failure
-from headrace.errors import BY_CODE, ConfigError, HeadraceError
+from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
+from headrace.openai.batch_lines import line_answer
+from headrace.openai.errors import failure_of, openai_error
 from headrace.redis.fields import BatchField
 from headrace.runs.interfaces import CheckpointStore, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
@@ -40,17 +49,17 @@ _OK: Final = 200
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def answer_line(batch_id: str, job_id: str, row: Row) -> bytes:
+def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPOINT) -> bytes:
     """Return the line of one request, in the format of OpenAI, with its line feed.
 
     `response.body` is the job object that a submit with a wait would have given, as far as it
-    matters here; what has not run has no response.
+    matters here, or the answer of OpenAI's endpoint. What has not run has no response.
     """
     error = row.error
     response: dict[str, Any] | None = None
     if row.status != "rejected" and not (error is not None and error.type in NOT_RUN):
-        status = _OK if row.succeeded else _status_of(error)
-        response = {"status_code": status, "request_id": job_id, "body": _body(job_id, row)}
+        status, body = _response(endpoint, job_id, row)
+        response = {"status_code": status, "request_id": job_id, "body": body}
     document = {
         "id": f"batch_req_{batch_id.removeprefix('batch_')}_{row.n}",
         "custom_id": row.key,
@@ -58,6 +67,30 @@ def answer_line(batch_id: str, job_id: str, row: Row) -> bytes:
         "error": None if error is None else {"code": error.type, "message": error.message},
     }
     return _ENCODER.encode(document) + b"\n"
+
+
+def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:
+    """Return the status and the body of the response to a request whose job has ended."""
+    if endpoint not in OPENAI_ENDPOINTS:
+        return _OK if row.succeeded else _status_of(row.error), _body(job_id, row)
+    if row.error is None:
+        return _OK, row.result
+    failed = failure_of(row.error.type, row.error.message, retryable=row.error.retryable)
+    return failed.status, openai_error(failed)
+
+
+def openai_row(endpoint: str, job_id: str, row: Row) -> Row:
+    """Return the row with the answer of OpenAI's endpoint as its result.
+
+    A result that does not fit the endpoint becomes an error.
+    """
+    shown = {name: msgspec.json.decode(text) for name, text in row.carried.items()}
+    try:
+        found = line_answer(endpoint, shown, job_id, int(time.time()), bytes(row.result or b"null"))
+    except InvalidParameter as error:
+        failure = Failure(type=error.code, message=error.message, retryable=False)
+        return msgspec.structs.replace(row, status="failed", result=None, error=failure)
+    return msgspec.structs.replace(row, result=msgspec.Raw(_ENCODER.encode(found)))
 
 
 def _body(job_id: str, row: Row) -> dict[str, Any]:
@@ -212,9 +245,12 @@ class BatchSink(Sink, CheckpointStore):
 
     @override
     def append(self, rows: Sequence[Row]) -> None:
-        batch_id = self._lease.batch.id
+        batch_id, endpoint = self._lease.batch.id, self._lease.batch.spec.endpoint
         for row in rows:
-            line = answer_line(batch_id, self._job_id(row.n), row)
+            job_id = self._job_id(row.n)
+            if row.succeeded and endpoint in OPENAI_ENDPOINTS:
+                row = openai_row(endpoint, job_id, row)
+            line = answer_line(batch_id, job_id, row, endpoint)
             (self._output if row.succeeded else self._errors).append(line)
             self.completed += row.succeeded
             self.failed += not row.succeeded

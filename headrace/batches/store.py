@@ -15,6 +15,7 @@ from headrace.batches.lists import IdLists, ItemPage
 from headrace.errors import BatchNotFound
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Count
+from headrace.openai.batch_lines import SHAPES
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import BatchField
@@ -43,6 +44,9 @@ MOMENTS: Final = (
 JOBS_ENDPOINT: Final = "/api/v1/jobs"
 MODEL_ENDPOINT: Final = "/api/v1/models/{model}/jobs"
 
+#: Each line names its model in its body.
+OPENAI_ENDPOINTS: Final = tuple(SHAPES)
+
 _ID: Final = re.compile(r"batch_[0-9a-f]{32}")
 VERSION_ENDPOINT: Final = "/api/v1/models/{model}/versions/{version}/jobs"
 _MODEL_ENDPOINT: Final = re.compile(
@@ -55,8 +59,8 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the client requested.
 
     Attributes:
-        endpoint: JOBS_ENDPOINT, or MODEL_ENDPOINT of a model, or VERSION_ENDPOINT of its version;
-            the `url` of every line.
+        endpoint: JOBS_ENDPOINT, or MODEL_ENDPOINT of a model, or VERSION_ENDPOINT of its version,
+            or one of OPENAI_ENDPOINTS; the `url` of every line.
         window: the completion window, as the client wrote it.
         window_s: the same in seconds.
         output_ttl_s: how long its output is kept; None for as long as files are.
@@ -123,7 +127,7 @@ def endpoint_model(endpoint: str) -> str | None:
     Raises:
         ValueError: batches do not have this endpoint.
     """
-    if endpoint == JOBS_ENDPOINT:
+    if endpoint == JOBS_ENDPOINT or endpoint in OPENAI_ENDPOINTS:
         return None
     found = _MODEL_ENDPOINT.fullmatch(endpoint)
     if found is None:

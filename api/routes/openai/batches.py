@@ -20,6 +20,7 @@ from headrace.batches.store import (
     FAILED,
     JOBS_ENDPOINT,
     MODEL_ENDPOINT,
+    OPENAI_ENDPOINTS,
     STATUSES,
     VERSION_ENDPOINT,
     BatchRecord,
@@ -52,8 +53,8 @@ _UNIT_S: Final = {"h": 3600, "m": 60, "s": 1}
 _Endpoint = Annotated[
     str,
     Meta(
-        description=f"`{MODEL_ENDPOINT}` of a model, `{VERSION_ENDPOINT}` of its version, or "
-        f"`{JOBS_ENDPOINT}`: the `url` of each line."
+        description=f"`{MODEL_ENDPOINT}` of a model, `{VERSION_ENDPOINT}` of its version, "
+        f"`{JOBS_ENDPOINT}`, or `{'`, `'.join(OPENAI_ENDPOINTS)}`: the `url` of each line."
     ),
 ]
 _Metadata = Annotated[
@@ -281,7 +282,8 @@ def _check_endpoint(services: Services, endpoint: str) -> None:
         raise InvalidParameter(
             f"endpoint {endpoint[:128]!r} is not served here",
             "endpoint",
-            hint=f"Give {MODEL_ENDPOINT} with the name of a model, or {JOBS_ENDPOINT}.",
+            hint=f"Give {MODEL_ENDPOINT} with the name of a model, {JOBS_ENDPOINT}, or one of "
+            f"{', '.join(OPENAI_ENDPOINTS)}.",
         ) from None
     except ModelNotFound as error:
         raise InvalidParameter(f"endpoint: {error.message}", "endpoint", hint=error.hint) from None

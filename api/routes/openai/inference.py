@@ -46,8 +46,6 @@ from headrace.errors import (
     BrokerUnavailable,
     HandlerError,
     HeadraceError,
-    InputError,
-    InvalidInput,
     ReplicaLost,
 )
 from headrace.jobs.failure import error_of
@@ -55,6 +53,7 @@ from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import raw_result
 from headrace.openai.answers import Answer, Chunks, Generation, answer, read_generation, usage_of
+from headrace.openai.errors import failure_of
 from headrace.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -69,8 +68,6 @@ logger = logging.getLogger(__name__)
 #: OpenAI's SDK repeats a request after any status from 500 on, unless this header forbids it.
 _NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
 _DONE: Final = b"data: [DONE]\n\n"
-#: A bad input is a bad request in OpenAI's API.
-_BAD_INPUT: Final = frozenset({InputError.code, InvalidInput.code})
 
 
 async def create_chat_completion(services: Services, request: Request) -> Reply | StreamingReply:
@@ -233,10 +230,7 @@ def check_success(job: Job) -> None:
         raise _cut_off()
     failure = error_of(job)
     if failure is not None:
-        error = HeadraceError(failure.message)
-        error.code, error.retryable = failure.type, failure.retryable
-        error.status = 400 if failure.type in _BAD_INPUT else failure.status
-        raise error
+        raise failure_of(failure.type, failure.message, retryable=failure.retryable)
 
 
 async def _result(services: Services, job: Job) -> bytes:

@@ -19,6 +19,7 @@ from headrace.batches.input import (
     read_lines,
     validate,
 )
+from headrace.openai.requests import CHAT, COMPLETIONS, EMBEDDINGS
 
 MODEL = "/api/v1/models/echo/jobs"
 JOBS = "/api/v1/jobs"
@@ -132,6 +133,40 @@ def test_a_job_that_is_none(text: bytes, code: str, message: str) -> None:
 def test_a_model_that_is_gone() -> None:
     with pytest.raises(BadLine, match="no model 'echo'"):
         Requests(MODEL, {}).read(line_text())
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "message"),
+    [
+        (CHAT, {"model": "echo"}, "body: messages is missing"),
+        (CHAT, {"messages": [{}]}, "body: model is missing"),
+        (CHAT, {"model": "nix", "messages": [{}]}, "no model 'nix'"),
+        (CHAT, {"model": "echo", "messages": [{}], "n": 2}, "n is above 1"),
+        (CHAT, {"model": "echo", "messages": [{}], "stream": True}, "stream is not for batches"),
+        (CHAT, {"model": "echo", "messages": [{}], "tools": [1]}, "tools is not supported"),
+        (CHAT, {"model": "echo", "messages": [{}], "metadata": {"a": "b" * 5000}}, "metadata has"),
+        (COMPLETIONS, {"model": "echo", "prompt": ["a", "b"]}, "prompt has 2 texts"),
+        (EMBEDDINGS, {"model": "echo", "input": [[1], [2]]}, "input has 2 texts"),
+        (EMBEDDINGS, [], "body: the body is no JSON object"),
+    ],
+)
+def test_a_request_for_openais_endpoint_that_is_none(url: str, body: Any, message: str) -> None:
+    with pytest.raises(BadLine, match=message):
+        Requests(url, MODELS).read(line_text(url=url, body=body))
+    with pytest.raises(BadLine, match="no query"):
+        Requests(url, MODELS).read(line_text(url=url + "?priority=1", body=body))
+
+
+def test_requests_for_openais_endpoints_become_jobs() -> None:
+    body = {"model": "echo", "prompt": "a", "user": "ann", "max_tokens": 3}
+    request = Requests(COMPLETIONS, MODELS).read(line_text(url=COMPLETIONS, body=body))
+    assert msgspec.json.decode(request.job_line("b.0")) == {
+        "model": "echo", "id": "b.0", "input": {"prompt": "a", "max_tokens": 3},
+        "options": {"priority": 9, "metadata": {"user": "ann"}},
+    }  # fmt: skip
+    body = {"model": "echo", "input": ["a"], "encoding_format": "base64"}
+    request = Requests(EMBEDDINGS, MODELS).read(line_text(url=EMBEDDINGS, body=body))
+    assert request.shown == {"model": "echo", "encoding_format": "base64"}
 
 
 def test_requests_become_the_lines_of_jobs() -> None:

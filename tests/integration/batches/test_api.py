@@ -73,7 +73,7 @@ def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     [
         ({}, "endpoint is missing", "endpoint"),
         ({"endpoint": ECHO}, "input_file_id is missing", "input_file_id"),
-        ({"endpoint": "/v1/images"}, "'/v1/embeddings' is not served here", "endpoint"),
+        ({"endpoint": "/v1/images"}, "'/v1/images' is not served here", "endpoint"),
         ({"endpoint": "/api/v1/models/ecco/jobs"}, "ecco", "endpoint"),
         ({"endpoint": ECHO, "input_file_id": FILE}, "there is no file", "input_file_id"),
         ({"endpoint": ECHO, "input_file_id": 7}, "expected `str", "input_file_id"),

@@ -1,0 +1,188 @@
+"""The jobs of a request by OpenAI's conventions: made, waited for, and cancelled with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
+from api.http.openai_errors import envelope
+from api.services import Services
+from api.submission.job_request import (
+    JobIdentity,
+    JobRequest,
+    ValidatedRequest,
+    idempotency_key,
+    identity_from_key,
+    identity_of,
+    request_trace,
+    with_trace,
+)
+from api.submission.submit import submit, submit_and_wait, validate
+from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
+from headrace.jobs.failure import error_of
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import Job
+from headrace.openai.errors import failure_of
+from headrace.openai.requests import OpenAIRequest
+
+logger = logging.getLogger(__name__)
+
+#: OpenAI's SDK repeats a request after any status from 500 on, unless this header forbids it.
+_NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
+
+
+async def job_requests(
+    services: Services, request: Request, asked: OpenAIRequest
+) -> list[ValidatedRequest]:
+    """Return the jobs of a request; the first one has the id of the answer."""
+    key, options, trace = idempotency_key(request), asked.options(), request_trace(request)
+    found = []
+    base = f"{asked.id_prefix}{new_id()}"
+    for n, value in enumerate(asked.inputs()):
+        if not key:
+            identity = JobIdentity(f"{base}.{n}" if n else base, chosen=False)
+        elif n:
+            identity = identity_from_key(f"{key}\0{n}", request.caller.key_id)
+        else:
+            identity = identity_of(None, key, request.caller.key_id)
+        fields = JobRequest(
+            model=asked.model, input=msgspec.Raw(msgspec.json.encode(value)), options=options
+        )
+        found.append(with_trace(await validate(services, request, fields, identity), trace))
+    return found
+
+
+class HangUp:
+    """Lets several waits notice that their client hangs up; only one of them could receive."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._gone = asyncio.Event()
+        self._watcher = asyncio.create_task(self._watch(receive))
+
+    async def _watch(self, receive: Receive) -> None:
+        await hung_up(receive)
+        self._gone.set()
+
+    async def receive(self) -> Message:
+        """Wait until the client hangs up."""
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watcher.cancel()
+
+
+class RequestJobs:
+    """The jobs of one request.
+
+    They are cancelled if the request ends without them, because nothing else would read their
+    results. With an idempotency key they go on: the client may send the request again.
+
+    Attributes:
+        answer_id: the id of the answer, which is that of the first job.
+        request_id: the header that OpenAI's SDK shows as the id of the request.
+    """
+
+    def __init__(
+        self, services: Services, request: Request, requests: Sequence[ValidatedRequest]
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._requests = requests
+        self.answer_id = requests[0].identity.job_id
+        self.request_id: Header = (b"x-request-id", self.answer_id.encode())
+
+    async def wait(self) -> list[Job]:
+        """Submit the jobs and wait until all of them have succeeded.
+
+        Raises:
+            ClientGone: the client hung up.
+            BrokerUnavailable: Redis does not answer, or this process stops.
+            HeadraceError: a job is refused, or has failed.
+        """
+        services = self._services
+        hang_up = HangUp(self._request.receive)
+        waits = [
+            asyncio.create_task(submit_and_wait(services, one, hang_up.receive, math.inf))
+            for one in self._requests
+        ]
+        try:
+            jobs = []
+            for wait in waits:
+                job = (await wait).job
+                check_success(job)
+                jobs.append(job)
+        except BaseException:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+            await self.cancel()
+            raise
+        else:
+            return jobs
+        finally:
+            hang_up.close()
+
+    async def submit(self) -> list[Job]:
+        """Submit the jobs.
+
+        Raises:
+            HeadraceError: a job is refused.
+        """
+        return [(await submit(self._services, one)).job for one in self._requests]
+
+    def failed(self, error: HeadraceError) -> Reply:
+        """Return the answer for an error that no repeat of the request can change."""
+        reply = envelope(error)
+        return reply._replace(headers=(*reply.headers, self.request_id, _NO_RETRY))
+
+    async def cancel(self) -> None:
+        """Cancel the jobs that have not ended, if no repeat of the request can need them."""
+        if self._requests[0].identity.chosen:
+            return
+        ids = [one.identity.job_id for one in self._requests]
+        try:
+            await self._services.queue.cancel(ids, self._request.caller.only)
+        except BrokerError as error:
+            logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
+
+
+def check_success(job: Job) -> None:
+    """Raise the error of a job that has not succeeded.
+
+    Raises:
+        BrokerUnavailable: it has not ended.
+        HeadraceError: it has failed; a bad input is a bad request.
+    """
+    if not job.state.final:
+        raise cut_off()
+    failure = error_of(job)
+    if failure is not None:
+        raise failure_of(failure.type, failure.message, retryable=failure.retryable)
+
+
+async def result_of(services: Services, job: Job) -> bytes:
+    """Return the result of a job as JSON, wherever it is stored."""
+    if job.stored is None:
+        found = raw_result(job)
+        return b"null" if found is None else found[0]
+    parts, at = [], 0
+    while at < job.stored.size:
+        parts.append(await services.input_store.read(job.stored, at, job.stored.size - at))
+        at += len(parts[-1])
+    return b"".join(parts)
+
+
+def cut_off() -> BrokerUnavailable:
+    """Return the error for an answer that cannot be read to its end."""
+    return BrokerUnavailable(
+        "the answer cannot be read to its end: Redis does not answer, or this process stops",
+        hint="Send the request again.",
+    )

@@ -46,7 +46,7 @@ _TORCHSERVE_ROUTES: Final = {
 }
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 #: Parameters whose endpoints answer for an empty text too.
-_MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id"})
+_MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id", "response_id"})
 
 
 class Route(NamedTuple):

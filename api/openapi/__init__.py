@@ -120,6 +120,7 @@ _PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "queue": (MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
     "code": (r"^[a-z-]{1,64}$", "queue-full"),
     "file_id": (r"^[^\s/]{1,64}$", ""),
+    "response_id": (ID, ""),
     "batch_id": (r"^[^\s/]{1,64}$", ""),
     "profile_id": (r"^[^\s/]{1,64}$", ""),
 }

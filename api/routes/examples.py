@@ -15,6 +15,28 @@ _ANSWER: Final = {
     "created": 1795519268, "model": "python_docs", "service_tier": "default",
     "usage": {"prompt_tokens": 13, "completion_tokens": 11, "total_tokens": 24},
 }  # fmt: skip
+_RESPONSE: Final[dict[str, Any]] = {
+    "id": f"resp_{_ID}", "object": "response", "created_at": 1795519268,
+    "completed_at": 1795519269, "status": "completed", "background": True, "error": None,
+    "incomplete_details": None, "instructions": None, "max_output_tokens": None, "metadata": {},
+    "model": "python_docs",
+    "output": [
+        {
+            "id": f"msg_{_ID}", "type": "message", "status": "completed", "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": _CHOICE, "annotations": [], "logprobs": []}
+            ],
+        }
+    ],
+    "parallel_tool_calls": True, "previous_response_id": None, "service_tier": "default",
+    "store": True, "temperature": None, "text": {"format": {"type": "text"}},
+    "tool_choice": "auto", "tools": [], "top_p": None, "truncation": "disabled",
+    "usage": {
+        "input_tokens": 13, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 11, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 24,
+    },
+    "user": None,
+}  # fmt: skip
 _FILE_ID: Final = "file-0193f1a2b3c47d5e8f60718293a4b5c6"
 
 QUEUED_JOB: Final[dict[str, Any]] = {
@@ -274,6 +296,11 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "usage": {"prompt_tokens": 2, "total_tokens": 2},
         }
     ],
+    "ResponseRequest": [
+        {"model": "python_docs", "input": "What is random.choice?", "background": True}
+    ],
+    "Response": [_RESPONSE],
+    "ResponseDeleted": [{"id": _RESPONSE["id"], "object": "response", "deleted": True}],
     "OpenAIError": [
         {
             "error": {

@@ -16,6 +16,7 @@ from headrace.jobs.ids import KEY
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
 from headrace.openai.answers import ChatChunk, ChatCompletion, Completion
+from headrace.openai.responses import Response
 
 Schema = dict[str, Any]
 
@@ -175,6 +176,9 @@ def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mappin
 
 CHAT: Final = _chunked(ChatCompletion, ChatChunk)
 COMPLETION: Final = _chunked(Completion, Completion)
+RESPONSE: Final = {
+    200: Success("The response. With `stream`, the events of OpenAI's API.", Response),
+}
 CHANGE_EVENTS: Final = {
     200: Success(
         "An event `change` with each change of a model, as the list of changes has it.",

@@ -27,7 +27,7 @@ from api.routes.admin import (
 )
 from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, stream, submit, webhooks
 from api.routes.media import Body, Header, Success
-from api.routes.openai import batches, files, inference
+from api.routes.openai import batches, files, inference, responses
 from api.routes.openai import models as openai_models
 from api.routes.service import documentation, health
 from api.submission.job_request import JobRequest, NamedJobRequest
@@ -46,6 +46,7 @@ from headrace.openai.requests import (
     CompletionRequest,
     EmbeddingRequest,
 )
+from headrace.openai.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
 from headrace.runs.records import Run, RunStatus
 
 Answers = type | Success | Mapping[int, type | Success]
@@ -89,6 +90,7 @@ _QUEUES: Final = "/api/v1/queues"
 _RUNS: Final = "/api/v1/runs"
 _FILES: Final = "/v1/files"
 _BATCHES: Final = "/v1/batches"
+_RESPONSE: Final = RESPONSES + "/{response_id}"
 
 _REFUSED: Final = (
     errors.InvalidRequest, errors.InvalidInput, errors.InvalidId, errors.ModelNotFound,
@@ -350,6 +352,22 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "POST", EMBEDDINGS, inference.create_embeddings, _SUBMIT, "create_embeddings",
         Embeddings, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=EmbeddingRequest,
+    ),
+    Operation(
+        "POST", RESPONSES, responses.create_response, _SUBMIT, "create_response",
+        media.RESPONSE, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=ResponseRequest,
+    ),
+    Operation(
+        "GET", _RESPONSE, responses.get_response, _READ, "get_response", media.RESPONSE,
+        (*_UNREAD_JOB, errors.TooManyStreams), (responses.ResponseQuery,),
+    ),
+    Operation(
+        "DELETE", _RESPONSE, responses.delete_response, _SUBMIT, "delete_response",
+        ResponseDeleted, _UNREAD_JOB,
+    ),
+    Operation(
+        "POST", _RESPONSE + "/cancel", responses.cancel_response, _SUBMIT, "cancel_response",
+        Response, _UNREAD_JOB,
     ),
     Operation(
         "GET", _FILES, files.list_files, _READ, "list_files", files.Files,

@@ -10,7 +10,7 @@ from msgspec import Meta
 from headrace.errors import BY_CODE, HeadraceError, InputError, InvalidInput
 
 #: A bad input is a bad request in OpenAI's API.
-_BAD_INPUT: Final = frozenset({InputError.code, InvalidInput.code})
+BAD_INPUT: Final = frozenset({InputError.code, InvalidInput.code})
 
 
 class ErrorDetail(msgspec.Struct):
@@ -49,5 +49,5 @@ def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:
     """
     error = HeadraceError(message)
     error.code, error.retryable = code, retryable
-    error.status = 400 if code in _BAD_INPUT else BY_CODE.get(code, HeadraceError).status
+    error.status = 400 if code in BAD_INPUT else BY_CODE.get(code, HeadraceError).status
     return error

@@ -36,7 +36,7 @@ _PRIORITIES: Final = {"flex": STEPS[-1]}
 Tokens = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
-_Count = Annotated[int, Meta(ge=1)]
+Counted = Annotated[int, Meta(ge=1)]
 
 
 _TOKENS_SCHEMA: Final = {
@@ -103,6 +103,13 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Return the inputs of its jobs."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Check that the fields fit each other.
+
+        Raises:
+            InvalidParameter: they do not.
+        """
+
 
 class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """What a chat and a completion have in common."""
@@ -163,26 +170,26 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             for choice in range(self.choices)
         ]
 
+    @override
     def check(self) -> None:
-        """Check that the fields fit each other.
-
-        Raises:
-            InvalidParameter: they do not.
-        """
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter(
                 "stream_options is only for streams", "stream_options", hint="Set stream to true."
             )
 
 
-_NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
+#: Fields that no request has here.
+PLAIN_FIELDS: Final[dict[str, Sequence[Any]]] = {
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "safety_identifier": (),
+}
+_NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
+    **PLAIN_FIELDS,
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
 }
 
 
@@ -215,14 +222,14 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         list[dict[str, Any]],
         Meta(min_length=1, description="Each has a `role` and, as `content`, a text."),
     ]
-    max_tokens: _Count | None = None
+    max_tokens: Counted | None = None
     max_completion_tokens: Annotated[
-        _Count | None, Meta(description="The newer name of max_tokens, which wins.")
+        Counted | None, Meta(description="The newer name of max_tokens, which wins.")
     ] = None
 
     @override
     def prompts(self) -> list[dict[str, Any]]:
-        return [{"messages": [_plain_role(message) for message in self.messages]}]
+        return [{"messages": [plain_role(message) for message in self.messages]}]
 
     @property
     @override
@@ -250,7 +257,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             extra_json_schema=_TEXTS_SCHEMA,
         ),
     ]
-    max_tokens: Annotated[_Count, Meta(description="The most new tokens of each answer.")] = (
+    max_tokens: Annotated[Counted, Meta(description="The most new tokens of each answer.")] = (
         COMPLETION_TOKENS
     )
 
@@ -337,8 +344,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         request = msgspec.convert(given, shape)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
-    if isinstance(request, GenerationRequest):
-        request.check()
+    request.check()
     return request
 
 
@@ -376,6 +382,6 @@ def _invalid(error: msgspec.ValidationError) -> InvalidParameter:
     return InvalidParameter(f"{place}: {text}", place.partition(".")[0].partition("[")[0])
 
 
-def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
+def plain_role(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose role chat templates know: `developer` is OpenAI's new `system`."""
     return {**message, "role": "system"} if message.get("role") == "developer" else message

@@ -30,13 +30,13 @@ from api.routes.openai.jobs import (
     check_success,
     cut_off,
     job_requests,
+    restarted,
     result_of,
 )
 from api.services import Services
 from headrace.errors import (
     HandlerError,
     HeadraceError,
-    ReplicaLost,
 )
 from headrace.jobs.job import Job
 from headrace.openai.answers import Answer, Chunks, Generation, answer, read_generation, usage_of
@@ -199,12 +199,9 @@ class _AnswerStream:
             match event:
                 case Pieces(_, pieces):
                     if not self._gap:
-                        parts.append(self._more("".join(map(self._delta, pieces))))
+                        parts.append(self._more(text_of(pieces, self._model)))
                 case Restarted():
-                    raise ReplicaLost(
-                        "the model's process was lost, and the model cannot go on with the answer",
-                        hint="Send the request again.",
-                    )
+                    raise restarted()
                 case Missing():
                     self._gap = True
                 case Ended(_, job):
@@ -228,13 +225,19 @@ class _AnswerStream:
         self._sent += len(text)
         return _event(self._chunks.text(self._index, text)) if text else b""
 
-    def _delta(self, piece: msgspec.Raw) -> str:
-        try:
-            return msgspec.json.decode(piece, type=str)
-        except msgspec.MsgspecError:
-            raise HandlerError(
-                f"model {self._model} streams pieces that are no text; this endpoint needs text"
-            ) from None
+
+def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:
+    """Return pieces of a text as one text.
+
+    Raises:
+        HandlerError: a piece is no text.
+    """
+    try:
+        return "".join(msgspec.json.decode(piece, type=str) for piece in pieces)
+    except msgspec.MsgspecError:
+        raise HandlerError(
+            f"model {model} streams pieces that are no text; this endpoint needs text"
+        ) from None
 
 
 async def _write_answers(

@@ -24,10 +24,11 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.submit import submit, submit_and_wait, validate
-from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
+from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, ReplicaLost
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
+from headrace.jobs.serialization import raw_result
 from headrace.openai.errors import failure_of
 from headrace.openai.requests import OpenAIRequest
 
@@ -184,5 +185,13 @@ def cut_off() -> BrokerUnavailable:
     """Return the error for an answer that cannot be read to its end."""
     return BrokerUnavailable(
         "the answer cannot be read to its end: Redis does not answer, or this process stops",
+        hint="Send the request again.",
+    )
+
+
+def restarted() -> ReplicaLost:
+    """Return the error for an answer that began again."""
+    return ReplicaLost(
+        "the model's process was lost, and the model cannot go on with the answer",
         hint="Send the request again.",
     )

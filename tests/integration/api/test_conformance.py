@@ -137,7 +137,9 @@ expected-statuses = ["2xx", 400, 404]
 
 # The model of these tests is no language model, and the options of a stream are of one.
 [[operations]]
-include-operation-id = ["create_chat_completion", "create_completion", "create_embeddings"]
+include-operation-id = [
+    "create_chat_completion", "create_completion", "create_embeddings", "create_response",
+]
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 400, 404, 409, 429]
 

@@ -52,6 +52,7 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
         "file_id": FILE_ID,
         "batch_id": "batch_" + "0" * 32,
         "profile_id": "0" * 16,
+        "response_id": "resp_1",
     }
     return [
         (method.upper(), path.format_map(names))
@@ -68,6 +69,7 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
 OPENAI_BODIES = {
     "/v1/chat/completions": b'{"model": "echo", "messages": [{}]}',
     "/v1/completions": b'{"model": "echo", "prompt": "a"}',
+    "/v1/responses": b'{"model": "echo", "input": "a"}',
     "/v1/embeddings": b'{"model": "echo", "input": "a"}',
 }
 

@@ -8,7 +8,6 @@ import signal
 import struct
 from base64 import b64decode
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from headrace.config.model_catalog import load_catalog
-from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.plain_http import PLAIN
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 from tests.integration.jobs.test_generator import Site
+from tests.integration.openai.conftest import MODELS
 
-MODELS: dict[str, Any] = {
-    "docs": {"handler": "language_model", "max_batch_size": 4},
-    "vectors": {"handler": "text_embedding", "max_batch_size": 8},
-    "pieces": {"handler": f"{HANDLERS / 'yielding.py'}:Chatting"},
-    "echo": {"handler": "echo"},
-}
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("openai")
-    path = write_models(folder, **MODELS)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready(*MODELS)
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
-
-
-@pytest.fixture
-def client(site: Site) -> Iterator[Any]:
-    with sdk(site.api.url) as client:
-        yield client
 
 
 def chat(content: str = "What is json.loads?", **more: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.openai.answers import Generation, Usage, read_generation, usage_of
@@ -19,6 +20,7 @@ from headrace.openai.requests import (
     OpenAIRequest,
     read_request,
 )
+from headrace.openai.responses import ECHO, ResponseRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -34,6 +36,7 @@ def chat(**more: Any) -> ChatRequest:
         (ChatRequest, chat_params.CompletionCreateParamsBase.__annotations__),
         (CompletionRequest, CompletionCreateParamsBase.__annotations__),
         (EmbeddingRequest, EmbeddingCreateParams.__annotations__),
+        (ResponseRequest, ResponseCreateParamsBase.__annotations__),
     ],
 )
 def test_every_field_of_openais_api_is_known(
@@ -136,3 +139,18 @@ def test_a_text_is_a_generation() -> None:
     assert read_generation(b'{"text": "a", "finish_reason": "eos"}', "m").finish == "stop"
     with pytest.raises(InvalidParameter, match="m is no language model"):
         read_generation(b"[1]", "m")
+
+
+def test_long_instructions_are_not_repeated_but_sent() -> None:
+    given = {"model": "m", "input": "hi", "instructions": "x" * 5000, "metadata": {"a": "b"}}
+    request = read_request(json.dumps(given).encode(), ResponseRequest)
+    (value,) = request.inputs()
+    assert value["messages"][0] == {"role": "system", "content": "x" * 5000}
+    metadata = request.options().metadata
+    assert metadata is not None
+    assert metadata["a"] == "b"
+    assert metadata[ECHO]["instructions"] is None
+    brief = read_request(json.dumps({**given, "instructions": "x"}).encode(), ResponseRequest)
+    metadata = brief.options().metadata
+    assert metadata is not None
+    assert metadata[ECHO]["instructions"] == "x"

@@ -1,0 +1,310 @@
+"""`/v1/responses`, by OpenAI's conventions: create, retrieve, cancel, delete.
+
+A response is a job, so any API process shows it, and it survives all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from api.http.bodies import read_body, require_json
+from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
+from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
+from api.routes.jobs.job import visible_job
+from api.routes.jobs.stream import Ended, PieceEvent, Pieces, Restarted, follow_pieces
+from api.routes.openai.inference import Following, text_of
+from api.routes.openai.jobs import (
+    HangUp,
+    RequestJobs,
+    check_success,
+    cut_off,
+    job_requests,
+    restarted,
+    result_of,
+)
+from api.services import Services
+from api.submission.decoding import read_query
+from api.submission.submit import wait_for_end
+from headrace.errors import HeadraceError, InvalidParameter, JobNotFound
+from headrace.jobs.job import Job, State
+from headrace.openai.answers import Generation, read_generation
+from headrace.openai.errors import openai_error
+from headrace.openai.requests import read_request
+from headrace.openai.responses import (
+    HEAD_EVENTS,
+    TAIL_EVENTS,
+    Echo,
+    Response,
+    ResponseDeleted,
+    ResponseEvents,
+    ResponseRequest,
+    echo_of,
+    error_event,
+    response_of,
+)
+
+#: Seconds for which a deletion waits until a cancelled job has ended.
+_END_S = 5.0
+
+
+class ResponseQuery(msgspec.Struct):
+    """The query of a response."""
+
+    stream: Annotated[bool, Meta(description="Stream its events, from the first one on.")] = False
+    starting_after: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="With `stream`: only the events behind this `sequence_number`."),
+    ] = None
+    include_obfuscation: Annotated[bool, Meta(description="Events are never padded.")] = False
+
+
+async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
+    """Create a response: wait for it, stream it, or let it go on in the background."""
+    request.query()
+    require_json(request)
+    limit_bytes = services.settings.body_limit_bytes
+    asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
+    jobs = RequestJobs(services, request, await job_requests(services, request, asked))
+    try:
+        if asked.stream:
+            (job,) = await jobs.submit()
+            return await _start_stream(services, request, job, None, jobs)
+        if asked.background:
+            (job,) = await jobs.submit()
+        else:
+            (job,) = await jobs.wait()
+            await _generation(services, job)
+        reply = json_reply(await _response(services, job))
+        if asked.store is False:
+            await _forget(services, request, job.id)
+        return reply._replace(headers=(*reply.headers, jobs.request_id))
+    except HeadraceError as error:
+        if error.retryable or error.status < 500:
+            raise
+        return jobs.failed(error)
+
+
+async def get_response(
+    services: Services, request: Request, response_id: str
+) -> Reply | StreamingReply:
+    """Return a response, or stream its events."""
+    query = read_query(request, ResponseQuery)
+    job = await _visible(services, request, response_id)
+    if query.stream and request.method != "HEAD":
+        return await _start_stream(services, request, job, query.starting_after, None)
+    return json_reply(await _response(services, job))
+
+
+async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
+    """Cancel a response; one that has ended stays as it is."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        job = await wait_for_end(services, job, request.receive, _END_S)
+    return json_reply(await _response(services, job))
+
+
+async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
+    """Delete a response; one that runs is cancelled first."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        await wait_for_end(services, job, request.receive, _END_S)
+    await _forget(services, request, job.id)
+    return json_reply(ResponseDeleted(id=job.id))
+
+
+async def _forget(services: Services, request: Request, job_id: str) -> None:
+    await services.queue.forget([job_id], request.caller.only)
+
+
+async def _visible(services: Services, request: Request, response_id: str) -> Job:
+    """Return the job of a response.
+
+    Raises:
+        JobNotFound: no such response exists, or the caller may not see it.
+        BrokerUnavailable: Redis does not answer.
+    """
+    unknown = JobNotFound(
+        f"there is no response {response_id[:128]!r}",
+        hint="It never existed, it was deleted, or its result_ttl has passed since it ended.",
+    )
+    try:
+        job = await visible_job(services, request.caller, response_id)
+    except JobNotFound:
+        raise unknown from None
+    if echo_of(job) is None:
+        raise unknown
+    return job
+
+
+async def _generation(services: Services, job: Job) -> Generation | None:
+    """Return the result of a job that has succeeded; else None."""
+    if job.state is not State.SUCCEEDED:
+        return None
+    return read_generation(await result_of(services, job), job.model)
+
+
+async def _response(services: Services, job: Job) -> Response:
+    return (await _outcome(services, job))[0]
+
+
+async def _outcome(services: Services, job: Job) -> tuple[Response, Generation | None]:
+    """Return a response, and its text; one whose result is no text has failed."""
+    found = None
+    try:
+        found = await _generation(services, job)
+    except InvalidParameter as error:
+        return response_of(job, *_echo(job), None, error.message), None
+    return response_of(job, *_echo(job), found), found
+
+
+def _echo(job: Job) -> tuple[Echo, dict[str, Any]]:
+    return echo_of(job) or (Echo(model=job.model), {})
+
+
+async def _start_stream(
+    services: Services, request: Request, job: Job, after: int | None, jobs: RequestJobs | None
+) -> StreamingReply:
+    """Begin the stream of a response; `jobs` are those of the request that has created it.
+
+    After the first text comes, so that an error before it has its status, unless the client only
+    reads a response that exists.
+    """
+    caller = request.caller
+    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
+    hang_up = HangUp(request.receive)
+    # So far back that the last piece is read even if the client has the events behind it.
+    last_piece = max(0, (after or 0) - HEAD_EVENTS - TAIL_EVENTS)
+    following = follow_pieces(
+        services, caller, job, hang_up.receive, after=last_piece, most_s=math.inf
+    )
+    cancelled = jobs is not None and not _echo(job)[0].background
+    first: list[PieceEvent] = []
+
+    async def close(*, ended: bool) -> None:
+        await following.aclose()
+        hang_up.close()
+        services.stream_limit.leave(caller.key_id)
+        if jobs is not None and cancelled and not ended:
+            await jobs.cancel()
+
+    try:
+        if cancelled:
+            first = await _begin(services, following)
+    except BaseException:
+        await close(ended=False)
+        raise
+
+    async def run(write: Write) -> None:
+        ended = False
+        try:
+            stream = _EventStream(services, job, after)
+            ended = await stream.run(write, first, following)
+            if ended and not _echo(job)[0].store:
+                await _forget(services, request, job.id)
+        finally:
+            await close(ended=ended)
+
+    headers = STREAM_HEADERS if jobs is None else (*STREAM_HEADERS, jobs.request_id)
+    return StreamingReply(200, run, EVENT_STREAM, headers)
+
+
+async def _begin(services: Services, following: Following) -> list[PieceEvent]:
+    """Wait for the first piece, or for a heartbeat.
+
+    Raises:
+        ClientGone: the client hung up.
+        HeadraceError: the response ends with an error.
+    """
+    events = await anext(following, None)
+    if events is None:
+        raise cut_off()
+    for event in events:
+        if isinstance(event, Ended):
+            check_success(event.job)
+            await _generation(services, event.job)
+    return events
+
+
+class _EventStream:
+    """The events of one response, while they are written.
+
+    `after` is the number of the last event that the client has; None for none.
+    """
+
+    def __init__(self, services: Services, job: Job, after: int | None) -> None:
+        self._services = services
+        self._job = job
+        self._after = -1 if after is None else after
+        self._events = ResponseEvents(job.id)
+        self._sent = 0
+        self._last = 0
+
+    async def run(self, write: Write, first: list[PieceEvent], following: Following) -> bool:
+        """Write the events; return whether the job has ended.
+
+        Raises:
+            ClientGone: the client hung up.
+        """
+        head = response_of(self._job, *_echo(self._job), None)
+        await put(write, self._text(self._events.head(head)) or HEARTBEAT)
+        ended = False
+        try:
+            if first:
+                text, ended = await self._written(first)
+                await put(write, text or HEARTBEAT)
+            while not ended:
+                events = await anext(following, None)
+                if events is None:
+                    raise cut_off()
+                text, ended = await self._written(events)
+                await put(write, text or HEARTBEAT)
+        except HeadraceError as error:
+            detail = openai_error(error).error
+            number = self._last + HEAD_EVENTS
+            await put(write, self._text([error_event(number, detail)]))
+        return ended
+
+    async def _written(self, events: list[PieceEvent]) -> tuple[bytes, bool]:
+        """Return what the client gets for these, and whether the job has ended."""
+        parts: list[bytes] = []
+        for event in events:
+            match event:
+                case Pieces(last, pieces):
+                    known = max(0, self._after - HEAD_EVENTS + 1)
+                    fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
+                    text = text_of(fresh, self._job.model)
+                    self._last = last
+                    self._sent += len(text)
+                    if text:
+                        parts.append(self._text([self._events.delta(last, text)]))
+                case Restarted():
+                    raise restarted()
+                case Ended(last, job):
+                    parts.append(await self._tail(last, job))
+                    return b"".join(parts), True
+        return b"".join(parts), False
+
+    async def _tail(self, last: int, job: Job) -> bytes:
+        response, found = await _outcome(self._services, job)
+        events = self._events.tail(last, response, found)
+        if found is not None and found.text and not self._sent and self._after < 0:
+            # Its handler yields no pieces.
+            events = chain([self._events.delta(last + 1, found.text)], events)
+        return self._text(events)
+
+    def _text(self, events: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(
+            b"event: %s\ndata: %s\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+            for event in events
+            if event["sequence_number"] > self._after
+        )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -195,17 +196,22 @@ def test_after_a_crash_the_pieces_begin_again(site: Site, tmp_path: Path) -> Non
 
 def test_a_cancelled_job_ends_its_stream_and_its_generator(site: Site, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
-    value = {"pieces": ["x"] * 9, "until": str(tmp_path), "closed": str(closed)}
+    value = {"pieces": ["x"] * 5000, "until": str(tmp_path), "closed": str(closed)}
     job_id = site.submit(value)
     with reading(site.url(job_id)) as reader:
         (tmp_path / "0").touch()
         reader.wait_for("pieces")
         site.one.http.delete(f"/api/v1/jobs/{job_id}")
-        (tmp_path / "1").touch()
-        (tmp_path / "2").touch()
+        gates = count(1)
+
+        def is_closed() -> bool:
+            (tmp_path / str(next(gates))).touch()  # it ends between two pieces
+            return closed.exists()
+
+        wait_until(is_closed, "the generator is closed")
         ended = reader.wait_for("ended")
     assert ended.data["status"] == "cancelled"
-    wait_until(closed.exists, "the generator is closed")
+    assert next(gates) < 5000
 
 
 def test_pieces_of_an_outage_come_after_it(site: Site, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
                 wait_until(lambda: owners(at, ready, inside).isdisjoint(first), "it has two", 60)
                 (theirs,) = second.model_pids()
                 os.kill(at.worker.pid, signal.SIGCONT)
-                for job_id in (ready, inside):
+                for job_id in ids:
                     wait_until(
                         lambda one=job_id: at.worker.says("lease lost", one),  # type: ignore[misc]
                         "it hears that it is another's",

@@ -148,9 +148,12 @@ class RequestJobs:
         """Cancel the jobs that have not ended, if no repeat of the request can need them."""
         if self._requests[0].identity.chosen:
             return
-        ids = [one.identity.job_id for one in self._requests]
+        queue, only = self._services.queue, self._request.caller.only
         try:
-            await self._services.queue.cancel(ids, self._request.caller.only)
+            # Many clients may hang up at once: these calls share one of the script.
+            await asyncio.gather(
+                *(queue.cancel_one(one.identity.job_id, only) for one in self._requests)
+            )
         except BrokerError as error:
             logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
 

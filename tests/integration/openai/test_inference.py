@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import struct
 from base64 import b64decode
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -21,6 +24,7 @@ from tests.harness.wait import wait_until
 from tests.integration.jobs.test_generator import Site
 from tests.integration.openai.conftest import MODELS
 
+HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
 
 
@@ -232,9 +236,26 @@ def test_a_hang_up_cancels_unless_the_client_may_ask_again(
     assert [one["message"]["content"] for one in again.json()["choices"]] == ["ab", "ab"]
 
 
+def test_all_of_many_hang_ups_cancel(site: Site, tmp_path: Path) -> None:
+    """More clients than the API process has connections to Redis."""
+    body = json.dumps(scripted(pieces=["a", "b"], until=str(tmp_path))).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+    request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+    place = urlsplit(site.api.url)
+    with ExitStack() as connections:
+        for _ in range(HANG_UPS):
+            one = socket.create_connection((place.hostname, place.port), 60)
+            connections.enter_context(one)
+            one.sendall(request)
+        wait_until(lambda: len(wanted(site)) == HANG_UPS, "all are submitted", 60)
+    wait_until(lambda: not wanted(site), "all are cancelled", 60)
+    (tmp_path / "0").touch()
+    (tmp_path / "1").touch()
+
+
 def wanted(site: Site) -> list[str]:
     """The jobs of `pieces` that neither have ended nor are cancelled."""
-    jobs = site.api.http.get("/api/v1/jobs?model=pieces&limit=100").json()["jobs"]
+    jobs = site.api.http.get("/api/v1/jobs?model=pieces&limit=1000").json()["jobs"]
     return [
         one["id"]
         for one in jobs

@@ -1,0 +1,17 @@
+"""The benchmark of streams runs: no piece is lost, and hang-ups make room."""
+
+from __future__ import annotations
+
+from benchmarks.streaming import COLUMNS, measure_hang_ups, measure_streams, stack
+from benchmarks.tables import Table
+
+
+def test_each_server_has_a_row_and_hang_ups_have_one() -> None:
+    table = Table(*COLUMNS)
+    with stack() as running:
+        measure_streams(table, running, None, clients=4, rounds=1, turns=1)
+        assert [row[0] for row in table.rows] == ["bare FastAPI", "Headrace"]
+        hang_ups = Table("", "alone", "after", "at most")
+        measure_hang_ups(hang_ups, running, 6, turns=1)
+    for row in (*table.rows, *hang_ups.rows):
+        assert all(float(cell.replace(",", "")) > 0 for cell in row[1:])

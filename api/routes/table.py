@@ -363,7 +363,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", _RESPONSE, responses.delete_response, _SUBMIT, "delete_response",
-        ResponseDeleted, _UNREAD_JOB,
+        ResponseDeleted, (*_UNREAD_JOB, errors.Conflict),
     ),
     Operation(
         "POST", _RESPONSE + "/cancel", responses.cancel_response, _SUBMIT, "cancel_response",

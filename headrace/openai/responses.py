@@ -120,17 +120,16 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     @override
     def options(self) -> JobOptions:
         """Return the options of its job, which also has what the response repeats."""
-        options = super().options()
         echo = Echo(
             model=self.model, background=bool(self.background), store=self.store is not False,
             instructions=self.instructions, max_output_tokens=self.max_output_tokens,
-            temperature=self.temperature, top_p=self.top_p, service_tier=self.tier,
+            temperature=self.temperature, top_p=self.top_p, service_tier=self.tier, user=self.user,
         )  # fmt: skip
-        metadata = {**(options.metadata or {}), ECHO: msgspec.to_builtins(echo)}
+        metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
         if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
             # They are in the input too; a response can do without them.
             metadata[ECHO]["instructions"] = None
-        return msgspec.structs.replace(options, metadata=metadata)
+        return msgspec.structs.replace(super().options(), metadata=metadata)
 
 
 class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -144,6 +143,7 @@ class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
     temperature: float | None = None
     top_p: float | None = None
     service_tier: str = "default"
+    user: str | None = None
 
 
 class OutputText(msgspec.Struct, kw_only=True):
@@ -304,7 +304,7 @@ def response_of(
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         instructions=echo.instructions,
         max_output_tokens=echo.max_output_tokens,
-        metadata={name: value for name, value in metadata.items() if name != "user"},
+        metadata=metadata,
         model=echo.model,
         output=[] if found is None else [message_of(job.id, found)],
         service_tier=echo.service_tier,
@@ -318,7 +318,7 @@ def response_of(
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
-        user=metadata.get("user"),
+        user=echo.user,
     )
 
 

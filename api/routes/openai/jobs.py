@@ -108,28 +108,23 @@ class RequestJobs:
             BrokerUnavailable: Redis does not answer, or this process stops.
             HeadraceError: a job is refused, or has failed.
         """
-        services = self._services
         hang_up = HangUp(self._request.receive)
-        waits = [
-            asyncio.create_task(submit_and_wait(services, one, hang_up.receive, math.inf))
-            for one in self._requests
-        ]
+        waits = [asyncio.create_task(self._success(one, hang_up)) for one in self._requests]
         try:
-            jobs = []
-            for wait in waits:
-                job = (await wait).job
-                check_success(job)
-                jobs.append(job)
+            return await asyncio.gather(*waits)
         except BaseException:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
             await self.cancel()
             raise
-        else:
-            return jobs
         finally:
             hang_up.close()
+
+    async def _success(self, request: ValidatedRequest, hang_up: HangUp) -> Job:
+        job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
+        check_success(job)
+        return job
 
     async def submit(self) -> list[Job]:
         """Submit the jobs.

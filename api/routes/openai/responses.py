@@ -31,7 +31,7 @@ from api.routes.openai.jobs import (
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
-from headrace.errors import HeadraceError, InvalidParameter, JobNotFound
+from headrace.errors import Conflict, HeadraceError, InvalidParameter, JobNotFound, TooManyStreams
 from headrace.jobs.job import Job, State
 from headrace.openai.answers import Generation, read_generation
 from headrace.openai.errors import openai_error
@@ -74,7 +74,11 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
     try:
         if asked.stream:
             (job,) = await jobs.submit()
-            return await _start_stream(services, request, job, None, jobs)
+            try:
+                return await _start_stream(services, request, job, None, jobs)
+            except TooManyStreams:
+                await jobs.cancel()
+                raise
         if asked.background:
             (job,) = await jobs.submit()
         else:
@@ -117,7 +121,12 @@ async def delete_response(services: Services, request: Request, response_id: str
     job = await _visible(services, request, response_id)
     if not job.state.final:
         await services.queue.cancel_one(job.id, request.caller.only)
-        await wait_for_end(services, job, request.receive, _END_S)
+        job = await wait_for_end(services, job, request.receive, _END_S)
+        if not job.state.final:
+            raise Conflict(
+                f"the response {job.id} still runs; it is being cancelled",
+                hint="Delete it again in a moment.",
+            )
     await _forget(services, request, job.id)
     return json_reply(ResponseDeleted(id=job.id))
 
@@ -287,8 +296,10 @@ class _EventStream:
                     self._sent += len(text)
                     if text:
                         parts.append(self._text([self._events.delta(last, text)]))
-                case Restarted():
-                    raise restarted()
+                case Restarted(at):
+                    # The events that the client has may come from after it.
+                    if at > self._after - HEAD_EVENTS + 1:
+                        raise restarted()
                 case Ended(last, job):
                     parts.append(await self._tail(last, job))
                     return b"".join(parts), True

@@ -34,10 +34,10 @@ def text_of(events: Any) -> str:
 
 
 def test_a_response_is_read_again(client: Any, site: Site) -> None:
-    made = client.responses.create(**asked(metadata={"a": "b"}, user="ann", instructions=None))
+    made = client.responses.create(**asked(metadata={"user": "b"}, user="ann", instructions=None))
     assert made.output_text.startswith(LOADS)
     assert (made.status, made.error, made.incomplete_details) == ("completed", None, None)
-    assert (made.metadata, made.user, made.temperature) == ({"a": "b"}, "ann", 0)
+    assert (made.metadata, made.user, made.temperature) == ({"user": "b"}, "ann", 0)
     assert made.usage.output_tokens == 40
     assert made.usage.total_tokens == made.usage.input_tokens + 40
     assert client.responses.retrieve(made.id) == made
@@ -228,6 +228,22 @@ def test_a_model_that_cannot_go_on_ends_the_stream(client: Any, tmp_path: Path) 
     events = list(client.responses.create(**item, stream=True))
     assert events[-1].type == "error"
     assert "process was lost" in events[-1].message
+
+
+def test_a_stream_goes_on_behind_a_restart(client: Any, tmp_path: Path) -> None:
+    for n in range(12):
+        (tmp_path / str(n)).touch()
+    item = scripted(pieces=[*"abcdefghijkl"], kills=2, until=str(tmp_path))
+    made = client.responses.create(**item, background=True)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", "it ends", 60)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert text_of(events) == "abcdefghijkl"
+    last = events[-1].sequence_number
+    for after in range(last + 1):
+        rest = list(client.responses.retrieve(made.id, stream=True, starting_after=after))
+        assert "error" not in [one.type for one in rest]
+        assert "abcdefghijkl".endswith(text_of(rest))
+        assert [one.sequence_number for one in rest][-1:] == ([last] if after < last else [])
 
 
 def test_a_killed_process_does_not_change_the_response(client: Any, site: Site) -> None:

@@ -251,6 +251,8 @@ def _answer(status: int, answer: Success) -> dict[str, Any]:
     found: dict[str, Any] = {"description": answer.description}
     if answer.content is not None:
         found["content"] = _content(answer.content)
+    if answer.events:
+        found["content"] = {**found["content"], "text/event-stream": {"schema": {}}}
     if answer.headers:
         found["headers"] = {header.name: _answer_header(header) for header in answer.headers}
     if answer.content is JobObject:

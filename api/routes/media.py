@@ -52,11 +52,13 @@ class Success(NamedTuple):
 
     Attributes:
         content: as of a `Body`; None for no body.
+        events: whether it can also be a stream of events.
     """
 
     description: str
     content: type | Schema | None = None
     headers: Sequence[Header] = ()
+    events: bool = False
 
 
 def _job_answers(ended: str, *headers: Header) -> Mapping[int, Success]:
@@ -170,6 +172,7 @@ def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mappin
         200: Success(
             f"The whole answer. With `stream`, events with a {chunk.__name__} each, and `[DONE]`.",
             whole,
+            events=True,
         )
     }
 
@@ -177,7 +180,7 @@ def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mappin
 CHAT: Final = _chunked(ChatCompletion, ChatChunk)
 COMPLETION: Final = _chunked(Completion, Completion)
 RESPONSE: Final = {
-    200: Success("The response. With `stream`, the events of OpenAI's API.", Response),
+    200: Success("The response. With `stream`, the events of OpenAI's API.", Response, events=True),
 }
 CHANGE_EVENTS: Final = {
     200: Success(

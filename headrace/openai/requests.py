@@ -67,12 +67,10 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         unsupported: fields of OpenAI's API that this server does not have, with the values that
             change nothing.
-        path: where it is sent.
         id_prefix: how the ids of its answers begin.
     """
 
     unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    path: ClassVar[str] = ""
     id_prefix: ClassVar[str] = ""
 
     model: Annotated[str, Meta(description="The name of a model of this server.")]
@@ -215,7 +213,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "verbosity": ("medium",),
         "web_search_options": (),
     }
-    path: ClassVar[str] = CHAT
     id_prefix: ClassVar[str] = "chatcmpl-"
 
     messages: Annotated[
@@ -247,7 +244,6 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         "logprobs": (),
         "suffix": ("",),
     }
-    path: ClassVar[str] = COMPLETIONS
     id_prefix: ClassVar[str] = "cmpl-"
 
     prompt: Annotated[
@@ -275,7 +271,6 @@ class EmbeddingRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of embeddings."""
 
     unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {"dimensions": ()}
-    path: ClassVar[str] = EMBEDDINGS
     id_prefix: ClassVar[str] = "embd-"
 
     input: Annotated[

@@ -68,7 +68,6 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
-    path: ClassVar[str] = RESPONSES
     id_prefix: ClassVar[str] = "resp_"
 
     input: Annotated[
@@ -96,7 +95,6 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             raise InvalidParameter(
                 "a response in the background is stored", "store", hint="Leave store out."
             )
-        self.inputs()
 
     @override
     def inputs(self) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -25,17 +25,18 @@ from api.http.openai_errors import envelope
 from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
 from api.routes.jobs.stream import Ended, Missing, PieceEvent, Pieces, Restarted, follow_pieces
 from api.routes.openai.jobs import (
+    Following,
     HangUp,
     RequestJobs,
     check_success,
-    cut_off,
     job_requests,
+    next_events,
     restarted,
     result_of,
+    text_of,
 )
 from api.services import Services
 from headrace.errors import (
-    HandlerError,
     HeadraceError,
 )
 from headrace.jobs.job import Job
@@ -83,12 +84,7 @@ async def _create(
         body = msgspec.json.encode(answer(asked, jobs.answer_id, created, results))
         return Reply(200, body, headers=(NO_STORE, jobs.request_id))
     except HeadraceError as error:
-        if error.retryable or error.status < 500:
-            raise
         return jobs.failed(error)
-
-
-Following = AsyncGenerator[list[PieceEvent], None]
 
 
 async def _start_stream(
@@ -162,10 +158,7 @@ class _AnswerStream:
             ClientGone: the client hung up.
             HeadraceError: the answer ends with an error.
         """
-        try:
-            self._first = await anext(self._following)
-        except StopAsyncIteration:
-            raise cut_off() from None
+        self._first = await next_events(self._following)
         for event in self._first:
             if isinstance(event, Ended):
                 await self._whole(event.job)
@@ -183,10 +176,7 @@ class _AnswerStream:
         if text:
             await put(write, text)
         while self.generation is None:
-            try:
-                events = await anext(self._following)
-            except StopAsyncIteration:
-                raise cut_off() from None
+            events = await next_events(self._following)
             await put(write, await self._text(events) or HEARTBEAT)
 
     async def close(self) -> None:
@@ -224,20 +214,6 @@ class _AnswerStream:
     def _more(self, text: str) -> bytes:
         self._sent += len(text)
         return _event(self._chunks.text(self._index, text)) if text else b""
-
-
-def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:
-    """Return pieces of a text as one text.
-
-    Raises:
-        HandlerError: a piece is no text.
-    """
-    try:
-        return "".join(msgspec.json.decode(piece, type=str) for piece in pieces)
-    except msgspec.MsgspecError:
-        raise HandlerError(
-            f"model {model} streams pieces that are no text; this endpoint needs text"
-        ) from None
 
 
 async def _write_answers(

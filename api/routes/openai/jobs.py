@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 import msgspec
 
 from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
 from api.http.openai_errors import envelope
+from api.routes.jobs.stream import PieceEvent
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
@@ -24,7 +25,7 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.submit import submit, submit_and_wait, validate
-from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, ReplicaLost
+from headrace.errors import BrokerError, BrokerUnavailable, HandlerError, HeadraceError, ReplicaLost
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
@@ -135,7 +136,13 @@ class RequestJobs:
         return [(await submit(self._services, one)).job for one in self._requests]
 
     def failed(self, error: HeadraceError) -> Reply:
-        """Return the answer for an error that no repeat of the request can change."""
+        """Return the answer for an error that no repeat of the request can change.
+
+        Raises:
+            HeadraceError: a repeat can help, or OpenAI's SDK would not repeat the request anyway.
+        """
+        if error.retryable or error.status < 500:
+            raise error
         reply = envelope(error)
         return reply._replace(headers=(*reply.headers, self.request_id, _NO_RETRY))
 
@@ -193,3 +200,33 @@ def restarted() -> ReplicaLost:
         "the model's process was lost, and the model cannot go on with the answer",
         hint="Send the request again.",
     )
+
+
+Following = AsyncGenerator[list[PieceEvent], None]
+
+
+async def next_events(following: Following) -> list[PieceEvent]:
+    """Wait for the next pieces of a job, or for a heartbeat.
+
+    Raises:
+        ClientGone: the client hung up.
+        BrokerUnavailable: the stream is over before its job has ended.
+    """
+    try:
+        return await anext(following)
+    except StopAsyncIteration:
+        raise cut_off() from None
+
+
+def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:
+    """Return pieces of a text as one text.
+
+    Raises:
+        HandlerError: a piece is no text.
+    """
+    try:
+        return "".join(msgspec.json.decode(piece, type=str) for piece in pieces)
+    except msgspec.MsgspecError:
+        raise HandlerError(
+            f"model {model} streams pieces that are no text; this endpoint needs text"
+        ) from None

@@ -18,15 +18,16 @@ from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
 from api.routes.jobs.job import visible_job
 from api.routes.jobs.stream import Ended, PieceEvent, Pieces, Restarted, follow_pieces
-from api.routes.openai.inference import Following, text_of
 from api.routes.openai.jobs import (
+    Following,
     HangUp,
     RequestJobs,
     check_success,
-    cut_off,
     job_requests,
+    next_events,
     restarted,
     result_of,
+    text_of,
 )
 from api.services import Services
 from api.submission.decoding import read_query
@@ -49,7 +50,7 @@ from headrace.openai.responses import (
     response_of,
 )
 
-#: Seconds for which a deletion waits until a cancelled job has ended.
+#: Seconds for which a cancel or a deletion waits until a cancelled job has ended.
 _END_S = 5.0
 
 
@@ -89,8 +90,6 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
             await _forget(services, request, job.id)
         return reply._replace(headers=(*reply.headers, jobs.request_id))
     except HeadraceError as error:
-        if error.retryable or error.status < 500:
-            raise
         return jobs.failed(error)
 
 
@@ -108,27 +107,30 @@ async def get_response(
 async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
     """Cancel a response; one that has ended stays as it is."""
     request.query()
-    job = await _visible(services, request, response_id)
-    if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
-        job = await wait_for_end(services, job, request.receive, _END_S)
+    job = await _cancelled(services, request, response_id)
     return json_reply(await _response(services, job))
 
 
 async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
     """Delete a response; one that runs is cancelled first."""
     request.query()
-    job = await _visible(services, request, response_id)
+    job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
-        job = await wait_for_end(services, job, request.receive, _END_S)
-        if not job.state.final:
-            raise Conflict(
-                f"the response {job.id} still runs; it is being cancelled",
-                hint="Delete it again in a moment.",
-            )
+        raise Conflict(
+            f"the response {job.id} still runs; it is being cancelled",
+            hint="Delete it again in a moment.",
+        )
     await _forget(services, request, job.id)
     return json_reply(ResponseDeleted(id=job.id))
+
+
+async def _cancelled(services: Services, request: Request, response_id: str) -> Job:
+    """Cancel the job of a response, if it has not ended, and wait a moment for its end."""
+    job = await _visible(services, request, response_id)
+    if job.state.final:
+        return job
+    await services.queue.cancel_one(job.id, request.caller.only)
+    return await wait_for_end(services, job, request.receive, _END_S)
 
 
 async def _forget(services: Services, request: Request, job_id: str) -> None:
@@ -234,9 +236,7 @@ async def _begin(services: Services, following: Following) -> list[PieceEvent]:
         ClientGone: the client hung up.
         HeadraceError: the response ends with an error.
     """
-    events = await anext(following, None)
-    if events is None:
-        raise cut_off()
+    events = await next_events(following)
     for event in events:
         if isinstance(event, Ended):
             check_success(event.job)
@@ -272,10 +272,7 @@ class _EventStream:
                 text, ended = await self._written(first)
                 await put(write, text or HEARTBEAT)
             while not ended:
-                events = await anext(following, None)
-                if events is None:
-                    raise cut_off()
-                text, ended = await self._written(events)
+                text, ended = await self._written(await next_events(following))
                 await put(write, text or HEARTBEAT)
         except HeadraceError as error:
             detail = openai_error(error).error

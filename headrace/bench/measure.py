@@ -229,8 +229,8 @@ def find_peak(
     The rate grows until the objective is missed, or shrinks until it is met, then it is bisected.
     A load that misses it is stopped early, and the lowest rate that missed it is sent again. A rate
     counts as met only if the load is steady, because a queue that grows misses every objective
-    later. A load that is too short to confirm the objective is repeated for longer, and so is one
-    that the generator spoilt.
+    later. A load that is too short to confirm the objective is repeated for longer. So is one that
+    meets it and is not steady, and one that the generator spoilt.
 
     Args:
         target: the model on its server.
@@ -249,7 +249,7 @@ def find_peak(
         NotIdle: the server has other work.
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
-    search = _Search(_Session(target, chosen, objective, name), objective, chosen.duration_s)
+    search = PeakSearch(_Session(target, chosen, objective, name), objective, chosen.duration_s)
     if at_least > 0 and not search.met(at_least):
         return search.result()
     rate = start or at_least * growth or search.lone_rate()
@@ -259,7 +259,7 @@ def find_peak(
     return search.result()
 
 
-class _Search:
+class PeakSearch:
     """A search for the peak: `low` met the objective, `high` did not."""
 
     def __init__(self, session: _Session, objective: Objective, duration_s: float) -> None:
@@ -288,8 +288,12 @@ class _Search:
                 break
             if load.refused and load.succeeded:
                 continue
-            if verdict.met or load.cut:
+            if load.cut:
                 break
+            if verdict.met:
+                # Chance moves the medians of a short load; a queue that grows shows in a long one.
+                length_s *= 2
+                continue
             if verdict.late > verdict.requests * (1 - self._objective.percentile / 100):
                 break
             needed = verdict.needed
@@ -314,6 +318,8 @@ class _Search:
             rate /= growth
             if rate < _LOWEST or self.met(rate):
                 return
+            # After a disturbance the peak can be far below where it was before.
+            growth = min(growth * growth, max(growth, 2.0))
 
     def _grow(self, growth: float) -> None:
         while self.high is None and len(self._session.loads) < LOADS_MAX:

@@ -210,6 +210,8 @@ def _why_refused(
         return "no request was due in the steady part; make the duration longer"
     if not load.succeeded:
         return "no request had a result"
+    if not load.rate and load.verdict is None:
+        return "no result came before the load's end; make the duration longer"
     share = sent.cpu_s / sent.length_s if sent.length_s > 0 else 0.0
     if scenario.concurrency:
         if share > BUSY:

@@ -27,6 +27,7 @@ class ModelServer:
         service_s: how long it takes for a request; it runs one after the other.
         answers: the statuses of the next answers, from the end; 200 when there are none.
         stall: requests wait until it is set.
+        holds_at: it answers nothing from this request on.
         requests: the requests that came, with their headers.
         closes: it closes the connection after each answer.
     """
@@ -35,6 +36,7 @@ class ModelServer:
     answers: list[int] = field(default_factory=list)
     requests: list[bytes] = field(default_factory=list)
     closes: bool = False
+    holds_at: int = 0
     port: int = 0
     connections: int = 0
     stall: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,6 +85,8 @@ class _Connection(asyncio.Protocol):
             return
         self._buffer = rest[length:]
         self._server.requests.append(head + end + rest[:length])
+        if len(self._server.requests) == self._server.holds_at:
+            self._server.stall.clear()
         task = asyncio.ensure_future(self._answer(head))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)

@@ -98,6 +98,19 @@ def test_a_slow_start_is_left_out() -> None:
     assert [window.steady for window in found.windows[:4]].count(False) >= 3
 
 
+def test_results_after_the_end_are_no_rate_and_do_not_count() -> None:
+    sent = Sent([Row(0, 0.1, 0.1, 3.0), Row(0, 0.2, 0.2, 3.1)], [], 1.0, 0.1)
+    found = summarise(scenario_of("closed:2"), sent, warm_up_s=0)
+    assert (found.requests, found.succeeded, found.rate) == (2, 2, 0)
+    assert found.refused == "no result came before the load's end; make the duration longer"
+    judged = summarise(
+        scenario_of("closed:2"), sent, warm_up_s=0, objective=objective_of("p50=1s", confidence=0.5)
+    )
+    assert judged.refused == ""
+    assert judged.verdict is not None
+    assert not judged.verdict.met
+
+
 def test_an_objective_counts_late_and_failed_requests() -> None:
     sent = open_load(20, 60)
     for row in sent.rows[:3]:

@@ -10,8 +10,9 @@ with `messages`, or a `prompt` (a text, or a list of tokens). A result is `{"tex
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -22,7 +23,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from handlers.generation.detokenizer import Detokenizer
-from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.sampling import Sampling
 from handlers.images import read_options
 from headrace.config.suggestions import did_you_mean, listing
@@ -37,6 +38,10 @@ _CACHE_SHARE: Final = 0.6
 _CACHE_BYTES: Final = 1 << 30
 #: The most stop texts of a request.
 _STOPS_MAX: Final = 16
+#: The share of the cache that is left free when a request joins others.
+_MARGIN: Final = 0.1
+#: The weight of the newest answer in the share of `max_tokens` that answers use.
+_NEWEST_WEIGHT: Final = 1 / 16
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -121,6 +126,7 @@ class LanguageModel(Generator):
         self._load(context)
         self._answers: dict[str, _Answer] = {}
         self._ended: list[Piece] = []
+        self._share_used = 1.0
 
     def _load(self, context: Context) -> None:
         from transformers import AutoTokenizer, GenerationConfig
@@ -219,11 +225,33 @@ class LanguageModel(Generator):
 
     @override
     def budget(self) -> Budget:
-        return self.engine.budget()
+        whole = self.engine.budget()
+        if not self._answers:
+            return whole
+        taken = sum(self.likely_cost(one.request, one.count) for one in self._answers.values())
+        return Budget(whole.slots, int(whole.tokens * (1 - _MARGIN)) - taken)
 
     @override
     def cost(self, request: Request) -> int:
         return self.engine.cost(len(request.tokens) + request.max_tokens)
+
+    @override
+    def likely_cost(self, request: Request, produced: int = 0) -> int:
+        share = 1.0 if request.ignore_end else self._share_used
+        likely = max(math.ceil(request.max_tokens * share), produced + AHEAD)
+        return self.engine.cost(len(request.tokens) + min(likely, request.max_tokens))
+
+    @override
+    def lacks_memory(self) -> bool:
+        return self.engine.lacks_memory()
+
+    @override
+    def pause(self, request_ids: Set[str]) -> None:
+        self.engine.pause(request_ids)
+
+    @override
+    def wake(self) -> None:
+        self.engine.wake()
 
     @override
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
@@ -288,6 +316,9 @@ class LanguageModel(Generator):
             if finish is None:
                 self.engine.cancel(new.id)
             finish = "stop"
+        if finish and not answer.request.ignore_end:
+            used = answer.count / answer.request.max_tokens
+            self._share_used += _NEWEST_WEIGHT * (used - self._share_used)
         if finish or new.error:
             del self._answers[new.id]
         usage = _usage(answer) if finish else None

@@ -8,7 +8,10 @@ calls the methods in this order, in one thread::
     budget(), cost(request)             while requests wait: is there room for the next one?
     add(id, request)                    the request joins
     step() -> pieces                    again and again, while requests run
-    cancel(id)                          a request whose job was cancelled leaves
+    cancel(id)                          a request leaves: its job was cancelled, or it is put back
+
+An offline request is put back when an online one needs its place, and the newest request when the
+memory runs out (`lacks_memory`). It is added again later, with its tokens.
 
 A request whose `preprocess` or `add` raises fails alone, and so does one that gets a piece with an
 `error`. If `step` raises, the state of the batch is unknown: the process ends, and the jobs run
@@ -20,7 +23,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator as Steps
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +39,8 @@ class Budget:
 
     Attributes:
         slots: how many more may join.
-        tokens: how much they may cost together; see `Generator.cost`.
+        tokens: how much they may cost together; see `Generator.likely_cost`. While nothing runs,
+            the most that one request may cost; see `Generator.cost`.
     """
 
     slots: int
@@ -94,8 +98,26 @@ class Generator(Handler):
         """Return the room for more requests now."""
 
     def cost(self, request: Any) -> int:
-        """Return what a request takes of the budget's tokens until it ends."""
+        """Return the most that a request takes of the budget's tokens until it ends."""
         return 1
+
+    def likely_cost(self, request: Any, produced: int = 0) -> int:
+        """Return what a request probably takes of the budget's tokens until it ends.
+
+        If this can be less than `cost`, the memory can run out: see `lacks_memory`.
+
+        Args:
+            request: what `preprocess` returned for its input.
+            produced: how many tokens its pieces have had so far.
+        """
+        return self.cost(request)
+
+    def lacks_memory(self) -> bool:
+        """Return whether the running requests need more memory for their next step than there is.
+
+        Then one of them is put back (`cancel`), and this is asked again.
+        """
+        return False
 
     @abstractmethod
     def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
@@ -121,7 +143,17 @@ class Generator(Handler):
 
     @abstractmethod
     def cancel(self, request_id: str) -> None:
-        """Let a request leave, and free what it holds."""
+        """Let a request leave, and free what it holds. It may be added again later."""
+
+    def pause(self, request_ids: Set[str]) -> None:
+        """Let these requests wait in their places, and no others, until the next call.
+
+        Offline requests wait until each online one has its first piece. It saves that one time;
+        a handler need not do it.
+        """
+
+    def wake(self) -> None:
+        """Let a `step` that waits return early, as a request has come. Another thread calls it."""
 
     @override
     def inference(self, items: Any) -> Steps[list[Any], None, list[Any]]:
@@ -129,36 +161,76 @@ class Generator(Handler):
 
         Yields the pieces of each step, and returns a Generated, or an error, for each item.
         """
-        waiting = deque(enumerate(items))
-        running: dict[str, int] = {}
-        deltas: list[list[Any]] = [[] for _ in items]
-        outputs: list[Any] = [None] * len(items)
-        while waiting or running:
-            while waiting and (room := room_for(self, waiting[0][1], bool(running))) is not False:
-                place, request = waiting.popleft()
-                if isinstance(room, InputError):
-                    outputs[place] = room
-                    continue
-                try:
-                    self.add(str(place), request)
-                except Exception as error:  # noqa: BLE001 - the item fails with it, as in a worker
-                    outputs[place] = error
-                else:
-                    running[str(place)] = place
-            pieces: list[Any] = [None] * len(items)
-            for piece in self.step() if running else ():
-                place = running.get(piece.id, -1)
-                if place < 0:
-                    continue
-                if piece.delta is not None:
-                    deltas[place].append(piece.delta)
-                    new = pieces[place]
-                    pieces[place] = piece.delta if new is None else joined([new, piece.delta])
-                if piece.error is not None or piece.finish is not None:
-                    del running[piece.id]
-                    outputs[place] = piece.error or generated(deltas[place], piece)
-            yield pieces
-        return outputs
+        alone = _Alone(self, items)
+        while alone.busy:
+            alone.relieve()
+            alone.admit()
+            yield alone.step()
+        return alone.outputs
+
+
+class _Alone:
+    """Runs items through a generator in this process, without a worker."""
+
+    def __init__(self, generator: Generator, items: Sequence[Any]) -> None:
+        self.outputs: list[Any] = [None] * len(items)
+        self._generator = generator
+        self._items = items
+        self._waiting = deque(range(len(items)))
+        self._running: dict[str, int] = {}
+        self._deltas: list[list[Any]] = [[] for _ in items]
+        self._tokens: list[list[int]] = [[] for _ in items]
+        # The memory ran out, so nothing joins before a request has ended.
+        self._full = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def relieve(self) -> None:
+        """Put the newest requests back until the memory has room for the others."""
+        while len(self._running) > 1 and self._generator.lacks_memory():
+            newest, place = self._running.popitem()
+            self._generator.cancel(newest)
+            self._waiting.appendleft(place)
+            self._full = True
+
+    def admit(self) -> None:
+        """Let requests join for which there is room, in their order."""
+        while self._waiting and not (self._full and self._running):
+            place = self._waiting[0]
+            room = room_for(self._generator, self._items[place], bool(self._running))
+            if room is False:
+                return
+            self._waiting.popleft()
+            if isinstance(room, InputError):
+                self.outputs[place] = room
+                continue
+            resumed = [list(self._tokens[place])] if self._tokens[place] else []
+            try:
+                self._generator.add(str(place), self._items[place], *resumed)
+            except Exception as error:  # noqa: BLE001 - the item fails with it, as in a worker
+                self.outputs[place] = error
+            else:
+                self._running[str(place)] = place
+
+    def step(self) -> list[Any]:
+        """Run a step, and return the new part of each item."""
+        pieces: list[Any] = [None] * len(self._items)
+        for piece in self._generator.step() if self._running else ():
+            place = self._running.get(piece.id, -1)
+            if place < 0:
+                continue
+            self._tokens[place] += piece.tokens
+            if piece.delta is not None:
+                self._deltas[place].append(piece.delta)
+                new = pieces[place]
+                pieces[place] = piece.delta if new is None else joined([new, piece.delta])
+            if piece.error is not None or piece.finish is not None:
+                del self._running[piece.id]
+                self._full = False
+                self.outputs[place] = piece.error or generated(self._deltas[place], piece)
+        return pieces
 
 
 def generated(deltas: Sequence[Any], last: Piece) -> Generated:
@@ -166,22 +238,30 @@ def generated(deltas: Sequence[Any], last: Piece) -> Generated:
     return Generated(joined(deltas), last.finish or "", dict(last.usage or {}))
 
 
-def room_for(generator: Generator, request: Any, running: bool) -> bool | InputError:
+def room_for(
+    generator: Generator, request: Any, running: bool, likely: int | None = None
+) -> bool | InputError:
     """Return whether a request may join now; an error if it never could.
 
     Args:
         generator: the handler.
         request: what its `preprocess` returned.
         running: others run, and will leave room.
+        likely: what it probably takes; by default as `likely_cost` has it.
     """
-    budget, cost = generator.budget(), generator.cost(request)
+    budget = generator.budget()
     if not isinstance(budget, Budget):
         raise HandlerError(f"budget returned {type(budget).__name__}, not a Budget")
-    if budget.slots > 0 and cost <= budget.tokens:
-        return True
     if running:
-        return False
+        needed = generator.likely_cost(request) if likely is None else likely
+        return budget.slots > 0 and needed <= budget.tokens
+    cost = generator.cost(request)
+    return (budget.slots > 0 and cost <= budget.tokens) or too_large(cost, budget.tokens)
+
+
+def too_large(cost: int, tokens: int) -> InputError:
+    """Return the error of a request that costs more than the whole memory."""
     return InputError(
-        f"the request needs {cost:,} tokens of the model's memory, which has {budget.tokens:,}; "
+        f"the request needs {cost:,} tokens of the model's memory, which has {tokens:,}; "
         "make the prompt shorter, or ask for fewer new tokens"
     )

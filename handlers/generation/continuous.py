@@ -1,7 +1,8 @@
 """The engine with transformers' continuous batching.
 
 It uses `add_request`, `cancel_request` and `get_result` of a ContinuousBatchingManager, which
-runs the model in a thread of its own (transformers 5.23, generation/continuous_batching).
+runs the model in a thread of its own, and a scheduler of ours in it (transformers 5.23,
+generation/continuous_batching).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +22,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from typing_extensions import override
 
-from handlers.generation.engine import NewTokens, Prompt
+from handlers.generation.engine import AHEAD, NewTokens, Prompt
 from handlers.generation.sampling import Sampling, adjusted
+from handlers.generation.scheduler import Control, register
 from headrace.generator import Budget
 
 # It logs at level INFO what it chose for each model.
@@ -52,6 +54,8 @@ class ContinuousEngine:
         self._slots = slots
         self._end_tokens = end_tokens
         self._sampler = _Sampler()
+        self._control = Control()
+        self._cancels = 0
         # The manager makes its processors of those of the model.
         model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
         self.manager = model.init_continuous_batching(
@@ -61,6 +65,8 @@ class ContinuousEngine:
                 num_blocks=self._pages,
                 max_batch_tokens=_STEP_TOKENS.get(model.device.type, _STEP_TOKENS["cpu"]),
                 max_requests_per_batch=slots,
+                scheduler_type=register(self._control),
+                safety_margin=0.0,
                 use_async_batching=False,
                 use_cuda_graph=False,
                 per_request_processors=True,
@@ -78,9 +84,8 @@ class ContinuousEngine:
         self._numbers = itertools.count()
 
     def budget(self) -> Budget:
-        """Return the room that is left if each prompt gets all tokens that it may get."""
-        taken = sum(one.pages for one in self._running.values())
-        return Budget(self._slots - len(self._running), (self._pages - taken) * self._page)
+        """Return the free slots, and how many tokens the cache has room for."""
+        return Budget(self._slots - len(self._running), self._pages * self._page)
 
     def cost(self, tokens: int) -> int:
         """Return the tokens of whole pages."""
@@ -89,9 +94,9 @@ class ContinuousEngine:
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt."""
         name = f"{prompt_id}/{next(self._numbers)}"
-        pages = self.cost(len(prompt.tokens) + prompt.max_tokens) // self._page
         end_tokens = [] if prompt.ignore_end else self._end_tokens
-        self._running[name] = _Running(prompt_id, pages, end_tokens)
+        count = len(prompt.tokens)
+        self._running[name] = _Running(prompt_id, end_tokens, count, count + prompt.max_tokens)
         self._names[prompt_id] = name
         self._sampler.prompts[name] = (prompt.sampling, prompt.position)
         added = self.manager.add_request(
@@ -104,6 +109,27 @@ class ContinuousEngine:
         if added is None:
             self._leave(name)
             raise self._failure()
+
+    def lacks_memory(self) -> bool:
+        """Return whether the prompts that run need more pages soon than there are.
+
+        The manager may be a step or two ahead of the tokens that have been taken.
+        """
+        pages = sum(self._pages_of(one) for one in self._running.values())
+        return pages > self._pages or self._control.stuck == self._cancels
+
+    def _pages_of(self, one: _Running) -> int:
+        return -(-min(one.tokens + AHEAD, one.most) // self._page)
+
+    def pause(self, prompt_ids: Set[str]) -> None:
+        """Leave these prompts out of the steps; they keep their memory."""
+        self._control.paused = frozenset(
+            name for name, one in self._running.items() if one.id in prompt_ids
+        )
+
+    def wake(self) -> None:
+        """Let a step that waits for tokens return."""
+        self.manager.output_router.output_queue.put(None)
 
     def step(self) -> Iterable[NewTokens]:
         """Return the tokens that have come, a moment after the last step at the latest."""
@@ -126,6 +152,7 @@ class ContinuousEngine:
         tokens = output.generated_tokens
         found = new.setdefault(running.id, NewTokens(running.id))
         found.tokens += tokens[running.come :]
+        running.tokens += len(tokens) - running.come
         running.come = len(tokens)
         if not output.is_finished():
             return
@@ -140,6 +167,7 @@ class ContinuousEngine:
         name = self._names.get(prompt_id)
         if name is not None:
             self._leave(name)
+            self._cancels += 1
             self.manager.cancel_request(name)
 
     def close(self) -> None:
@@ -159,9 +187,12 @@ class ContinuousEngine:
 
 @dataclass(slots=True)
 class _Running:
+    """A prompt with its answer: how many tokens both have now, and at most."""
+
     id: str
-    pages: int
     end_tokens: list[int]
+    tokens: int
+    most: int
     come: int = 0
 
 
@@ -194,10 +225,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     def _row(self, state: Any) -> tuple[Sampling, int]:
         sampling, position = self.prompts.get(state.request_id, (Sampling(), 0))
-        # The manager may put a request back; its answer then moves into the prompt.
-        before = len(state.initial_tokens) - state._true_initial_tokens
-        moved = before if state._true_initial_tokens else 0
-        return sampling, position + moved + state.generated_len()
+        return sampling, position + state.generated_len()
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:

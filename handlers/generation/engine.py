@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from handlers.generation.sampling import Sampling
 from headrace.generator import Budget
+
+#: How many tokens of an answer may come before the next look at the memory.
+AHEAD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,22 @@ class Engine(Protocol):
     """Continues several prompts at a time."""
 
     def budget(self) -> Budget:
-        """Return the room for more prompts."""
+        """Return how many more prompts may run, and how many tokens all may have together."""
 
     def cost(self, tokens: int) -> int:
         """Return what a prompt with an answer of so many tokens takes of the budget."""
 
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt for which there is room."""
+
+    def lacks_memory(self) -> bool:
+        """Return whether the prompts that run need more memory soon than there is."""
+
+    def pause(self, prompt_ids: Set[str]) -> None:
+        """Let these prompts wait, and no others, if the engine can."""
+
+    def wake(self) -> None:
+        """Let a step that waits return early. Another thread calls it."""
 
     def step(self) -> Iterable[NewTokens]:
         """Wait for new tokens for a moment, and return those that have come.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Final
 
 import torch
@@ -38,11 +38,21 @@ class PlainEngine:
 
     def budget(self) -> Budget:
         """Return room for one prompt, if none runs."""
-        return Budget(0, 0) if self._run else Budget(1, self._context)
+        return Budget(0 if self._run else 1, self._context)
 
     def cost(self, tokens: int) -> int:
         """Return the tokens themselves."""
         return tokens
+
+    def lacks_memory(self) -> bool:
+        """Return no: one prompt always has room."""
+        return False
+
+    def pause(self, prompt_ids: Set[str]) -> None:
+        """Do nothing: two prompts never run together."""
+
+    def wake(self) -> None:
+        """Do nothing: a step waits a moment only."""
 
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Start a prompt."""

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,12 +71,21 @@ class VllmEngine:
 
     def budget(self) -> Budget:
         """Return the free slots; vLLM itself holds prompts back that its cache has no room for."""
-        free = self._slots - len(self._running)
-        return Budget(free, free * self.context)
+        return Budget(self._slots - len(self._running), 2 * self._slots * self.context)
 
     def cost(self, tokens: int) -> int:
         """Return the tokens themselves."""
         return tokens
+
+    def lacks_memory(self) -> bool:
+        """Return no: vLLM itself puts prompts back."""
+        return False
+
+    def pause(self, prompt_ids: Set[str]) -> None:
+        """Do nothing: vLLM has no such call."""
+
+    def wake(self) -> None:
+        """Do nothing: a step waits a moment only."""
 
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt."""

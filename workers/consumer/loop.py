@@ -339,8 +339,6 @@ class Consumer:
             self._done(model, replica, rest, now)
         elif kind == "pieces":
             self._held_jobs.write_pieces(model, replica, rest[0])
-        elif kind == "room":
-            replica.room_reported(*rest)
         elif kind == "progress":
             self._held_jobs.write_progress(replica, *rest)
         elif kind == "metrics":
@@ -350,6 +348,17 @@ class Consumer:
             self._preempted(model, replica, rest[0], now)
         elif kind == "profiled":
             self._profiles.ended(model, *rest)
+        else:
+            self._replica_changed(model, replica, kind, rest, now)
+
+    def _replica_changed(
+        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+    ) -> None:
+        if kind == "room":
+            replica.room_reported(*rest)
+        elif kind == "waits":
+            seq, waits = rest
+            replica.waiting_reported(seq, waits, now)
         elif kind == "began":
             replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
         else:

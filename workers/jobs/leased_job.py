@@ -183,6 +183,8 @@ class Batch:
         span: the `traceparent` of its own span; empty without one.
         detailed: something may come with the inputs of its jobs.
         number: how many jobs its generator had been sent with it.
+        waits: its job waits for room in the process of a generator, so its timeout does not run.
+        left_s: how much of its timeout is left then.
     """
 
     jobs: list[LeasedJob]
@@ -198,6 +200,8 @@ class Batch:
     span: str = ""
     detailed: bool = False
     number: int = 0
+    waits: bool = False
+    left_s: float = 0.0
 
     @property
     def traces(self) -> dict[str, str]:
@@ -212,6 +216,14 @@ class Batch:
     def offline(self) -> bool:
         """Whether all of its jobs have the offline priority."""
         return all(job.step == OFFLINE_STEP for job in self.jobs)
+
+    def wait(self, now: float, *, waits: bool) -> None:
+        """Stop the clock of its timeout while its job waits, and let it go on then."""
+        if waits and not self.waits:
+            self.left_s, self.deadline = self.deadline - now, NEVER
+        elif self.waits and not waits:
+            self.deadline = now + self.left_s
+        self.waits = waits
 
     def begin(self, now: float) -> None:
         """Restart the clock of a staged batch when the batch before it ends."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
@@ -26,7 +25,14 @@ from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.overlap import PREEMPTED, Inbox, OverlappedExecutor, done_frame, leave
+from workers.model_process.overlap import (
+    PREEMPTED,
+    Inbox,
+    OverlappedExecutor,
+    WakingInbox,
+    done_frame,
+    leave,
+)
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
 from workers.model_process.profile import Profiler, Request
 from workers.model_process.startup import (
@@ -54,7 +60,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     frames.close_in_children()
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = WakingInbox()
     profiler = Profiler(frames.send)
     threading.Thread(target=_read, args=(frames, inbox, profiler), daemon=True).start()
     config = inbox.get()[1]
@@ -97,6 +103,7 @@ def main() -> None:
     }  # fmt: skip
     frames.send(["ready", ready])
     if isinstance(executor.handler, Generator):
+        inbox.wake = executor.handler.wake
         ContinuousExecutor(executor, executor.handler, inbox, frames.send, tag).run()
     elif overlap:
         OverlappedExecutor(executor, inbox, frames.send, tag).run()
@@ -120,7 +127,7 @@ def _serve(frames: FrameSocket, inbox: Inbox, executor: BatchExecutor, tag: str)
         frames.send(done_frame(seq, state))
 
 
-def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
+def _read(frames: FrameSocket, inbox: WakingInbox, profiler: Profiler) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does.
 
     Each batch comes with a set. The places of items that are dropped later are added to it, and
@@ -136,6 +143,7 @@ def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
             if frame[0] == "drop":
                 _, seq, places = frame
                 dropped.get(seq, set()).update(places)
+                inbox.changed()
                 continue
             if frame[0] == "yield":
                 dropped.get(frame[1], set()).add(PREEMPTED)

@@ -3,6 +3,9 @@
 Each job is a batch of one for the worker, with a number of its own. So a job is settled as soon as
 it ends, and is cancelled, timed out and lost like any batch. The worker sends a job only if the
 last frame `room` had room for it.
+
+An online request that finds no room puts offline ones back, and the newest request is put back when
+the memory runs out. It waits in this process with its tokens, and goes on after them.
 """
 
 from __future__ import annotations
@@ -10,50 +13,35 @@ from __future__ import annotations
 import logging
 import os
 import queue
-from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import InputError
-from headrace.generator import Generated, Generator, Piece, generated, room_for
-from workers.model_process.context import begin
+from headrace.errors import HandlerError, InputError
+from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
+from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, StageTimes, checked_list, clock
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.overlap import Inbox, Send
 from workers.model_process.pieces import PieceSender, piece_json
+from workers.model_process.requests import (
+    Request,
+    WaitingRequests,
+    put_back_first,
+    that_make_room,
+)
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
 
 #: How many batches the worker may have in the process at once.
 BATCHES_MAX: Final = 4096
+#: How many requests may wait for memory before the worker sends no more.
+WAITING_MAX: Final = 4
+#: For how long offline requests wait at most for the first piece of an online one, in seconds.
+AWAITED_S: Final = 0.5
 
-
-@dataclass(slots=True, eq=False)
-class RunningRequest:
-    """One job in the process.
-
-    Attributes:
-        seq: the number of its batch.
-        request: what `preprocess` returned for its input.
-        dropped: not empty once the worker has dropped it.
-        times: how long it was prepared, and how long it has run.
-        deltas: the pieces of its result, with those of earlier attempts.
-        resume_from: the tokens of earlier attempts.
-        tokens: those of pieces without a delta; they come with the next one.
-    """
-
-    seq: int
-    job_id: str
-    request: Any
-    dropped: set[int]
-    times: StageTimes
-    deltas: list[Any] = field(default_factory=list)
-    resume_from: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    began_at: float = 0.0
+_NO_MEMORY: Final = "the model's memory ran out; give it more, or let fewer requests run at a time"
 
 
 class ContinuousExecutor:
@@ -76,19 +64,25 @@ class ContinuousExecutor:
         self._send = send
         self._tag = tag
         self._pieces = PieceSender(lambda rows: send(["pieces", rows]))
-        self._waiting: deque[RunningRequest] = deque()
-        self._running: dict[str, RunningRequest] = {}
-        # By number: the pieces and tokens of earlier attempts.
+        self._waiting = WaitingRequests()
+        self._running: dict[str, Request] = {}
+        # By number of the batch: the pieces and tokens of earlier attempts, and for how many
+        # seconds an offline job yields.
         self._logs: dict[int, tuple[list[Any], list[int]]] = {}
+        self._offline: dict[int, float] = {}
         self._received = 0
-        self._room = (-1, -1)
+        self._room = (-1, -1, -1)
+        self._paused: frozenset[str] = frozenset()
+        self._whole = handler.budget().tokens
 
     def run(self) -> None:
         """Serve until `stop`, which the worker sends when no job runs."""
         self._report_room()
         while self._take_frames():
             self._drop_cancelled()
+            self._relieve()
             self._admit()
+            self._report_waiting()
             if self._running:
                 self._step()
             self._report_room()
@@ -108,14 +102,19 @@ class ContinuousExecutor:
                 _, seq, pieces, tokens = frame
                 self._logs[seq] = (_values(pieces), _values(tokens))
                 continue
+            if frame[0] == "offline":
+                _, seq, yield_s = frame
+                self._offline[seq] = yield_s
+                continue
             _, seq, items, *traces, dropped = frame
             self._received += len(items)
             begin(self._tag, seq, traces)
             self._prepare(seq, items, dropped)
 
     def _prepare(self, seq: int, items: list[Any], dropped: set[int]) -> None:
-        """Let a job wait for room; one whose input is bad ends."""
-        deltas, resume_from = self._logs.pop(seq, ([], []))
+        """Let a job wait for room; one whose input is bad, or too large, ends."""
+        deltas, tokens = self._logs.pop(seq, ([], []))
+        yield_s = self._offline.pop(seq, None)
         state = self._executor.read(items, dropped, seq)
         if not state.readable:
             self._send_outcome(seq, state.outcomes[0], state.times)
@@ -123,49 +122,134 @@ class ContinuousExecutor:
         (read,) = state.readable.values()
         started = clock()
         try:
-            items = self._executor.own_preprocess([read])
-            (request,) = checked_list(items, 1, "preprocess")
+            request, cost = self._request(read)
         except BaseException as error:  # noqa: BLE001 - whatever it raises becomes the job's error
-            request = error
-        if isinstance(request, BaseException):
-            self._send_outcome(seq, failure(request), state.times)
+            self._send_outcome(seq, failure(error), state.times)
             return
         state.times.preprocess = (clock() - started) * 1000
-        self._waiting.append(
-            RunningRequest(seq, read[0], request, dropped, state.times, deltas, resume_from)
-        )
+        one = Request(seq, self._received, read[0], request, cost, dropped, state.times)
+        one.deltas, one.tokens = deltas, tokens
+        if yield_s is not None:
+            one.offline, one.yields_until = True, clock() + yield_s
+        self._waiting.add(one)
+
+    def _request(self, read: Input) -> tuple[Any, int]:
+        """Return the request of an input, and its cost."""
+        (request,) = checked_list(self._executor.own_preprocess([read]), 1, "preprocess")
+        if isinstance(request, BaseException):
+            raise request
+        cost = self._handler.cost(request)
+        if cost > self._whole:
+            raise too_large(cost, self._whole)
+        return request, cost
 
     def _drop_cancelled(self) -> None:
         for one in [one for one in self._waiting if one.dropped]:
             self._waiting.remove(one)
-            self._send_outcome(one.seq, CANCELLED, one.times)
+            self._end(one, CANCELLED)
         for one in [one for one in self._running.values() if one.dropped]:
             self._handler.cancel(one.job_id)
             self._end(one, CANCELLED)
 
+    def _relieve(self) -> None:
+        """Put requests back until the memory has room for the next step of the others."""
+        while self._running and self._handler.lacks_memory():
+            running = put_back_first(self._running.values())
+            one = next((one for one in running[:-1] if not one.forgets), None)
+            if one is not None:
+                one.outgrew = True
+                self._put_back(one)
+                continue
+            # It is alone, or none could go on.
+            self._handler.cancel(running[0].job_id)
+            self._end(running[0], failure(HandlerError(_NO_MEMORY)))
+
+    def _put_back(self, one: Request) -> None:
+        self._handler.cancel(one.job_id)
+        del self._running[one.job_id]
+        one.ran_s += clock() - one.began_at
+        one.put_back = True
+        self._waiting.add(one)
+
     def _admit(self) -> None:
-        while self._waiting:
-            one = self._waiting[0]
-            if one.job_id in self._running:
-                return  # an attempt that the worker has lost; it leaves first
-            room = room_for(self._handler, one.request, bool(self._running))
-            if room is False:
-                return
-            self._waiting.popleft()
-            if isinstance(room, InputError):
-                self._send_outcome(one.seq, failure(room), one.times)
-                continue
-            resumed = (one.resume_from,) if one.resume_from else ()
-            try:
-                self._handler.add(one.job_id, one.request, *resumed)
-            except BaseException as error:  # noqa: BLE001 - as above
-                self._send_outcome(one.seq, failure(error), one.times)
-                continue
-            one.began_at = clock()
-            self._running[one.job_id] = one
+        """Let waiting requests join, as long as one has room."""
+        self._waiting.favour(self._running.values(), clock())
+        while any(self._joins(one) for one in self._waiting.candidates()):
+            pass
+        self._pause_offline()
+
+    def _joins(self, one: Request) -> bool:
+        """Let a request join if there is room; return whether it waits no more."""
+        if one.job_id in self._running:
+            return False  # an attempt that the worker has lost; it leaves first
+        if one.yields and self._awaited():
+            return False  # the online one comes first to its first piece
+        room = room_for(self._handler, one.request, bool(self._running), self._likely(one))
+        if room is False and not (self._make_room(one) and self._fits(one)):
+            return False
+        self._waiting.joined(one)
+        if isinstance(room, InputError):
+            self._end(one, failure(room))
+        else:
+            self._join(one)
+        return True
+
+    def _fits(self, one: Request) -> bool:
+        found = room_for(self._handler, one.request, bool(self._running), self._likely(one))
+        return found is True
+
+    def _likely(self, one: Request) -> int:
+        """Return what a request probably takes of the budget."""
+        if one.outgrew:
+            return one.cost
+        return self._handler.likely_cost(one.request, len(one.tokens))
+
+    def _make_room(self, one: Request) -> bool:
+        """Put offline requests back if an online one then fits; return whether any was."""
+        if one.yields:
+            return False
+        budget = self._handler.budget()
+        leaving = that_make_room(
+            self._running.values(), self._likely(one), budget.slots, budget.tokens, self._likely
+        )
+        for other in leaving:
+            self._put_back(other)
+        return bool(leaving)
+
+    def _join(self, one: Request) -> None:
+        self._pause_offline(one)
+        resumed = (list(one.tokens),) if one.tokens else ()
+        try:
+            self._handler.add(one.job_id, one.request, *resumed)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._end(one, failure(error))
+            return
+        one.began_at, one.produced, one.put_back = clock(), False, False
+        self._running[one.job_id] = one
+        if not one.began:
+            one.began = True
             self._pieces.begin(one.seq, [one.job_id])
             if resumed:
                 self._pieces.resume(one.seq, one.job_id)
+
+    def _awaited(self, joining: Request | None = None) -> bool:
+        """Return whether an online request that joined a moment ago has no piece yet."""
+        if joining is not None and not joining.offline:
+            return True
+        since = clock() - AWAITED_S
+        return any(
+            not one.offline and not one.produced and one.began_at > since
+            for one in self._running.values()
+        )
+
+    def _pause_offline(self, joining: Request | None = None) -> None:
+        """Let offline requests wait until each online one has its first piece."""
+        paused: frozenset[str] = frozenset()
+        if self._awaited(joining):
+            paused = frozenset(one.job_id for one in self._running.values() if one.yields)
+        if paused != self._paused:
+            self._paused = paused
+            self._handler.pause(paused)
 
     def _step(self) -> None:
         taken: list[tuple[int, str, bytes, list[int]]] = []
@@ -176,10 +260,9 @@ class ContinuousExecutor:
                 if one is None or piece.id in ended:
                     continue
                 outcome, text = self._take(one, piece)
-                one.tokens += piece.tokens
                 if text:
-                    taken.append((one.seq, one.job_id, text, one.tokens))
-                    one.tokens = []
+                    taken.append((one.seq, one.job_id, text, one.unsent))
+                    one.unsent = []
                 if outcome is not None:
                     ended[piece.id] = outcome
         except BaseException as error:  # noqa: BLE001 - as above
@@ -188,15 +271,21 @@ class ContinuousExecutor:
             self._pieces.add(taken)
         for job_id, outcome in ended.items():
             self._end(self._running[job_id], outcome)
+        if self._paused:
+            self._pause_offline()
 
-    def _take(self, one: RunningRequest, piece: Piece) -> tuple[Outcome | None, bytes]:
+    def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
         """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""
         ends = piece.error is not None or piece.finish is not None
         text = b""
+        one.produced = True
+        one.tokens += piece.tokens
+        one.unsent += piece.tokens
         try:
             if piece.delta is not None:
                 text = piece_json(piece.delta)
                 one.deltas.append(piece.delta)
+                one.forgets = one.forgets or not one.unsent
             if piece.error is not None:
                 return failure(piece.error), text
             if not ends:
@@ -213,9 +302,11 @@ class ContinuousExecutor:
             raise result
         return result
 
-    def _end(self, one: RunningRequest, outcome: Outcome) -> None:
-        del self._running[one.job_id]
-        one.times.inference = (clock() - one.began_at) * 1000
+    def _end(self, one: Request, outcome: Outcome) -> None:
+        if self._running.get(one.job_id) is one:
+            del self._running[one.job_id]
+            one.ran_s += clock() - one.began_at
+        one.times.inference = one.ran_s * 1000
         self._pieces.close(one.seq, [one.job_id])
         self._send_outcome(one.seq, outcome, one.times)
 
@@ -225,19 +316,42 @@ class ContinuousExecutor:
     def _lost(self, error: BaseException) -> None:
         """End the process because a step raised. A job that ran alone fails with the error."""
         logger.critical("a step of the generator raised; the process ends", exc_info=error)
-        if len(self._running) == 1 and not self._waiting:
+        if len(self._running) == 1:
             (one,) = self._running.values()
             self._end(one, failure(error))
         os._exit(SOFTWARE_ERROR_STATUS)
 
+    def _report_waiting(self) -> None:
+        """Report which requests wait, and which wait no more: a timeout counts only what runs."""
+        for one in self._waiting:
+            if not one.reported:
+                one.reported = True
+                self._send(["waits", one.seq, True])
+        for one in self._running.values():
+            if one.reported:
+                one.reported = False
+                self._send(["waits", one.seq, False])
+
     def _report_room(self) -> None:
-        """Report how many more jobs may come, and how many have come by now."""
+        """Report how many more online and offline jobs may come, and how many have by now."""
         budget = self._handler.budget()
-        slots = 0 if self._waiting or budget.tokens <= 0 else max(0, budget.slots)
-        room = (self._received, slots)
+        if not self._running:
+            self._whole = budget.tokens
+        free = max(0, budget.slots) if budget.tokens > 0 else 0
+        yielding = sum(one.yields and not one.forgets for one in self._running.values())
+        online = self._more(free + yielding, self._waiting.online)
+        offline = self._more(free, len(self._waiting))
+        if any(one.put_back and one.offline for one in self._waiting):
+            offline = 0
+        room = (self._received, online, offline)
         if room != self._room:
             self._room = room
             self._send(["room", *room])
+
+    @staticmethod
+    def _more(free: int, waiting: int) -> int:
+        """Return how many more may come if so many have room, and so many wait."""
+        return max(0, min(free, WAITING_MAX) - waiting) if waiting else free
 
 
 def _values(arrays: list[bytes]) -> list[Any]:

@@ -185,8 +185,12 @@ class ServedModel:
         """How many more jobs of each step fit, counting those whose payloads are in transfer."""
         room = self.batcher.room
         if self.continuous:
-            free = sum(max(0, one.room) for one in self.replicas if one.state is Phase.READY)
-            room = self.batcher.room_in(max(0, free - len(self.reading_logs)))
+            ready = [one for one in self.replicas if one.state is Phase.READY]
+            reading = len(self.reading_logs)
+            free = sum(max(0, one.room) for one in ready) - reading
+            offline = sum(max(0, one.offline_room) for one in ready) - reading
+            room = self.batcher.room_in(max(0, free))
+            room[-1] = self.batcher.room_in(max(0, offline))[-1]
         if self.callbacks.full:
             return [0] * len(room)
         payloads = self.pending_payloads

@@ -71,6 +71,7 @@ class Replica:
         continuous: its handler is a generator: each job is a batch of its own and joins the others.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         room: how many more jobs a generator takes.
+        offline_room: how many of them may be offline.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
         fits: the batch size that fits into memory, as the process reported after its load; 0 for
@@ -110,6 +111,7 @@ class Replica:
     continuous: bool = False
     variant: str = ""
     room: int = 0
+    offline_room: int = 0
     restart_at: float = 0.0
     due_at: float = NEVER
     jobs: int = 0
@@ -151,6 +153,10 @@ class Replica:
         """Whether a job may join those that run. One that runs isolated has no company."""
         running = self.batch is not None and self.batch.reason != "alone"
         return self.state is Phase.READY and self.continuous and running and self.room > 0
+
+    def joins(self, *, offline: bool) -> bool:
+        """Return whether a job of this class may join those that run."""
+        return self.joinable and (not offline or self.offline_room > 0)
 
     @property
     def running(self) -> list[Batch]:
@@ -200,7 +206,7 @@ class Replica:
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.stacks_requested = "", False, False
         self.device_lost = False
-        self.room = self._sent = self._received = 0
+        self.room = self.offline_room = self._sent = self._received = 0
         with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
             self.frames.send(["init", self.init])
         return self.frames
@@ -231,7 +237,9 @@ class Replica:
             self.joined.append(batch)
         else:
             self.staged, self.staged_began, self.preempt_requested = batch, False, False
-        self._sent, self.room = self._sent + len(batch.jobs), self.room - len(batch.jobs)
+        count = len(batch.jobs)
+        self.room, self.offline_room = self.room - count, self.offline_room - count
+        self._sent += count
         batch.number = self._sent
         if self.frames is None:
             raise RuntimeError("the model process of a batch was not started")
@@ -255,11 +263,22 @@ class Replica:
                     else row
                     for row, job in zip(rows, batch.jobs, strict=True)
                 ]
-            if self.continuous and (log := batch.jobs[0].log) is not None:
-                self.frames.send(["resume", batch.seq, *log])
+            if self.continuous:
+                self._announce(batch)
             traces = batch.traces if batch.traced else None
             trace = [[traces, batch.span]] if traces else []
             self.frames.send(["batch", batch.seq, rows, *trace])
+
+    def _announce(self, batch: Batch) -> None:
+        """Send what a generator must know of a job before it comes."""
+        job = batch.jobs[0]
+        if self.frames is None:
+            return
+        if job.log is not None:
+            self.frames.send(["resume", batch.seq, *job.log])
+        if batch.offline:
+            yields_s = job.overdue_at - batch.started_at
+            self.frames.send(["offline", batch.seq, yields_s])
 
     def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""
@@ -303,20 +322,29 @@ class Replica:
             self.joined.remove(found)
         return found
 
-    def room_reported(self, received: int, room: int) -> None:
+    def room_reported(self, received: int, room: int, offline_room: int) -> None:
         """Take how many more jobs a generator takes, besides those that it has not received."""
-        self._received, self.room = received, room - (self._sent - received)
+        self._received, coming = received, self._sent - received
+        self.room, self.offline_room = room - coming, offline_room - coming
+
+    def waiting_reported(self, seq: int, waits: bool, now: float) -> None:
+        """Note that a job of a generator waits for room in its process, or runs on."""
+        batch = self.batch_of(seq)
+        if batch is not None:
+            batch.wait(now, waits=waits)
 
     def take_batches(self) -> tuple[list[Batch], list[Batch]]:
         """Remove and return the batches that the process had begun, and those that it had not.
 
-        Of a generator, jobs that have run a step count as not begun, if others have just joined.
+        Of a generator, jobs that wait for room count as not begun, and so do those that have run a
+        step if others have just joined.
         """
         begun = self.running
         untouched: list[Batch] = []
-        new = [batch for batch in begun if self.continuous and batch.number > self._received]
-        if new:
-            begun, untouched = new, [batch for batch in begun if batch not in new]
+        ran = [batch for batch in begun if not batch.waits]
+        new = [batch for batch in ran if self.continuous and batch.number > self._received]
+        if suspects := new or ran:
+            begun, untouched = suspects, [batch for batch in begun if batch not in suspects]
         if self.staged is not None:
             (begun if self.staged_began else untouched).append(self.staged)
         if self.device_lost:

@@ -183,7 +183,8 @@ class Dispatcher:
         for model in self._models:
             if not model.continuous or not model.prepared or model.batcher.isolated:
                 continue
-            joinable = [replica for replica in model.replicas if replica.joinable]
+            offline = not model.batcher.online
+            joinable = [one for one in model.replicas if one.joins(offline=offline)]
             device = self._device_of[model.key]
             if not joinable or (
                 not device.fair_queue.free
@@ -193,7 +194,7 @@ class Dispatcher:
             batch = model.next_batch(now)
             if batch is not None:
                 # It shares the slot of those that run.
-                replica = max(joinable, key=lambda replica: replica.room)
+                replica = max(joinable, key=lambda one: (one.offline_room, one.room))
                 return Dispatched(model, replica, batch, "")
         return None
 

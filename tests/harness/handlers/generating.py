@@ -4,8 +4,9 @@ An input is an object: `words` is how many words it gets. `until` is a folder: t
 n-th word once there is a file of that number in it. `finish` replaces "stop". `refuses`
 raises in `add`; `fails` is the word in whose place it gets an error, `raises` and `kills` that in
 whose place `step` raises and the process kills itself; with a folder `until` the latter happens
-once. `cost` is what it takes of the 100 tokens; a request that
-`forgets` has no tokens to go on from.
+once. `cost` is what it takes of the 100 tokens at most, and `likely` what it takes probably; with
+the option `grows` it really takes a token for each word. A request that `forgets` has no tokens to
+go on from.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from headrace import Budget, Context, Generator, Piece
 from headrace.errors import InputError
 from tests.harness.handlers.speaking import POLL_S
 
+#: For how many tokens there is memory.
+MEMORY = 100
+
 
 class Words(Generator):
     def initialize(self, context: Context) -> None:
         super().initialize(context)
         self.slots = int(context.options.get("slots", 4))
+        self.grows = bool(context.options.get("grows"))
         self.running: dict[str, tuple[Any, int]] = {}
 
     def example_input(self) -> Any:
@@ -38,11 +43,19 @@ class Words(Generator):
         ]
 
     def budget(self) -> Budget:
-        taken = sum(self.cost(request) for request, _ in self.running.values())
-        return Budget(self.slots - len(self.running), 100 - taken)
+        taken = sum(self.likely_cost(request, n) for request, n in self.running.values())
+        return Budget(self.slots - len(self.running), MEMORY - taken)
 
     def cost(self, request: Any) -> int:
         return int(request.get("cost", 1))
+
+    def likely_cost(self, request: Any, produced: int = 0) -> int:
+        if not self.grows:
+            return self.cost(request)
+        return max(int(request.get("likely", self.cost(request))), produced + 1)
+
+    def lacks_memory(self) -> bool:
+        return self.grows and sum(n + 1 for _, n in self.running.values()) > MEMORY
 
     def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
         if request.get("refuses"):
@@ -52,6 +65,8 @@ class Words(Generator):
         self.running[request_id] = (request, len(resume_from))
 
     def step(self) -> list[Piece]:
+        if self.lacks_memory():
+            raise MemoryError("the requests need more than there is")
         pieces = [self.advance(request_id, *one) for request_id, one in list(self.running.items())]
         if all(piece == Piece(piece.id) for piece in pieces):
             time.sleep(POLL_S)

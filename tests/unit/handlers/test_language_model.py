@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from handlers.generation.continuous import ContinuousEngine
 from handlers.language_model import INCLUDED, LanguageModel, Request
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Generated, Piece
@@ -272,3 +274,98 @@ def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPat
         assert "the model broke" in repr(caught.value.__cause__)
     finally:
         model.engine.close()
+
+
+def crowded(**options: Any) -> LanguageModel:
+    """A model whose cache has room for about two of the answers of `greedy`."""
+    return loaded(engine="continuous", cache_tokens=192, **options)
+
+
+def test_answers_are_the_same_when_the_cache_is_too_small_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = [{**one, "max_tokens": 60, "ignore_eos": n % 2 == 0} for n, one in enumerate(greedy(9))]
+    sampled = [{**one, "temperature": 1.0, "seed": n} for n, one in enumerate(long)]
+    roomy, small = loaded(engine="continuous"), crowded()
+    put_back: list[str] = []
+    cancel = small.cancel
+
+    def noted(request_id: str) -> None:
+        put_back.append(request_id)
+        cancel(request_id)
+
+    monkeypatch.setattr(small, "cancel", noted)
+    monkeypatch.setattr(small, "likely_cost", lambda *_: 32)  # always too little
+    try:
+        for values in (long, sampled):
+            expected = answers(roomy, *values)
+            assert all(isinstance(one, Generated) for one in expected)
+            put_back.clear()
+            assert answers(small, *values) == expected
+            assert put_back
+    finally:
+        roomy.engine.close()
+        small.engine.close()
+
+
+def test_what_a_request_probably_takes_follows_from_what_others_took(model: LanguageModel) -> None:
+    asked = request(model, {**QUESTION, "max_tokens": 400, "temperature": 0})
+    whole = model.cost(asked)
+    for n in range(4):
+        model.add(f"job{n}", asked)
+        run(model, f"job{n}")
+    used = run_count(model, asked)
+    likely = model.likely_cost(asked)
+    assert used <= likely < whole
+    assert model.likely_cost(asked, 399) == whole
+    certain = request(model, {**QUESTION, "max_tokens": 400, "ignore_eos": True})
+    assert model.likely_cost(certain) == model.cost(certain)
+
+
+def run_count(model: LanguageModel, asked: Request) -> int:
+    """How many tokens the prompt and the answer have."""
+    model.add("counted", asked)
+    usage = run(model, "counted")[-1].usage
+    assert usage is not None
+    return usage["total_tokens"]
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    model = loaded(engine="continuous")
+    engine = model.engine
+    assert isinstance(engine, ContinuousEngine)
+    try:
+        asked = request(model, {"prompt": [9] * 1000, "max_tokens": 2, "ignore_eos": True})
+        with engine.manager.pause():
+            for n in range(2):
+                # Prompts that begin alike would share their cache.
+                model.add(f"long{n}", replace(asked, tokens=[n + 9] * 1000))
+            model.add("short", request(model, {**QUESTION, "max_tokens": 1}))
+        ended: list[str] = []
+        while len(ended) < 3:
+            ended += [piece.id for piece in model.step() if piece.finish]
+        assert ended.index("short") < ended.index("long1")
+    finally:
+        engine.close()
+
+
+def test_paused_answers_wait_and_then_go_on(model: LanguageModel) -> None:
+    if model.options.engine == "generate":
+        pytest.skip("it runs one after the other")
+    asked = request(model, {**QUESTION, "max_tokens": 300, "temperature": 0, "ignore_eos": True})
+    model.add("job", asked)
+    whole = text(run(model, "job"))
+    model.add("waits", asked)
+    pieces = run(model, "waits", 2)
+    model.pause({"waits"})
+    while found := list(model.step()):
+        pieces += found
+    model.add("other", request(model, {**QUESTION, "max_tokens": 50, "ignore_eos": True}))
+    beside: list[Piece] = []
+    while not any(piece.finish for piece in beside):
+        beside += model.step()
+    # A step may have been under way.
+    ours = [piece for piece in beside if piece.id == "waits"]
+    assert len(ours) <= 1
+    model.pause(frozenset())
+    assert text(pieces + ours + run(model, "waits")) == whole

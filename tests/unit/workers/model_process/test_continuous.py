@@ -1,0 +1,300 @@
+"""The loop that runs a generator, with frames by script and a generator without a model."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from headrace import Budget, Context, Generator, Piece
+from workers.model_process.continuous import ContinuousExecutor
+from workers.model_process.executor import BatchExecutor
+
+#: For how many seconds an offline job yields, unless a test says else.
+LONG = 1e9
+
+
+class Counting(Generator):
+    """Counts: each request gets its numbers as words. Each one takes one token of the memory.
+
+    An input has `words`, and `most` for the most that it may ask for.
+    """
+
+    def __init__(self, slots: int, memory: int, share: float = 1.0) -> None:
+        self.slots, self.memory, self.share = slots, memory, share
+        self.running: dict[str, tuple[Any, int]] = {}
+        self.paused: Set[str] = frozenset()
+        self.steps = 0
+        self.joined: list[str] = []
+
+    def budget(self) -> Budget:
+        taken = sum(self.likely_cost(one, n) for one, n in self.running.values())
+        return Budget(self.slots - len(self.running), self.memory - taken)
+
+    def cost(self, request: Any) -> int:
+        return int(request.get("most", request["words"]))
+
+    def likely_cost(self, request: Any, produced: int = 0) -> int:
+        cost = self.cost(request)
+        return min(cost, max(int(cost * self.share), produced + 1))
+
+    def lacks_memory(self) -> bool:
+        needed = [min(n + 1, self.cost(one)) for one, n in self.running.values()]
+        return sum(needed) > self.memory
+
+    def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
+        assert list(resume_from) == list(range(len(resume_from)))
+        assert len(self.running) < self.slots
+        self.running[request_id] = (request, len(resume_from))
+        self.joined.append(request_id)
+
+    def step(self) -> list[Piece]:
+        self.steps += 1
+        assert self.steps < 10_000
+        assert not self.lacks_memory()
+        return [
+            self.advance(name, *one)
+            for name, one in list(self.running.items())
+            if name not in self.paused
+        ]
+
+    def advance(self, name: str, request: Any, n: int) -> Piece:
+        if n + 1 < request["words"]:
+            self.running[name] = (request, n + 1)
+            # Every third word comes with the next one.
+            return Piece(name, None if n % 3 == 2 else self.text(n), (n,))
+        del self.running[name]
+        return Piece(name, self.text(n), (n,), finish="stop")
+
+    @staticmethod
+    def text(n: int) -> str:
+        return (f"w{n - 1} " if n and n % 3 == 0 else "") + f"w{n} "
+
+    def cancel(self, request_id: str) -> None:
+        self.running.pop(request_id, None)
+
+    @override
+    def pause(self, request_ids: Set[str]) -> None:
+        self.paused = request_ids
+
+
+def words(count: int) -> str:
+    return "".join(f"w{n} " for n in range(count))
+
+
+@dataclass
+class Script:
+    """An inbox with frames, each after so many steps; and what the executor has sent."""
+
+    generator: Counting
+    frames: list[tuple[int, list[Any]]] = field(default_factory=list)
+    sent: list[list[Any]] = field(default_factory=list)
+    #: What is dropped: after which step, and the set.
+    drops: list[tuple[int, set[int]]] = field(default_factory=list)
+
+    def job(
+        self,
+        seq: int,
+        value: Any,
+        at: int = 0,
+        offline: float | None = None,
+        drop_at: int | None = None,
+    ) -> None:
+        dropped: set[int] = set()
+        if offline is not None:
+            self.frames.append((at, ["offline", seq, offline]))
+        row = (f"job{seq}", json.dumps(value).encode())
+        self.frames.append((at, ["batch", seq, [row], dropped]))
+        if drop_at is not None:
+            self.drops.append((drop_at, dropped))
+
+    def get(self, block: bool = True) -> list[Any]:
+        steps = self.generator.steps
+        for at, dropped in self.drops:
+            if at <= steps:
+                dropped.add(0)
+        if self.frames and (block or self.frames[0][0] <= steps):
+            return self.frames.pop(0)[1]
+        if block:
+            return ["stop"]
+        raise queue.Empty
+
+    def run(self) -> Script:
+        self.frames.sort(key=lambda pair: pair[0])
+        context = Context("m", "1.0", "cpu", Path())
+        executor = BatchExecutor(self.generator, context)
+        self.generator.initialize(context)
+        inbox: Any = self
+        ContinuousExecutor(executor, self.generator, inbox, self.sent.append).run()
+        return self
+
+    def outcomes(self, seq: int) -> list[Any]:
+        return [frame[2][0] for frame in self.sent if frame[0] == "done" and frame[1] == seq]
+
+    def text(self, seq: int) -> str:
+        (outcome,) = self.outcomes(seq)
+        assert outcome[0], outcome
+        return str(json.loads(outcome[1])["text"])
+
+    def logged(self, seq: int) -> tuple[str, list[int]]:
+        """The pieces and the tokens of a job's log, whose indices follow each other."""
+        rows = [row for frame in self.sent if frame[0] == "pieces" for row in frame[1]]
+        pieces: list[str] = []
+        tokens: list[int] = []
+        for _, _, first, count, text, made_of in (row for row in rows if row[0] == seq):
+            assert first == len(pieces) + 1
+            new = json.loads(text)
+            assert len(new) == count
+            pieces += new
+            tokens += json.loads(made_of)
+        return "".join(pieces), tokens
+
+    @property
+    def rooms(self) -> list[list[int]]:
+        return [frame[1:] for frame in self.sent if frame[0] == "room"]
+
+    def waits(self, seq: int) -> list[bool]:
+        return [frame[2] for frame in self.sent if frame[0] == "waits" and frame[1] == seq]
+
+
+def test_an_online_request_takes_the_place_of_the_newest_offline_one() -> None:
+    script = Script(Counting(slots=2, memory=100))
+    script.job(1, {"words": 8}, offline=LONG)
+    script.job(2, {"words": 8}, offline=LONG)
+    script.job(3, {"words": 4}, at=3)
+    script.run()
+    assert [script.text(seq) for seq in (1, 2, 3)] == [words(8), words(8), words(4)]
+    assert script.generator.joined == ["job1", "job2", "job3", "job2"]
+    assert script.logged(2) == (words(8), list(range(8)))
+    assert script.waits(2) == [True, False]
+    assert script.waits(1) == []
+
+
+def test_online_jobs_have_room_while_offline_ones_run_and_offline_ones_do_not() -> None:
+    script = Script(Counting(slots=2, memory=100))
+    for seq in (1, 2):
+        script.job(seq, {"words": 9}, offline=LONG)
+    script.job(3, {"words": 2}, at=3)
+    script.run()
+    assert script.rooms[0] == [0, 2, 2]
+    assert [2, 2, 0] in script.rooms
+    # Job 3 runs, job 2 is put back.
+    assert [3, 1, 0] in script.rooms
+    assert script.rooms[-1] == [3, 2, 2]
+
+
+def test_an_offline_request_that_has_yielded_for_too_long_stays() -> None:
+    script = Script(Counting(slots=1, memory=100))
+    script.job(1, {"words": 6}, offline=0.0)
+    script.job(2, {"words": 2}, at=2)
+    script.run()
+    assert script.generator.joined == ["job1", "job2"]
+
+
+def test_offline_requests_pause_until_an_online_one_has_its_first_piece() -> None:
+    generator = Counting(slots=3, memory=100)
+    script = Script(generator)
+    script.job(1, {"words": 5}, offline=LONG)
+    script.job(2, {"words": 5}, offline=LONG)
+    script.job(3, {"words": 1}, at=2)
+    script.run()
+    # One step of the online request alone.
+    assert generator.steps == 6
+    assert generator.paused == frozenset()
+
+
+def test_a_request_that_is_too_large_fails_at_once_beside_others() -> None:
+    script = Script(Counting(slots=2, memory=10))
+    script.job(1, {"words": 9})
+    script.job(2, {"words": 11}, at=1)
+    script.run()
+    (outcome,) = script.outcomes(2)
+    assert "the request needs 11 tokens of the model's memory, which has 10" in outcome[2]
+    places = [frame[1] for frame in script.sent if frame[0] == "done"]
+    assert places == [2, 1]
+
+
+def test_the_newest_request_is_put_back_when_the_memory_runs_out() -> None:
+    # Each may take 10, and is expected to take 3, so that all three join.
+    generator = Counting(slots=3, memory=10, share=0.3)
+    script = Script(generator)
+    for seq in (1, 2, 3):
+        script.job(seq, {"words": 9, "most": 10}, offline=LONG if seq == 1 else None)
+    script.run()
+    assert generator.joined[:3] == ["job2", "job3", "job1"]
+    # The offline one first, then the newer online one.
+    assert [frame[1] for frame in script.sent if frame[0] == "waits" and frame[2]] == [1, 1, 3]
+    for seq in (1, 2, 3):
+        assert script.text(seq) == words(9)
+        assert script.logged(seq) == (words(9), list(range(9)))
+    assert [frame[1] for frame in script.sent if frame[0] == "done"] == [2, 3, 1]
+
+
+def test_a_request_that_is_put_back_can_be_cancelled() -> None:
+    script = Script(Counting(slots=1, memory=100))
+    script.job(1, {"words": 6}, offline=LONG, drop_at=3)
+    script.job(2, {"words": 6}, at=2)
+    script.run()
+    assert not script.outcomes(1)[0][0]
+    assert script.generator.joined == ["job1", "job2"]
+    assert script.text(2) == words(6)
+    assert script.logged(1)[0] == words(2)
+
+
+def test_memory_that_runs_out_for_a_request_alone_fails_it() -> None:
+    class Leaking(Counting):
+        def lacks_memory(self) -> bool:
+            return any(n == 2 for _, n in self.running.values())
+
+    script = Script(Leaking(slots=1, memory=100))
+    script.job(1, {"words": 6})
+    script.job(2, {"words": 2})
+    script.run()
+    assert "the model's memory ran out" in script.outcomes(1)[0][2]
+    assert script.text(2) == words(2)
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.integers(1, 12),
+        st.integers(0, 12),
+        st.integers(0, 30),
+        st.sampled_from([None, None, LONG, 0.0]),
+        st.sampled_from([None, None, None, 1, 5, 20]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JOBS, st.integers(1, 4), st.integers(12, 40), st.sampled_from([0.0, 0.3, 1.0]))
+def test_each_request_ends_with_its_text_whatever_comes(
+    jobs: list[tuple[int, int, int, float | None, int | None]],
+    slots: int,
+    memory: int,
+    share: float,
+) -> None:
+    script = Script(Counting(slots, memory, share))
+    for seq, (count, more, at, offline, drop_after) in enumerate(jobs):
+        drop_at = None if drop_after is None else at + drop_after
+        script.job(seq, {"words": count, "most": count + more}, at, offline, drop_at)
+    script.run()
+    for seq, (count, more, *_, drop_after) in enumerate(jobs):
+        (outcome,) = script.outcomes(seq)
+        text, tokens = script.logged(seq)
+        assert words(count).startswith(text)
+        assert len(tokens) == len(text.split())
+        if count + more > memory:
+            assert not outcome[0]
+        elif drop_after is None or outcome[0]:
+            assert text == msgspec.json.decode(outcome[1])["text"] == words(count)
+    assert script.rooms[-1] == [len(jobs), slots, slots]

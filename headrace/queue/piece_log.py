@@ -24,8 +24,10 @@ from headrace.redis.scripts import jobs as job_scripts
 
 #: Seconds after which a log is read although nothing was published.
 READ_ALL_S: Final = 1.0
-#: The most entries of one log that a reader gets at once, which bounds what it holds.
+#: The most entries of one log that a reader gets at once, and the most bytes; at least one entry.
+#: They bound what this process holds for a client that reads slowly.
 READ_MAX_ENTRIES: Final = 256
+READ_MAX_BYTES: Final = 256 * 1024
 #: How many logs one call reads.
 READ_MAX_LOGS: Final = 64
 
@@ -134,8 +136,7 @@ class PieceLog:
         jobs = self._followers.get(follower.model)
         if jobs is None:
             jobs = self._followers[follower.model] = {}
-            channel = keys.piece_channel(follower.model)
-            self._in_background(self._subscription.subscribe(channel))
+            self._in_background(self._subscribe(follower.model))
         jobs.setdefault(follower.job_id, set()).add(follower)
 
     def remove(self, follower: LogFollower) -> None:
@@ -149,6 +150,13 @@ class PieceLog:
             channel = keys.piece_channel(follower.model)
             self._in_background(self._subscription.unsubscribe(channel))
 
+    async def _subscribe(self, model: str) -> None:
+        channel = keys.piece_channel(model)
+        await self._subscription.subscribe(channel)
+        await self._subscription.confirmed(channel)
+        # What was published before that was lost.
+        self._wake(self._followers.get(model, {}))
+
     def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
         # Tasks run in the order of their creation, and each writes before it waits.
         task = asyncio.create_task(call)
@@ -156,7 +164,8 @@ class PieceLog:
         task.add_done_callback(self._subscribing.discard)
 
     async def _read_many(self, logs: list[tuple[str, int]]) -> Sequence[list[LogEntry]]:
-        reply = await self._queue.call(job_scripts.read_pieces(READ_MAX_ENTRIES, logs))
+        read = job_scripts.read_pieces(READ_MAX_ENTRIES, READ_MAX_BYTES, logs)
+        reply = await self._queue.call(read)
         return [_entries(flat) for flat in reply]
 
     def _read_publication(self, channel: str, data: bytes) -> None:
@@ -167,9 +176,13 @@ class PieceLog:
 
     def _wake_all(self) -> None:
         for jobs in self._followers.values():
-            for followers in jobs.values():
-                for follower in followers:
-                    follower.wake()
+            self._wake(jobs)
+
+    @staticmethod
+    def _wake(jobs: dict[str, set[LogFollower]]) -> None:
+        for followers in jobs.values():
+            for follower in followers:
+                follower.wake()
 
 
 def _entries(flat: Sequence[bytes]) -> list[LogEntry]:

@@ -17,8 +17,10 @@ def append(queue: Queue, job: Leased, first: int, count: int, text: str) -> int:
     return int(queue.send(job_scripts.append_pieces("m", [row])))
 
 
-def log(queue: Queue, job_id: str, after: int = 0, most: int = 100) -> list[tuple[int, str]]:
-    (flat,) = queue.send(job_scripts.read_pieces(most, [(job_id, after)]))
+def log(
+    queue: Queue, job_id: str, after: int = 0, most: int = 100, most_bytes: int = 1_000_000
+) -> list[tuple[int, str]]:
+    (flat,) = queue.send(job_scripts.read_pieces(most, most_bytes, [(job_id, after)]))
     values = iter(flat)
     return [(int(last), text.decode()) for last, text in zip(values, values, strict=True)]
 
@@ -34,6 +36,23 @@ def test_pieces_are_read_behind_an_index(queue: Queue) -> None:
     assert log(queue, job_id, 4) == []
     assert log(queue, job_id, most=1) == [(1, '["a"]')]
     assert queue.settle(leased) == [1]
+
+
+def test_a_long_log_is_read_in_parts(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    entries = [(n, f'["{"x" * n}"]') for n in range(1, 41)]
+    for n, text in entries:
+        append(queue, leased, n, 1, text)
+    assert log(queue, job_id) == entries
+    assert log(queue, job_id, most=33) == entries[:33]
+    assert log(queue, job_id, most=32) == entries[:32]
+    sizes = [len(text) for _, text in entries]
+    assert log(queue, job_id, 20, most_bytes=sum(sizes[20:38])) == entries[20:38]
+    assert log(queue, job_id, 20, most_bytes=sum(sizes[20:38]) - 1) == entries[20:37]
+    assert log(queue, job_id, 39, most_bytes=1) == entries[39:]
+    assert log(queue, "unknown") == []
+    queue.settle(leased)
 
 
 def test_a_repeated_call_adds_nothing(queue: Queue) -> None:

@@ -1,7 +1,7 @@
 """Sends the pieces that a streaming handler yields, out of the process that runs the handler.
 
 The first piece of a job is sent at once. From then on, the pieces of a job that come within 20 ms
-are sent together. All of them are sent before the outcomes of their batch.
+are sent together, up to 256 KiB. All of them are sent before the outcomes of their batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from workers.model_process.outcomes import encode_result
 
 #: The minimum time between two entries of one job, in seconds.
 INTERVAL_S: Final = 0.02
+#: The bytes of pieces that are sent without a wait, as readers take entries whole.
+ENTRY_BYTES: Final = 256 * 1024
 
 #: A batch's number, then the arguments of `job_scripts.append_pieces` without the lease's token.
 Row = tuple[int, str, int, int, bytes, bytes]
@@ -31,6 +33,7 @@ class _JobPieces:
     Attributes:
         sent: how many were sent, restart marks included.
         waiting: JSON of those that were not.
+        waiting_bytes: their size.
         tokens: those of the waiting pieces.
         due_at: when the next are sent at the earliest.
         restarts: the next piece follows a restart mark, as the job runs again.
@@ -38,6 +41,7 @@ class _JobPieces:
 
     sent: int = 0
     waiting: list[bytes] = field(default_factory=list)
+    waiting_bytes: int = 0
     tokens: list[int] = field(default_factory=list)
     due_at: float = 0.0
     restarts: bool = False
@@ -64,6 +68,7 @@ class PieceSender:
             for job_id in job_ids:
                 known = self._jobs.setdefault((seq, job_id), _JobPieces())
                 known.waiting, known.tokens, known.restarts = [], [], bool(known.sent)
+                known.waiting_bytes = 0
                 self._waiting.pop((seq, job_id), None)
 
     def resume(self, seq: int, job_id: str) -> None:
@@ -78,6 +83,9 @@ class PieceSender:
             for seq, job_id, text, tokens in step:
                 known = self._waiting[seq, job_id] = self._jobs[seq, job_id]
                 known.waiting.append(text)
+                known.waiting_bytes += len(text)
+                if known.waiting_bytes >= ENTRY_BYTES:
+                    known.due_at = now
                 known.tokens += tokens
             self._flush_due(now)
             if self._waiting:
@@ -112,6 +120,7 @@ class PieceSender:
             pieces = b"[%s]" % b",".join(known.waiting)
             rows.append((*key, known.sent + 1, count, pieces, tokens))
             known.sent, known.waiting, known.tokens = known.sent + count, [], []
+            known.waiting_bytes = 0
             known.due_at = now + INTERVAL_S
         if rows:
             self._send(rows)

@@ -418,9 +418,10 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, by
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 
 
-def read_pieces(most: int, logs: Iterable[tuple[str, int]]) -> Command:
-    """Read at most so many entries of each log, those behind an index: id and index of each."""
-    return script("jobs/read_pieces").call([], most, *(value for log in logs for value in log))
+def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int]]) -> Command:
+    """Read at most so many entries and bytes of each log, behind an index: id and index of each."""
+    arguments = (value for log in logs for value in log)
+    return script("jobs/read_pieces").call([], most, most_bytes, *arguments)
 
 
 def read_log(job_id: str) -> Command:

@@ -156,3 +156,17 @@ def test_pieces_do_not_wait_for_the_next_step() -> None:
     sender.add([(1, "x", b"2", ())])
     wait_until(lambda: len(rows) == 2, "the second leaves by itself")
     assert rows[1] == (1, "x", 2, 1, b"[2]", b"")
+
+
+def test_large_pieces_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry, which readers take whole, has at most one piece more than its size."""
+    monkeypatch.setattr(module, "INTERVAL_S", 3600.0)
+    monkeypatch.setattr(module, "ENTRY_BYTES", 1000)
+    rows: list[Row] = []
+    sender = PieceSender(rows.extend)
+    sender.begin(1, ["job"])
+    for _ in range(32):
+        sender.add([(1, "job", b'"%s"' % (b"x" * 298), [])])
+    assert [row[3] for row in rows] == [1, *[4] * 7]
+    sender.close(1, ["job"])
+    assert sum(row[3] for row in rows) == 32

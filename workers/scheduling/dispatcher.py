@@ -25,12 +25,22 @@ OVERDUE_SHARE: Final = 0.1
 
 
 class Dispatched(NamedTuple):
-    """A batch to run now; `turn` is the name under which it takes its turn."""
+    """A batch to run now.
+
+    Attributes:
+        turn: the name under which it takes its turn.
+        since: when it took over the slot of another batch, which ran at the same time.
+    """
 
     model: ServedModel
     replica: Replica
     batch: Batch
     turn: str
+    since: float = 0.0
+
+    def used_s(self, now: float) -> float:
+        """Return for how long it has had its slot."""
+        return now - max(self.batch.started_at, self.since)
 
 
 def offline_turn(model: str) -> str:
@@ -139,7 +149,7 @@ class Dispatcher:
         device, name = self._device_of[model.key], model.key
         if device.fair_queue.free:
             return False
-        used_s = sum(now - one.batch.started_at for one in self._running if one.model is model)
+        used_s = sum(one.used_s(now) for one in self._running if one.model is model)
         return any(
             other.wants_turn
             and other.batcher.online
@@ -229,11 +239,11 @@ class Dispatcher:
             if batch is one.batch:
                 running.append(one)
                 continue
-            fair_queue.end(one.turn, now - one.batch.started_at)
+            fair_queue.end(one.turn, one.used_s(now))
             self.isolation.batch_ended(one.batch)
             if batch is not None:
-                # The batch that was staged behind it has taken over the slot.
+                # A batch that was staged behind it, or ran with it, has taken over the slot.
                 turn = offline_turn(name) if batch.offline else name
                 fair_queue.begin(turn)
-                running.append(Dispatched(one.model, one.replica, batch, turn))
+                running.append(Dispatched(one.model, one.replica, batch, turn, now))
         self._running = running

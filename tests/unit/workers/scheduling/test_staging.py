@@ -118,6 +118,35 @@ def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
     assert following.model is not running.model
 
 
+def test_jobs_that_run_at_the_same_time_are_charged_for_it_once() -> None:
+    """Of two models with equal shares, one with several jobs at once is charged by the clock."""
+    many, other = served(), served("other")
+    many.batcher.add(job())
+    devices = Dispatcher([many, other], slots=1)
+    running = devices.next(NOW)
+    assert running is not None
+    replica = running.replica
+    replica.continuous = True
+    running.batch.begin(NOW)
+    replica.batch, replica.joined = running.batch, [batch() for _ in range(7)]
+    for n, one in enumerate(replica.running, 1):
+        replica.finished(one.seq, NOW + 1 + n / 100)
+        assert devices.next(NOW + 1 + n / 100) is None
+    # It has used the device for 1.08 seconds. The other one, after 1.05, is still behind.
+    other.batcher.add(job())
+    turn = devices.next(NOW + 2)
+    assert turn is not None
+    assert turn.model is other
+    turn.batch.begin(NOW + 2)
+    turn.replica.batch = turn.batch
+    turn.replica.finished(turn.batch.seq, NOW + 3.12)
+    many.batcher.add(job())
+    other.batcher.add(job())
+    turn = devices.next(NOW + 3.12)
+    assert turn is not None
+    assert turn.model is many
+
+
 def test_the_time_of_a_staged_batch_begins_when_the_one_before_it_has_ended() -> None:
     replica = Replica({}, {}, batch=batch(), staged=batch())
     ran, behind = replica.batch, replica.staged

@@ -76,6 +76,10 @@ class HangUp:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
+    def end_waits(self) -> None:
+        """Let all waits end as if the client had hung up."""
+        self._gone.set()
+
     def close(self) -> None:
         """Stop watching."""
         self._watcher.cancel()
@@ -113,8 +117,10 @@ class RequestJobs:
         waits = [asyncio.create_task(self._success(one, hang_up)) for one in self._requests]
         try:
             return await asyncio.gather(*waits)
-        except BaseException:
-            for wait in waits:
+        except BaseException as error:
+            # A submit on its way must arrive first: a cancel before it would find no job.
+            hang_up.end_waits()
+            for wait in waits if isinstance(error, asyncio.CancelledError) else ():
                 wait.cancel()
             await asyncio.wait(waits)
             await self.cancel()

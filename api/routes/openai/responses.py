@@ -17,7 +17,14 @@ from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
 from api.routes.jobs.job import visible_job
-from api.routes.jobs.stream import Ended, PieceEvent, Pieces, Restarted, follow_pieces
+from api.routes.jobs.stream import (
+    Ended,
+    Missing,
+    PieceEvent,
+    Pieces,
+    Restarted,
+    follow_pieces,
+)
 from api.routes.openai.jobs import (
     Following,
     HangUp,
@@ -257,6 +264,8 @@ class _EventStream:
         self._events = ResponseEvents(job.id)
         self._sent = 0
         self._last = 0
+        # Pieces are gone that the client does not have; the rest of the text comes at the end.
+        self._gap = False
 
     async def run(self, write: Write, first: list[PieceEvent], following: Following) -> bool:
         """Write the events; return whether the job has ended.
@@ -290,13 +299,16 @@ class _EventStream:
                     fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
                     text = text_of(fresh, self._job.model)
                     self._last = last
-                    self._sent += len(text)
-                    if text:
+                    if text and not self._gap:
+                        self._sent += len(text)
                         parts.append(self._text([self._events.delta(last, text)]))
                 case Restarted(at):
                     # The events that the client has may come from after it.
                     if at > self._after - HEAD_EVENTS + 1:
                         raise restarted()
+                case Missing():
+                    # A client with a part of the text gets the whole only in the last events.
+                    self._gap = self._after < 0
                 case Ended(last, job):
                     parts.append(await self._tail(last, job))
                     return b"".join(parts), True
@@ -305,9 +317,10 @@ class _EventStream:
     async def _tail(self, last: int, job: Job) -> bytes:
         response, found = await _outcome(self._services, job)
         events = self._events.tail(last, response, found)
-        if found is not None and found.text and not self._sent and self._after < 0:
-            # Its handler yields no pieces.
-            events = chain([self._events.delta(last + 1, found.text)], events)
+        rest = "" if found is None else found.text[self._sent :]
+        if rest and (self._gap or not self._sent) and self._after < 0:
+            # Its handler yields no pieces, or some are not kept any more.
+            events = chain([self._events.delta(last + 1, rest)], events)
         return self._text(events)
 
     def _text(self, events: Iterable[dict[str, Any]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import struct
 from base64 import b64decode
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from headrace import errors
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.wait import wait_until
 from tests.integration.jobs.test_generator import Site
@@ -234,6 +236,42 @@ def test_a_hang_up_cancels_unless_the_client_may_ask_again(
             return
         again = http.post("/v1/chat/completions", json={**asked, "stream": False}, headers=headers)
     assert [one["message"]["content"] for one in again.json()["choices"]] == ["ab", "ab"]
+
+
+def test_a_submit_on_its_way_is_cancelled_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two jobs is refused while the submit of the other has not arrived yet."""
+    queue, ids = site.api.services.queue, []
+    submit, cancel = queue.submit, queue.cancel_one
+    cancelled = asyncio.Event()
+
+    async def later(job: Any) -> Any:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(cancelled.wait(), 1)
+        return await submit(job)
+
+    async def submitted(job: Any) -> Any:
+        if not job.id.endswith(".1"):
+            raise errors.QueueFull("the queue is full")
+        ids.append(job.id)
+        # As in a call with others, which goes on without this request.
+        return await asyncio.shield(asyncio.ensure_future(later(job)))
+
+    async def cancelling(*arguments: Any) -> Any:
+        cancelled.set()
+        return await cancel(*arguments)
+
+    monkeypatch.setattr(queue, "submit", submitted)
+    monkeypatch.setattr(queue, "cancel_one", cancelling)
+    asked = {**scripted(pieces=["a"], until=str(tmp_path)), "n": 2}
+    with httpx2.Client(base_url=site.api.url, verify=PLAIN, timeout=60) as http:
+        assert http.post("/v1/chat/completions", json=asked).status_code == 429
+    (job_id,) = ids
+    shown = site.shown(job_id)
+    assert shown.get("cancel_requested") or shown["status"] == "cancelled"
+    (tmp_path / "0").touch()
+    assert site.ended(job_id)["status"] == "cancelled"
 
 
 def test_all_of_many_hang_ups_cancel(site: Site, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 
+from headrace.redis import keys
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.servers.api_server import api_server
@@ -244,6 +245,21 @@ def test_a_stream_goes_on_behind_a_restart(client: Any, tmp_path: Path) -> None:
         assert "error" not in [one.type for one in rest]
         assert "abcdefghijkl".endswith(text_of(rest))
         assert [one.sequence_number for one in rest][-1:] == ([last] if after < last else [])
+
+
+def test_pieces_that_are_not_kept_come_at_the_end(client: Any, site: Site, tmp_path: Path) -> None:
+    item = scripted(pieces=["a", "b", "c", "d"], until=str(tmp_path))
+    made = client.responses.create(**item, background=True)
+    with client.responses.retrieve(made.id, stream=True) as stream:
+        for n, piece in enumerate("abcd"):  # each in an entry of its own
+            (tmp_path / str(n)).touch()
+            assert next(one for one in stream if one.type.endswith("text.delta")).delta == piece
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", "it ends", 60)
+    site.client.redis.xtrim(keys.pieces(made.id), minid="3-0", approximate=False)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert text_of(events) == "abcd"
+    numbers = [one.sequence_number for one in events]
+    assert numbers == sorted(set(numbers))
 
 
 def test_a_killed_process_does_not_change_the_response(client: Any, site: Site) -> None:

@@ -136,6 +136,7 @@ class LanguageModel(Generator):
         logging.set_verbosity_warning()
         # Their types change from version to version.
         self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        self._backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         config: Any = GenerationConfig
         try:
             defaults = config.from_pretrained(self.folder, local_files_only=True)
@@ -284,6 +285,9 @@ class LanguageModel(Generator):
         return Detokenizer(self._decode, request.stop, resumed)
 
     def _decode(self, tokens: Sequence[int]) -> str:
+        if self._backend is not None:
+            # For each token; the tokenizer itself looks at types first, which costs as much again.
+            return str(self._backend.decode(list(tokens), skip_special_tokens=True))
         text = self.tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -444,7 +448,7 @@ def _engine(
     if options.engine == "vllm":
         from handlers.generation.vllm import VllmEngine
 
-        vllm = VllmEngine(folder, options.dtype, options.context, slots)
+        vllm = VllmEngine(folder, options.dtype, options.context, slots, end_tokens)
         return vllm, vllm.context
     import torch
     from transformers import AutoModelForCausalLM

@@ -99,15 +99,19 @@ class ContinuousEngine:
         self._running[name] = _Running(prompt_id, end_tokens, count, count + prompt.max_tokens)
         self._names[prompt_id] = name
         self._sampler.prompts[name] = (prompt.sampling, prompt.position)
-        added = self.manager.add_request(
-            list(prompt.tokens),
-            request_id=name,
-            max_new_tokens=prompt.max_tokens,
-            streaming=True,
-            eos_token_id=end_tokens,
-        )
+        added = None
+        try:
+            added = self.manager.add_request(
+                list(prompt.tokens),
+                request_id=name,
+                max_new_tokens=prompt.max_tokens,
+                streaming=True,
+                eos_token_id=end_tokens,
+            )
+        finally:
+            if added is None:  # it is stopped, or raised because its queue is full
+                self._leave(name)
         if added is None:
-            self._leave(name)
             raise self._failure()
 
     def lacks_memory(self) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-#: How many tokens before the new ones are decoded with them, as some join across tokens.
+#: How many tokens before the new ones are decoded with them, as some join across tokens. They are
+#: at least _CONTEXT, and up to _CONTEXT_MAX, because shortening them costs one more decoding
+#: (`python -m benchmarks.generation`).
 _CONTEXT: Final = 6
+_CONTEXT_MAX: Final = 24
 #: After so many tokens an incomplete character is taken as it is; a character has four bytes.
 _INCOMPLETE_MAX: Final = 4
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
@@ -32,6 +35,8 @@ class Detokenizer:
         self._decode = decode
         self._stop = stop
         self._context = list(tokens[-_CONTEXT:])
+        # The length of its text.
+        self._before = len(decode(self._context))
         self._pending: list[int] = []
         self.stopped = bool(tokens) and self._find_stop(decode(tokens)) >= 0
 
@@ -45,26 +50,33 @@ class Detokenizer:
             last: no more follow, so all is released.
         """
         self._pending += tokens
-        before = len(self._decode(self._context))
-        text = whole = self._decode(self._context + self._pending)[before:]
+        before = self._before
+        decoded = self._decode(self._context + self._pending)
+        text = whole = decoded[before:]
         at = self._find_stop(text)
         if at >= 0:
             self.stopped = True
-            return text[:at], self._release(len(self._pending))
+            return text[:at], self._release(len(self._pending), decoded)
         if last:
-            return text, self._release(len(self._pending))
+            return text, self._release(len(self._pending), decoded)
         held_from = self._held_from(whole)
         for count in range(len(self._pending), 0, -1):
             if count < len(self._pending):
-                text = self._decode(self._context + self._pending[:count])[before:]
+                decoded = self._decode(self._context + self._pending[:count])
+                text = decoded[before:]
             complete = not text.endswith(_INCOMPLETE) or count > _INCOMPLETE_MAX
             if complete and len(text) <= held_from:
-                return text, self._release(count)
+                return text, self._release(count, decoded)
         return "", []
 
-    def _release(self, count: int) -> list[int]:
+    def _release(self, count: int, decoded: str) -> list[int]:
+        """Release so many tokens; `decoded` is the text of the context with them."""
         released, self._pending = self._pending[:count], self._pending[count:]
-        self._context = (self._context + released)[-_CONTEXT:]
+        self._context += released
+        self._before = len(decoded)
+        if len(self._context) > _CONTEXT_MAX:
+            self._context = self._context[-_CONTEXT:]
+            self._before = len(self._decode(self._context))
         return released
 
     def _find_stop(self, text: str) -> int:

@@ -19,6 +19,8 @@ from headrace.generator import Budget
 
 #: How long a step waits for tokens, so that cancels and new prompts are seen.
 _WAIT_S: Final = 0.05
+#: Seeds of vLLM are numbers of 63 bits.
+_SEEDS: Final = 1 << 63
 
 
 class VllmEngine:
@@ -29,12 +31,15 @@ class VllmEngine:
         dtype: of the weights; "auto" for that of the folder.
         context: the most tokens of a prompt with its answer; None for what the model allows.
         slots: the most prompts at a time.
+        end_tokens: those that end an answer.
 
     Raises:
         ConfigError: vLLM is not installed.
     """
 
-    def __init__(self, folder: Path, dtype: str, context: int | None, slots: int) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]
+    ) -> None:
         try:
             import vllm
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -45,8 +50,10 @@ class VllmEngine:
             ) from error
         self._vllm: Any = vllm
         self._slots = slots
+        self._end_tokens = end_tokens
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="vllm").start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="vllm")
+        self._thread.start()
         arguments = vllm.AsyncEngineArgs(
             model=str(folder),
             dtype=dtype,
@@ -95,9 +102,11 @@ class VllmEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=sampling.seed,
+            seed=sampling.seed % _SEEDS,
             max_tokens=prompt.max_tokens,
             ignore_eos=prompt.ignore_end,
+            # vLLM has no tokenizer here that has them.
+            stop_token_ids=[] if prompt.ignore_end else self._end_tokens,
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
@@ -112,8 +121,12 @@ class VllmEngine:
             stream = self._engine.generate({"prompt_token_ids": tokens}, parameters, name)
             async for output in stream:
                 (one,) = output.outputs
-                finish = one.finish_reason if output.finished else None
-                self._found.put((name, NewTokens(prompt_id, list(one.token_ids), finish)))
+                new = NewTokens(prompt_id, list(one.token_ids))
+                if output.finished and one.finish_reason in ("stop", "length"):
+                    new.finish = one.finish_reason
+                elif output.finished:
+                    new.error = RuntimeError(f"vLLM ended the answer: {one.finish_reason}")
+                self._found.put((name, new))
         except Exception as error:  # noqa: BLE001 - it becomes the job's error
             self._found.put((name, NewTokens(prompt_id, error=error)))
 
@@ -151,3 +164,5 @@ class VllmEngine:
         """Stop vLLM's processes."""
         self._engine.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -121,6 +121,15 @@ def test_a_bad_request_fails_alone(site: Site, tmp_path: Path, value: Any, messa
     assert site.ended(good)["result"]["text"] == words(2)
 
 
+def test_a_request_whose_cost_raises_fails_alone(site: Site, tmp_path: Path) -> None:
+    good = site.submit({"words": 2, "until": str(tmp_path)})
+    bad = site.submit({"words": 2, "cost": "x"})
+    assert "invalid literal for int()" in site.ended(bad)["error"]["message"]
+    opened(tmp_path, 0, 1)
+    found = site.ended(good)
+    assert (found["result"]["text"], found["attempts"]) == (words(2), 1)
+
+
 def test_a_request_waits_for_the_memory_of_others(site: Site, tmp_path: Path) -> None:
     first = site.submit({"words": 2, "cost": 60, "until": str(tmp_path)})
     second = site.submit({"words": 1, "cost": 60})

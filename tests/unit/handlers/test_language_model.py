@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -257,6 +258,27 @@ def test_a_process_with_an_engine_ends_by_itself() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, check=False)
     assert ended.returncode == 0
+
+
+def test_a_prompt_that_the_engine_does_not_take_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = loaded(engine="continuous")
+    try:
+        before = model.budget()
+
+        def full(*_: Any, **__: Any) -> None:
+            raise queue.Full
+
+        with monkeypatch.context() as patched:
+            patched.setattr(model.engine.manager.input_queue, "put", full)  # type: ignore[attr-defined]
+            with pytest.raises(queue.Full):
+                model.add("job", request(model, QUESTION))
+        assert model.budget() == before
+        model.add("job", request(model, {**QUESTION, "max_tokens": 2}))
+        assert run(model, "job")
+    finally:
+        model.engine.close()
 
 
 def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def fed(
     return texts, released, reader.stopped
 
 
-@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=30))
+@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=70))
 def test_all_of_the_text_is_released(tokens: list[int]) -> None:
     texts, released, _ = fed(tokens)
     assert released == tokens

@@ -61,10 +61,10 @@ class Success(NamedTuple):
     events: bool = False
 
 
-def _job_answers(ended: str, *headers: Header) -> Mapping[int, Success]:
+def _job_answers(ended: str, *headers: Header, events: bool = False) -> Mapping[int, Success]:
     """Return the answers of an operation that returns a job, ended or not."""
     return {
-        200: Success(ended, JobObject, (*headers, _APPLIED)),
+        200: Success(ended, JobObject, (*headers, _APPLIED), events=events),
         202: Success("The job has not ended yet.", JobObject, (*headers, _APPLIED, _POLL)),
     }
 
@@ -94,13 +94,15 @@ _POLL: Final = Header(
 _APPLIED: Final = Header("Preference-Applied", "The wait that was applied, if the request has one.")
 JOB: Final = _job_answers("The job has ended.")
 SUBMITTED: Final = _job_answers(
-    "The job has ended within the wait.",
+    "The job has ended within the wait. With `Accept: text/event-stream`, the pieces of the job at "
+    "once, as its stream has them.",
     Header("Location", "The job's own path."),
     Header(
         "Idempotency-Replayed",
         "Present if an earlier request has submitted the job.",
         {"const": "true"},
     ),
+    events=True,
 )
 
 INPUT: Final = Body(

@@ -98,7 +98,8 @@ _REFUSED: Final = (
     errors.TooManyInFlight, errors.BrokerFull, errors.StoreUnavailable, errors.StoreFull,
     errors.PathNotFound,
 )  # fmt: skip
-_REFUSED_PROMPT: Final = (*_REFUSED, errors.JobError, errors.TooManyStreams)
+_REFUSED_SUBMIT: Final = (*_REFUSED, errors.TooManyStreams)
+_REFUSED_PROMPT: Final = (*_REFUSED_SUBMIT, errors.JobError)
 _UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
 _UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
 _UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
@@ -112,11 +113,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Jobs
     *(Operation(
         method, _MODEL_JOBS, submit.submit_input, _SUBMIT, f"submit_input_{method.lower()}",
-        media.SUBMITTED, _REFUSED, (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
+        media.SUBMITTED, _REFUSED_SUBMIT, (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
     ) for method in ("POST", "PUT")),
     *(Operation(
         method, _VERSION_JOBS, submit.submit_version_input, _SUBMIT,
-        f"submit_version_input_{method.lower()}", media.SUBMITTED, _REFUSED,
+        f"submit_version_input_{method.lower()}", media.SUBMITTED, _REFUSED_SUBMIT,
         (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
     ) for method in ("POST", "PUT")),
     Operation(
@@ -125,7 +126,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _JOBS, submit.submit_job, _SUBMIT, "submit_job", media.SUBMITTED,
-        (*_REFUSED, errors.InputForbidden), _WAIT, _SUBMIT_HEADERS, JobRequest,
+        (*_REFUSED_SUBMIT, errors.InputForbidden), _WAIT, _SUBMIT_HEADERS, JobRequest,
     ),
     Operation(
         "GET", _JOB, job.get_job, _READ, "get_job", media.JOB, _UNREAD_JOB,
@@ -133,7 +134,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "PUT", _JOB, submit.put_job, _SUBMIT, "put_job", media.SUBMITTED,
-        (*_REFUSED, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
+        (*_REFUSED_SUBMIT, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
     ),
     # Who may submit a job may also cancel it.
     Operation(

@@ -17,7 +17,8 @@ import msgspec
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
 from api.http.messages import Answer, ClientGone, Header, Reply, Request
-from api.routes.jobs.submit import REPLAYED, RETRY_AFTER, request_of_body
+from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.submit import REPLAYED, request_of_body
 from api.services import Services
 from api.submission.job_request import (
     ValidatedRequest,

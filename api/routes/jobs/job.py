@@ -21,7 +21,6 @@ from api.http.messages import (
 )
 from api.http.problems import job_problem, problem
 from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
-from api.routes.jobs.submit import RETRY_AFTER
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
@@ -43,6 +42,7 @@ class JobQuery(WaitQuery):
     ] = "1"
 
 
+RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 _QUERY: Final = frozenset(JobQuery.__struct_fields__)
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import (
+    JSON,
     NO_CONTENT,
     NO_STORE,
+    Header,
     Receive,
     Reply,
     Request,
@@ -49,6 +51,8 @@ from headrace.queue.piece_log import LogEntry
 
 #: An event id of this operation: the last index, and behind the end of the job a mark.
 _ID: Final = re.compile(r"(\d{1,15})(-ended)?")
+#: The weight of a media type in an Accept header.
+_WEIGHT: Final = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
 
 
 class StreamQuery(msgspec.Struct):
@@ -84,6 +88,44 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
     services.stream_limit.take(request.caller.key_id, keyed=services.authenticator is not None)
     send = partial(_send, services, request, job, after, writer)
     return StreamingReply(200, send, writer.content_type, STREAM_HEADERS)
+
+
+@lru_cache(maxsize=256)
+def prefers_events(accept: bytes) -> bool:
+    """Return whether an Accept header (RFC 9110, 12.5.1) prefers events to JSON."""
+    weights: dict[bytes, float] = {}
+    for part in accept.lower().split(b","):
+        kind, *parameters = (text.strip() for text in part.split(b";"))
+        found = [_WEIGHT.fullmatch(text) for text in parameters]
+        weights[kind] = next((float(one[1]) for one in found if one), 1.0)
+    return weights.get(EVENT_STREAM, 0.0) > weights.get(JSON, 0.0)
+
+
+async def submit_and_stream(
+    services: Services,
+    request: Request,
+    submit: Callable[[], Awaitable[tuple[Job, tuple[Header, ...]]]],
+) -> StreamingReply:
+    """Submit a job and stream its pieces; the job goes on if the client hangs up.
+
+    Args:
+        services: those of this process.
+        request: the request.
+        submit: submits the job; returns it, and headers of the answer.
+
+    Raises:
+        TooManyStreams: a limit is reached; nothing was submitted.
+        HeadraceError: the job is refused.
+    """
+    key = request.caller.key_id
+    services.stream_limit.take(key, keyed=services.authenticator is not None)
+    try:
+        job, headers = await submit()
+    except BaseException:
+        services.stream_limit.leave(key)
+        raise
+    send = partial(_send, services, request, job, 0, _Events())
+    return StreamingReply(200, send, EVENT_STREAM, (*STREAM_HEADERS, *headers))
 
 
 class Pieces(NamedTuple):
@@ -168,7 +210,8 @@ async def follow_pieces(
                     yield []
                     beat_at = loop.time() + HEARTBEAT_S
     finally:
-        ending.cancel()
+        if not ending.cancel() and not ending.cancelled():
+            ending.exception()  # asyncio logs one that was never read
 
 
 class _LogReader:

@@ -1,19 +1,23 @@
 """Submit one job: an input to a model or to one version of it, or JSON to `/api/v1/jobs`.
 
-The endpoints read the request and write the answer. `api.submission.submit` submits the job.
+The endpoints read the request and write the answer. `api.submission.submit` submits the job. A
+client that prefers events to JSON is answered with the job's pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from api.http.bodies import input_of, read_body, require_json
 from api.http.forms import is_form, read_form
-from api.http.messages import Header, Reply, Request
+from api.http.messages import Header, Reply, Request, StreamingReply
 from api.http.problems import problem
+from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.stream import prefers_events, submit_and_stream
 from api.services import Services
 from api.submission.decoding import OPTION_NAMES, options_from_query
 from api.submission.job_request import (
@@ -40,24 +44,27 @@ from headrace.errors import (
     RequestError,
     StoreError,
 )
+from headrace.jobs.job import Job
 from headrace.jobs.options import JobOptions
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
-RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
 _JOB_QUERY: Final = frozenset(WaitQuery.__struct_fields__)
 _MODEL_QUERY: Final = OPTION_NAMES | _JOB_QUERY
 _METADATA: Final = frozenset({"metadata"})
 
+#: The answer to a submit: the job, or the stream of its pieces.
+Submitted = Reply | StreamingReply
 
-async def submit_input(services: Services, request: Request, name: str) -> Reply:
+
+async def submit_input(services: Services, request: Request, name: str) -> Submitted:
     """Submit a job for the model in the path; the body is its input."""
     return await _submit_body(services, request, services.catalog.get(name), None)
 
 
 async def submit_version_input(
     services: Services, request: Request, name: str, version: str
-) -> Reply:
+) -> Submitted:
     """Submit a job for one version of the model in the path; the body is its input."""
     await services.model_statuses.refresh()
     model = model_of_version(services.catalog.get(name), version, services.model_statuses)
@@ -66,7 +73,7 @@ async def submit_version_input(
 
 async def _submit_body(
     services: Services, request: Request, model: ModelConfig, version: str | None
-) -> Reply:
+) -> Submitted:
     try:
         identity = shadow = None
         if model.traffic is not None and version is None:
@@ -156,17 +163,17 @@ def request_of_body(
     return with_details(job, {**parameters, **fields}, header, nested=nested)
 
 
-async def submit_job(services: Services, request: Request) -> Reply:
+async def submit_job(services: Services, request: Request) -> Submitted:
     """Submit a job from JSON that names model, input and options."""
     return await _submit_json(services, request, None)
 
 
-async def put_job(services: Services, request: Request, job_id: str) -> Reply:
+async def put_job(services: Services, request: Request, job_id: str) -> Submitted:
     """Submit a job from JSON under the id in the path; a repeat returns the same job."""
     return await _submit_json(services, request, job_id)
 
 
-async def _submit_json(services: Services, request: Request, path_id: str | None) -> Reply:
+async def _submit_json(services: Services, request: Request, path_id: str | None) -> Submitted:
     query = request.query(_JOB_QUERY)
     wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
@@ -189,20 +196,15 @@ def _given_id(path_id: str | None, body_id: str | None) -> str | None:
 
 async def _submit(
     services: Services, request: Request, validated: ValidatedRequest, wait_s: float | None
-) -> Reply:
+) -> Submitted:
     validated = with_trace(validated, request_trace(request))
-    applied: tuple[Header, ...] = ()
-    prefer = request.header(b"prefer")
-    if prefer and wait_s is None:
-        wait_s = preferred_wait_s(prefer, services.settings.max_wait_s)
-    if wait_s is not None:
-        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
     name, job_id = validated.model.name, validated.identity.job_id
     try:
-        if wait_s:
-            job, replayed = await submit_and_wait(services, validated, request.receive, wait_s)
-        else:
-            job, replayed = await submit(services, validated)
+        accept = request.header(b"accept")
+        if accept and prefers_events(accept):
+            submitted = partial(_submitted, services, validated)
+            return await submit_and_stream(services, request, submitted)
+        return await _submit_and_wait(services, request, validated, wait_s)
     except BrokerUnavailable as error:
         services.counters.refused(name, error.code)
         # Redis may have taken the job; with the id the client can find out.
@@ -210,11 +212,37 @@ async def _submit(
     except (RequestError, StoreError) as error:
         services.counters.refused(name, error.code)
         raise
+
+
+async def _submitted(
+    services: Services, validated: ValidatedRequest
+) -> tuple[Job, tuple[Header, ...]]:
+    job, replayed = await submit(services, validated)
+    return job, (_location(job), *((REPLAYED,) if replayed else ()))
+
+
+async def _submit_and_wait(
+    services: Services, request: Request, validated: ValidatedRequest, wait_s: float | None
+) -> Reply:
+    applied: tuple[Header, ...] = ()
+    prefer = request.header(b"prefer")
+    if prefer and wait_s is None:
+        wait_s = preferred_wait_s(prefer, services.settings.max_wait_s)
+    if wait_s is not None:
+        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
+    if wait_s:
+        job, replayed = await submit_and_wait(services, validated, request.receive, wait_s)
+    else:
+        job, replayed = await submit(services, validated)
     if replayed:
         applied = (REPLAYED, *applied)
-    location = (b"location", (JOBS_PATH + job_id).encode())
     if job.state.final:
-        return Reply(200, job_object(job), headers=(location, *applied))
+        return Reply(200, job_object(job), headers=(_location(job), *applied))
+    name = validated.model.name
     waiting_for = await services.model_statuses.waiting_for(name, job.asked_version)
     body = job_object(job, waiting_for=waiting_for)
-    return Reply(202, body, headers=(location, RETRY_AFTER, *applied))
+    return Reply(202, body, headers=(_location(job), RETRY_AFTER, *applied))
+
+
+def _location(job: Job) -> Header:
+    return (b"location", (JOBS_PATH + job.id).encode())

@@ -81,16 +81,21 @@ class Reader:
 
 
 @contextmanager
-def reading(url: str, last_id: str = "", **headers: str) -> Iterator[Reader]:
-    """A stream that is read until the context ends."""
+def reading(
+    url: str, last_id: str = "", body: Any = None, method: str = "", **headers: str
+) -> Iterator[Reader]:
+    """A stream that is read until the context ends; with a body, of a submit that asks for it."""
     reader = Reader()
+    if body is not None:
+        headers = {"accept": "text/event-stream", **headers}
     if last_id:
         headers["last-event-id"] = last_id
     client = httpx2.Client(timeout=READ_S, verify=PLAIN)
 
     def read() -> None:
         try:
-            with client.stream("GET", url, headers=headers) as response:
+            verb = method or ("GET" if body is None else "POST")
+            with client.stream(verb, url, headers=headers, json=body) as response:
                 reader.status = response.status_code
                 reader.headers = dict(response.headers)
                 for event in events_of(response.iter_lines()):

@@ -50,6 +50,15 @@ class Returning(Yielding):
         return [len(item["pieces"]) for item in items]
 
 
+class Filling(Handler):
+    """Yields `count` pieces of `size` characters, each with its number first."""
+
+    def inference(self, items: list[Any]) -> Any:
+        for n in range(items[0]["count"]):
+            yield [f"{n:<{items[0]['size']}}" for _ in items]
+        return [item["count"] for item in items]
+
+
 class Chatting(Yielding):
     """Its input is the JSON in the last message of a chat."""
 

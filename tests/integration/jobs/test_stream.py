@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     models = {
         "m": model(),
         "returning": model("Returning"),
+        "filling": model("Filling"),
         "plain": {"handler": "echo"},
     }
     path = write_models(folder, **models)
@@ -346,6 +348,118 @@ def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None
         code, printed, said = submitted({"pieces": WORDS}, *wrong)
         assert (code, printed) == (2, "")
         assert "--stream takes one input" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/v1/models/m/jobs"),
+        ("POST", "/api/v1/models/m/versions/1.0/jobs"),
+        ("POST", "/api/v1/jobs"),
+        ("PUT", "/api/v1/jobs/{id}"),
+    ],
+)
+def test_a_submit_is_answered_with_the_pieces(
+    site: Site, tmp_path: Path, method: str, path: str
+) -> None:
+    body: Any = {"pieces": WORDS, "until": str(tmp_path)}
+    if not path.startswith("/api/v1/models"):
+        body = {"model": "m", "input": body}
+    url = site.one.url + path.replace("{id}", f"put-{tmp_path.name}")
+    with reading(url, body=body, method=method) as reader:
+        assert (reader.status, reader.headers["content-type"]) == (200, "text/event-stream")
+        for n in range(3):
+            assert pieces_of(reader) == WORDS[:n]
+            (tmp_path / str(n)).touch()
+            reader.wait_for("pieces", n + 1)
+        ended = reader.wait_for("ended").data
+    assert ended["result"] == "one two three"
+    assert reader.headers["location"] == f"/api/v1/jobs/{ended['id']}"
+
+
+def test_the_job_of_a_stream_goes_on_without_its_client(site: Site, tmp_path: Path) -> None:
+    body = {"pieces": WORDS, "until": str(tmp_path)}
+    (tmp_path / "0").touch()
+    with reading(f"{site.one.url}/api/v1/models/m/jobs", body=body) as first:
+        first.wait_for("pieces")
+    location = first.headers["location"]
+    wait_until(lambda: not site.one.services.stream_limit.open_streams, "it has hung up")
+    with reading(f"{site.other.url}{location}/stream", first.last) as second:
+        for n in (1, 2):
+            (tmp_path / str(n)).touch()
+        assert second.wait_for("ended").data["result"] == "one two three"
+    assert [pieces_of(one) for one in (first, second)] == [WORDS[:1], WORDS[1:]]
+
+
+def test_a_repeat_of_a_streaming_submit_streams_the_same_job(site: Site) -> None:
+    url, key = f"{site.one.url}/api/v1/models/m/jobs", {"idempotency-key": "the-same"}
+    with reading(url, body={"pieces": WORDS}, **key) as first:
+        first.wait_over()
+    with reading(url, body={"pieces": WORDS}, **key) as again:
+        again.wait_over()
+    assert pieces_of(first) == pieces_of(again) == WORDS
+    assert first.headers["location"] == again.headers["location"]
+    assert again.headers["idempotency-replayed"] == "true"
+    assert "idempotency-replayed" not in first.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "problem"),
+    [
+        ("/api/v1/models/none/jobs", {}, 404, "model-not-found"),
+        ("/api/v1/models/m/jobs?priority=x", {}, 400, "invalid-request"),
+        ("/api/v1/jobs", {"model": "m"}, 400, "invalid-request"),
+        ("/api/v1/models/m/jobs?id=1", {}, 400, "invalid-request"),
+    ],
+)
+def test_a_refused_submit_is_no_stream(
+    site: Site, path: str, body: Any, status: int, problem: str
+) -> None:
+    headers = {"accept": "text/event-stream"}
+    found = httpx2.post(f"{site.one.url}{path}", json=body, headers=headers, timeout=60)
+    assert found.status_code == status
+    assert found.headers["content-type"] == "application/problem+json"
+    assert found.json()["type"] == f"/problems/{problem}"
+
+
+def test_a_submit_beyond_the_limit_of_streams_makes_no_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.one.services.stream_limit, "_most", 0)
+    url, headers = f"{site.one.url}/api/v1/jobs/one-too-many", {"accept": "text/event-stream"}
+    body = {"model": "m", "input": {"pieces": WORDS}}
+    found = httpx2.put(url, json=body, headers=headers, timeout=60)
+    assert (found.status_code, found.json()["type"]) == (429, "/problems/too-many-streams")
+    assert httpx2.get(url, timeout=60).status_code == 404
+    assert not site.one.services.stream_limit.open_streams
+
+
+def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site) -> None:
+    """What it does not read stays in Redis."""
+    count, size = 400, 100_000
+    job_id = site.submit({"count": count, "size": size}, "filling")
+    site.client.wait(job_id)
+    connections = site.one.server.server_state.connections
+
+    def held_bytes() -> int:
+        return sum(one.transport.get_write_buffer_size() for one in list(connections))
+
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
+        slow.connect(("127.0.0.1", site.one.port))
+        target = f"/api/v1/jobs/{job_id}/stream?format=text"
+        slow.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        wait_until(held_bytes, "its connection is full")
+        for _ in range(2):
+            text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60).text
+            assert text.split() == [str(n) for n in range(count)]
+        assert held_bytes() < 1024 * 1024 < count * size / 20
+        received = bytearray()
+        while part := slow.recv(1 << 20):
+            received += part
+    assert len(received) > count * size
+    assert received.endswith(b"0\r\n\r\n")
 
 
 def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from handlers.generation.engine import NewTokens, Prompt
 from handlers.generation.sampling import Sampling
 from handlers.generation.vllm import VllmEngine
 from handlers.language_model import INCLUDED, LanguageModel
-from headrace.generator import Budget
 from headrace.handler import Context
 from tests.harness.wait import wait_until
 
@@ -164,7 +163,7 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
 
 
 def test_prompts_run_together_and_each_gets_its_own_tokens(engine: VllmEngine) -> None:
-    assert engine.budget() == Budget(SLOTS, SLOTS * 64)
+    assert engine.budget().slots == SLOTS
     engine.add("a", prompt(10, most=7))
     engine.add("b", prompt(20, most=2))
     assert engine.budget().slots == SLOTS - 2

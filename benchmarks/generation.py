@@ -3,7 +3,9 @@
 The model `python_docs` through the whole system, read as streams by 1, 8 and 32 clients, against
 transformers' bare manager in a process of its own: the same model, prompts and options, in turns
 within one run. The model process has one thread, so that a core is left for the rest; the manager
-has one, or both. Each client asks again as soon as it has its answer. `--write` puts the table into
+has one, or both. Each client asks again as soon as it has its answer. `--transformers PYTHON` adds
+`transformers serve --continuous-batching`, from a Python that has `transformers[serving]`; the
+clients of both then read `/v1/chat/completions`. `--write` puts the tables into
 docs/performance.md.
 """
 
@@ -13,13 +15,14 @@ import argparse
 import http.client
 import json
 import logging
+import math
 import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,8 +34,9 @@ import msgspec
 
 from benchmarks.stack import ROOT, Headrace
 from benchmarks.tables import Table, write_tables
+from benchmarks.transformers_serve import ask_chat, transformers_serve
 from handlers.generation.continuous import ContinuousEngine
-from handlers.language_model import LanguageModel
+from handlers.language_model import INCLUDED, LanguageModel
 from headrace.handler import Context
 
 CLIENTS = (1, 8, 32)
@@ -41,6 +45,10 @@ TOKENS = 128
 COLUMNS = (
     "clients", "manager, 1 thread", "manager, 2 threads", "Headrace", "of 1 thread",
     "of 2 threads", "first token, manager, p50 ms", "first token, Headrace, p50 ms",
+)  # fmt: skip
+SERVED_COLUMNS = (
+    "clients", "transformers serve", "Headrace", "of transformers serve",
+    "first token, transformers serve, p50 ms", "p99 ms", "Headrace, p50 ms", "p99 ms", "p99, ratio",
 )  # fmt: skip
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ONE_THREAD = dict.fromkeys(THREADS, "1")
@@ -58,6 +66,11 @@ class Run:
     def first_p50_ms(self) -> float:
         """Return the median time to the first token."""
         return statistics.median(self.first_ms)
+
+    @property
+    def first_p99_ms(self) -> float:
+        """Return the 99th percentile of the time to the first token."""
+        return sorted(self.first_ms)[max(0, math.ceil(len(self.first_ms) * 0.99) - 1)]
 
 
 def asked(number: int, tokens: int) -> dict[str, Any]:
@@ -212,6 +225,50 @@ def measure(table: Table, rounds: int, turns: int, tokens: int) -> None:
             )
 
 
+def measure_served(
+    table: Table,
+    python: str,
+    rounds: int,
+    turns: int,
+    tokens: int,
+    clients: Sequence[int] = CLIENTS,
+) -> None:
+    """Measure `transformers serve` and Headrace in turns; add a row for each number of clients."""
+    writer = {"handler": "language_model", "max_batch_size": SLOTS}
+    with (
+        transformers_serve(python, INCLUDED, SLOTS, ONE_THREAD) as (served, model),
+        Headrace(events=False, models={"writer": writer}, environ=ONE_THREAD) as stack,
+    ):
+
+        def ask_served(number: int) -> float:
+            return ask_chat(served, model, tokens, {"messages": asked(number, tokens)["messages"]})
+
+        def ask(number: int) -> float:
+            messages = asked(number, tokens)["messages"]
+            return ask_chat(stack.url, "writer", tokens, {"messages": messages, "ignore_eos": True})
+
+        for count in clients:
+            runs = [
+                (measured(count, rounds, tokens, ask_served), measured(count, rounds, tokens, ask))
+                for _ in range(turns + 1)
+            ]
+            del runs[0]  # it warms up
+            other, own = (_joined(kind) for kind in zip(*runs, strict=True))
+            share = statistics.median(own.rate / other.rate for other, own in runs)
+            table.add(
+                str(count), f"{other.rate:,.0f}", f"{own.rate:,.0f}", f"{share:.2f}",
+                *(f"{one:.1f}" for one in (
+                    other.first_p50_ms, other.first_p99_ms, own.first_p50_ms, own.first_p99_ms,
+                )), f"{own.first_p99_ms / other.first_p99_ms:.2f}",
+            )  # fmt: skip
+
+
+def _joined(runs: Sequence[Run]) -> Run:
+    """Return runs as one: the median of their rates, and all first tokens."""
+    rate = statistics.median(run.rate for run in runs)
+    return Run(rate, [first for run in runs for first in run.first_ms])
+
+
 def main() -> None:
     """Measure and print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -219,6 +276,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="answers of each client")
     parser.add_argument("--turns", type=int, default=3, help="runs of which the median counts")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="new tokens of each answer")
+    parser.add_argument("--transformers", metavar="PYTHON", help="one with transformers[serving]")
     parser.add_argument("--serve-bare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_bare:
@@ -226,8 +284,14 @@ def main() -> None:
         return
     table = Table(*COLUMNS)
     measure(table, arguments.rounds, arguments.turns, arguments.tokens)
+    tables = [table]
+    if arguments.transformers:
+        tables.append(Table(*SERVED_COLUMNS))
+        measure_served(
+            tables[-1], arguments.transformers, arguments.rounds, arguments.turns, arguments.tokens
+        )
     if arguments.write:
-        write_tables("generation", f"{arguments.tokens} new tokens an answer.", table)
+        write_tables("generation", f"{arguments.tokens} new tokens an answer.", *tables)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""Answers over kills of their model process: `python -m tests.chaos.generations`.
+
+The model `python_docs` writes greedy answers through the whole system. Its process is killed with
+`kill -9` in the middle of each; the text must be that without a kill. Then many prompts run at the
+same time, of which one is too long: it must fail alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.config.model_catalog import load_catalog
+from tests.harness.clients.events import reading
+from tests.harness.servers.api_server import api_server
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import Client, celery_worker, write_models
+from tests.integration.jobs.test_generator import Site
+
+SLOTS = 32
+TOKENS = 300
+NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement", "dict")
+#: How many prompts have run for each that is asked for before it is given up.
+ATTEMPTS = 3
+
+
+def question(name: str, **more: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": f"What is {name}?"}
+    return {"messages": [message], "temperature": 0, **more}
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Site]:
+    """The whole system with one language model."""
+    path = write_models(
+        folder,
+        m={
+            "handler": "language_model",
+            "max_batch_size": SLOTS,
+            "max_restarts_per_minute": 1_000,  # it is killed more often than a model may die
+        },
+    )
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
+        Client(server.url, path) as client,
+        api_server(server.url, load_catalog(path)) as api,
+    ):
+        worker.wait_ready("m")
+        yield Site(server, api, worker, client)
+
+
+def kill_in_the_middle(site: Site, kills: int, chance: random.Random) -> None:
+    """Kill the process in the middle of so many answers, and compare their texts."""
+    asked = [question(name, max_tokens=TOKENS, ignore_eos=True) for name in NAMES]
+    expected = [site.ended(site.submit(one))["result"] for one in asked]
+    done = attempts = 0
+    while done < kills:
+        attempts += 1
+        assert attempts <= ATTEMPTS * kills, f"only {done} of {attempts} were killed in the middle"
+        which = attempts % len(asked)
+        job_id = site.submit(asked[which])
+        with reading(site.stream(job_id)) as reader:
+            reader.wait_for("pieces", chance.randint(1, 8))
+            (pid,) = site.worker.states()["m"]["pids"]
+            os.kill(pid, signal.SIGKILL)
+            reader.wait_for("ended")
+        pieces = [event.data for event in reader.events if event.name == "pieces"]
+        found = site.ended(job_id)
+        assert reader.names == ["pieces"] * len(pieces) + ["ended"], reader.names
+        assert "".join(piece for some in pieces for piece in some) == expected[which]["text"]
+        assert found["result"] == expected[which]
+        done += found["attempts"] == 2  # else it had ended before the kill
+
+
+def one_is_too_long(site: Site, prompts: int, chance: random.Random) -> None:
+    """Run so many prompts at the same time, of which one is too long."""
+    kinds = [question(name, max_tokens=5) for name in NAMES]
+    texts = [site.ended(site.submit(one))["result"]["text"] for one in kinds]
+    values: list[Any] = [kinds[n % len(kinds)] for n in range(prompts)]
+    bad = chance.randrange(prompts)
+    values[bad] = {"prompt": "for " * 2000}
+    for n, job in enumerate(site.client.wait(*site.client.submit("m", *values), timeout_s=600)):
+        found = site.shown(job.id)
+        if n == bad:
+            assert found["error"]["type"] == "input-error"
+            assert "the model takes 1,024" in found["error"]["message"]
+        else:
+            assert found["result"]["text"] == texts[n % len(kinds)], found
+            assert found["attempts"] == 1
+
+
+def run(folder: Path, seed: int, *, kills: int, prompts: int) -> None:
+    """Run both; raise AssertionError if a text differs, or a prompt fails that should not."""
+    chance = random.Random(seed)
+    _say(f"--seed {seed}: {kills} kills, {prompts:,} prompts")
+    with running(folder) as site:
+        began = time.monotonic()
+        kill_in_the_middle(site, kills, chance)
+        _say(f"{time.monotonic() - began:.0f} s: {kills} texts are equal after a kill")
+        began = time.monotonic()
+        one_is_too_long(site, prompts, chance)
+        _say(f"{time.monotonic() - began:.0f} s: of {prompts:,} prompts one failed")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.generations", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=None, help="default: a new one")
+    given = parser.parse_args()
+    seed = random.randrange(2**32) if given.seed is None else given.seed
+    with tempfile.TemporaryDirectory(prefix="headrace-generations-") as folder:
+        run(Path(folder), seed, kills=given.kills, prompts=given.prompts)
+
+
+if __name__ == "__main__":
+    main()

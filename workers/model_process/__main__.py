@@ -89,7 +89,7 @@ def main() -> None:
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
     executor.send_pieces_to(lambda rows: frames.send(["pieces", rows]))
-    if spans is not None:
+    if spans is not None and not continuous:
         from workers.model_process.spans import VerbSpans
 
         executor.span = VerbSpans(spans, config["model"])

@@ -255,7 +255,7 @@ class ContinuousExecutor:
         taken: list[tuple[int, str, bytes, list[int]]] = []
         ended: dict[str, Outcome] = {}
         try:
-            for piece in self._handler.step():
+            for piece in self._pieces_of_step():
                 one = self._running.get(piece.id)
                 if one is None or piece.id in ended:
                     continue
@@ -273,6 +273,10 @@ class ContinuousExecutor:
             self._end(self._running[job_id], outcome)
         if self._paused:
             self._pause_offline()
+
+    def _pieces_of_step(self) -> list[Piece]:
+        with self._executor.span("step", len(self._running)):
+            return list(self._handler.step())
 
     def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
         """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.generator import Generator
 from headrace.jobs.trace_context import Trace
 from headrace.observability import logs
 from workers.model_process import stacks
@@ -45,7 +46,7 @@ _AUTOMATIC_S: Final = 600.0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to profile.
+    """What to profile. For a generator, a batch is a step.
 
     Attributes:
         id: the id of the profile; "" for one that the option `profile` starts.
@@ -143,6 +144,9 @@ class Profiler:
             if batches >= request.batches:
                 enough.set()
 
+        one, many = "batch", "batches"
+        if isinstance(self.executor.handler, Generator):
+            one, many = "step", "steps"
         inner = self.executor.span
         # The first start takes a second; batches count from then on.
         profile.start()
@@ -154,10 +158,10 @@ class Profiler:
             profile.stop()
         if not ended[0]:
             raise ProfileFailed(
-                f"no batch ended within {request.seconds:g} s; send jobs while it runs, or give it "
+                f"no {one} ended within {request.seconds:g} s; send jobs while it runs, or give it "
                 "more time with --seconds"
             )
-        return _files_of(profile, ended[0])
+        return _files_of(profile, f"{ended[0]} {many}")
 
     def _stacks(self, request: Request) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
@@ -182,7 +186,8 @@ class Profiler:
 class _Counting:
     """A span that counts the batches that ended, of those whose inference it has seen.
 
-    Where verbs overlap, a batch may end whose inference was before the trace.
+    Where verbs overlap, a batch may end whose inference was before the trace. Of a generator it
+    counts the steps.
     """
 
     def __init__(self, inner: SpanOf, ended: Callable[[int], None]) -> None:
@@ -199,8 +204,9 @@ class _Counting:
             self._begun.append(batch)
         with self._inner(verb, size):
             yield
-        if verb == "postprocess" and batch in self._begun:
-            self._begun.remove(batch)
+        if verb == "step" or (verb == "postprocess" and batch in self._begun):
+            if verb != "step":
+                self._begun.remove(batch)
             self._count += 1
             self._ended(self._count)
 
@@ -214,6 +220,11 @@ def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
 
     @contextmanager
     def span(verb: str, size: int) -> Iterator[None]:
+        if verb == "step":
+            # The batch and the traces of this thread are those of the newest job.
+            with record_function(f"step: {size} requests"), inner(verb, size):
+                yield
+            return
         name, found = f"{verb}: {size} items, batch {_batch()}", TRACES.get()
         if found is not None:
             ids = dict.fromkeys(Trace(parent).trace_id for parent in found.jobs.values())
@@ -242,7 +253,7 @@ def _torch_profiler() -> Any:
     return profile(activities=activities, record_shapes=True, experimental_config=config)
 
 
-def _files_of(profile: Any, batches: int) -> dict[str, bytes]:
+def _files_of(profile: Any, what: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
@@ -251,7 +262,7 @@ def _files_of(profile: Any, batches: int) -> dict[str, bytes]:
     devices = any(getattr(event, "self_device_time_total", 0) for event in averages)
     order = "self_device_time_total" if devices else "self_cpu_time_total"
     table = averages.table(sort_by=order, row_limit=_OPERATORS, max_name_column_width=60)
-    text = f"The operators of {batches} batches, the dearest first.\n{table}\n"
+    text = f"The operators of {what}, the dearest first.\n{table}\n"
     return _bounded({"operators.txt": text.encode(), "trace.json.gz": trace})
 
 

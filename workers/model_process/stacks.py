@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
 
+from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
 
 #: A stack: the verb, or the thread outside of verbs, and then its functions, outermost first.
@@ -34,6 +35,9 @@ _VERB_OF: Final[Mapping[CodeType, str]] = {
     BatchExecutor.own_preprocess.__code__: "preprocess",
     BatchExecutor.infer.__code__: "inference",
     BatchExecutor.finish.__code__: "postprocess",
+    ContinuousExecutor._admit.__code__: "add",
+    ContinuousExecutor._pieces_of_step.__code__: "step",
+    ContinuousExecutor._result.__code__: "postprocess",
 }
 #: They wait for the threads or processes that run `preprocess`, which are sampled themselves.
 _WAITING: Final = BatchExecutor.prepare.__code__

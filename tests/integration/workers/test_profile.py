@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -33,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "profile": {"every": 3, "batches": 2},
     },
     "plain": {"handler": f"{FILE}:Plain", "max_batch_size": 4, "preprocess_processes": 1},
+    "writing": {"handler": f"{FILE}:Writing", "profile": {"every": 30, "batches": 3}},
     "later": {"handler": f"{FILE}:Plain", "load": "on_demand"},
 }
 
@@ -97,7 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         redis = stack.enter_context(redis_server())
         api = stack.enter_context(registry_server(redis.url, file))
         worker = stack.enter_context(celery_worker(redis.url, file, folder))
-        worker.wait_ready("turn", "overlapped", "plain")
+        worker.wait_ready("turn", "overlapped", "plain", "writing")
         yield Site(api, worker)
 
 
@@ -125,6 +127,38 @@ def test_a_trace_has_the_operators_and_verbs_of_the_batches_and_no_job_is_lost(
     table = site.file(profile, "operators.txt").decode()
     assert "aten::linear" in table
     assert "Self CPU" in table
+
+
+def test_the_steps_of_a_generator_are_its_batches(site: Site, tmp_path: Path) -> None:
+    commands = Commands(site.api.url, tmp_path)
+    arguments = ("--batches", "5", "--seconds", "60", "-o", "made")
+    with site.load("writing") as ended:
+        done = commands.run("profile", "writing", *arguments)
+    assert set(ended) == {"succeeded"}
+    assert done.returncode == 0, done.stderr
+    assert b"aten::linear" in done.stdout
+    counted = re.search(rb"The operators of (\d+) steps", done.stdout)
+    assert counted is not None
+    assert int(counted[1]) >= 5
+    text = gzip.decompress((tmp_path / "made" / "trace.json.gz").read_bytes())
+    names = [event.get("name", "") for event in json.loads(text)["traceEvents"]]
+    assert names.count("step: 1 requests") >= int(counted[1])
+
+
+def test_stacks_show_the_step_of_a_generator(site: Site, tmp_path: Path) -> None:
+    commands = Commands(site.api.url, tmp_path)
+    with site.load("writing"):
+        done = commands.run("profile", "writing", "--stack", "--seconds", "1.5", "-o", "made")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"step: ")
+    assert b"Writing.step (profiles0/profiled.py:" in done.stdout
+    folded = (tmp_path / "made" / "stacks.folded").read_text()
+    assert "model process;step;Writing.step" in folded
+
+
+def test_without_requests_no_step_ends(site: Site) -> None:
+    profile = site.profile("writing", batches=1, seconds=0.2)
+    assert "no step ended within 0.2 s" in profile["error"]
 
 
 def test_stacks_show_the_functions_of_the_verbs_also_without_torch(site: Site) -> None:
@@ -185,15 +219,16 @@ def test_what_cannot_be_profiled_is_said_at_once(site: Site) -> None:
         assert site.api.http.get(f"/api/v1/profiles/none{path}").status_code == 404
 
 
-def test_the_option_profile_makes_traces_without_a_request(site: Site) -> None:
+@pytest.mark.parametrize("model", ["overlapped", "writing"])
+def test_the_option_profile_makes_traces_without_a_request(site: Site, model: str) -> None:
     def automatic() -> list[Any]:
         listed = site.api.http.get("/api/v1/profiles").json()["profiles"]
-        return [one for one in listed if one["automatic"]]
+        return [one for one in listed if one["automatic"] and one["model"] == model]
 
-    with site.load("overlapped"):
+    with site.load(model):
         wait_until(lambda: len(automatic()) >= 2, "two automatic profiles were saved")
     newest = automatic()[0]
-    assert (newest["model"], newest["kind"], newest["state"]) == ("overlapped", "trace", "done")
+    assert (newest["kind"], newest["state"]) == ("trace", "done")
     names = [event.get("name", "") for event in events(site, newest)]
     assert "aten::linear" in names
     listed = site.api.http.get("/api/v1/profiles").json()["profiles"]

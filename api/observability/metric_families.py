@@ -163,6 +163,38 @@ HISTOGRAMS: Final = {
     ),
     worker_report.BATCH_SIZE: _histogram("batch_size", "Jobs per batch."),
 }
+#: Of models that stream or generate, and no others: first the histograms, ...
+GENERATION_HISTOGRAMS: Final = {
+    worker_report.FIRST_PIECE_S: _histogram(
+        "time_to_first_token_seconds",
+        "Time from the submit of a streaming job to its first piece, without offline jobs.",
+    ),
+    worker_report.BETWEEN_S: _histogram(
+        "time_per_output_token_seconds",
+        "Time between two tokens of an answer of a generator, without offline jobs.",
+    ),
+}
+#: ... then the counters, ...
+GENERATION_COUNTED: Final = {
+    worker_report.PROMPT_TOKENS: _counter(
+        "prompt_tokens", "Tokens of the prompts of requests that generators have ended."
+    ),
+    worker_report.GENERATION_TOKENS: _counter(
+        "generation_tokens", "Tokens of the answers to requests that generators have ended."
+    ),
+}
+#: ... and by the field of a `GenerationState`.
+GENERATION: Final = {
+    "requests": _gauge("generator_requests", "Requests that run in generators.", _MODEL),
+    "used_tokens": _gauge(
+        "generator_cache_used_tokens",
+        "Tokens of the caches that running requests probably need.",
+        _MODEL,
+    ),
+    "tokens": _gauge(
+        "generator_cache_tokens", "Tokens for which the caches of generators have room.", _MODEL
+    ),
+}
 
 REDIS_MEMORY: Final = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
 REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "The maxmemory of Redis; 0 if it has none.")
@@ -225,6 +257,17 @@ DEVICE: Final = _gauge(
 
 FAMILIES: Final = (
     *(value for value in list(globals().values()) if isinstance(value, Family)),
-    *chain.from_iterable(table.values() for table in (COUNTED, HISTOGRAMS, HOST, DEVICES)),
+    *chain.from_iterable(
+        table.values()
+        for table in (
+            COUNTED,
+            HISTOGRAMS,
+            GENERATION_HISTOGRAMS,
+            GENERATION_COUNTED,
+            GENERATION,
+            HOST,
+            DEVICES,
+        )
+    ),
     *(family for family, _ in LABELLED.values()),
 )

@@ -19,6 +19,7 @@ from headrace.observability import worker_report
 from headrace.observability.totals import (
     BOUNDS,
     ZERO,
+    Column,
     Fields,
     Totals,
     counted,
@@ -31,6 +32,7 @@ from headrace.observability.worker_report import (
     HostFigures,
     ShadowResult,
     WorkerReport,
+    field_of,
 )
 from headrace.queue.depth import Depths
 from headrace.queue.scrape import ScrapeResult
@@ -90,6 +92,7 @@ def _all(
     yield from _versions(scraped.counted, models)
     yield _shadows(scraped.counted, names, shadows)
     yield from _models(statuses, scraped.counted, names)
+    yield from _generation(statuses, scraped.counted, names)
     yield from _shared(scraped.shared)
     yield from _measured(list(scraped.workers.values()))
 
@@ -179,6 +182,33 @@ def _models(
     yield MetricSamples(
         f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True)))
     )
+
+
+def _generation(
+    statuses: Mapping[str, ModelStatus], totals: Totals, names: Names
+) -> Iterator[MetricSamples]:
+    """Yield the metrics of generators; those of other models only once they have any."""
+    states = {
+        name: found
+        for name, status in statuses.items()
+        if (found := [one.state.generation for one in status.workers if one.state.generation])
+    }
+    for field, family in f.GENERATION.items():
+        values = [sum(getattr(one, field) for one in found) for found in states.values()]
+        yield MetricSamples(family, [(name,) for name in states], values)
+
+    def shown(column: Column) -> list[int]:
+        return [n for n, raw in enumerate(column) if raw is not None or names[n][0] in states]
+
+    for name, family in f.GENERATION_COUNTED.items():
+        column = totals.column(name)
+        models = shown(column)
+        values_of = counted([column[n] for n in models])
+        yield MetricSamples(family, [names[n] for n in models], values_of)
+    for name, family in f.GENERATION_HISTOGRAMS.items():
+        models = shown(totals.column(field_of(name)))
+        numbers = histogram(totals, name, models)
+        yield MetricSamples(family, [names[n] for n in models], numbers, BOUNDS[name])
 
 
 def _shared(fields: Fields) -> Iterator[MetricSamples]:

@@ -71,7 +71,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
             (
                 "Where a job waits, p95",
                 "s",
-                "In the queue until it is claimed; in its worker, for its batch and for the device.",
+                "In the queue until its claim; in its worker, for its batch and for the device.",
                 [
                     (quantile(0.95, "queue_seconds"), "{{model}} queue"),
                     (quantile(0.95, "hold_seconds"), "{{model}} hold"),
@@ -202,6 +202,56 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 "short",
                 "Of the API process that was scraped.",
                 [("headrace_build_info", "{{version}}")],
+            ),
+        ],
+    ),
+    (
+        "How fast does it generate?",
+        [
+            (
+                "The first token",
+                "s",
+                "From the submit to the first piece: median and 99th percentile, online jobs.",
+                [
+                    (quantile(0.5, "time_to_first_token_seconds"), "{{model}} p50"),
+                    (quantile(0.99, "time_to_first_token_seconds"), "{{model}} p99"),
+                ],
+            ),
+            (
+                "Between two tokens",
+                "s",
+                "Of one answer: median and 99th percentile.",
+                [
+                    (quantile(0.5, "time_per_output_token_seconds"), "{{model}} p50"),
+                    (quantile(0.99, "time_per_output_token_seconds"), "{{model}} p99"),
+                ],
+            ),
+            (
+                "Tokens in and out",
+                "ops",
+                "Each second, of requests that have ended.",
+                [
+                    (rate("prompt_tokens", "model"), "{{model}} in"),
+                    (rate("generation_tokens", "model"), "{{model}} out"),
+                ],
+            ),
+            (
+                "Requests that run",
+                "short",
+                "In all generators of a model.",
+                [(f"sum by (model) (headrace_generator_requests{{{M}}})", "{{model}}")],
+            ),
+            (
+                "Cache in use",
+                "percentunit",
+                "Tokens that the running requests take, of those that the caches have room for.",
+                [
+                    (
+                        f"sum by (model) (headrace_generator_cache_used_tokens{{{M}}}) / "
+                        f"(sum by (model) (headrace_generator_cache_tokens{{{M}}}) > 0)",
+                        "{{model}}",
+                    )
+                ],
             ),
         ],
     ),

@@ -75,14 +75,15 @@ def labelled(fields: Iterable[bytes], name: str) -> dict[str, bytes]:
     return {field.removeprefix(prefix).decode("utf-8", "replace"): field for field in found}
 
 
-def histogram(totals: Totals, name: str) -> Sequence[bytes]:
-    """Return the numbers of a histogram of all models, one model after the other.
+def histogram(totals: Totals, name: str, models: Iterable[int] | None = None) -> Sequence[bytes]:
+    """Return the numbers of a histogram of all models, or of some, one model after the other.
 
     The numbers are the count at or below each bound (the last is infinite), the total count and the
     sum. A histogram that cannot be read, such as one of another version, is all zeroes.
     """
     none, width = _ZEROES[name], len(BOUNDS[name]) + 1
-    rows = [raw or none for raw in totals.column(field_of(name))]
+    column = totals.column(field_of(name))
+    rows = [raw or none for raw in (column if models is None else (column[n] for n in models))]
     if not rows:
         return ()
     numbers = _apart(rows)

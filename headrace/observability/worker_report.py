@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import accumulate, chain
+from operator import add
 from typing import Final
 
 import msgspec
@@ -38,9 +39,17 @@ DEVICE_WAIT_S: Final = "device_wait_seconds"
 JOB_S: Final = "job_seconds"
 #: Per batch: the time in the handler's verbs.
 STAGES_S: Final = ("preprocess_seconds", "inference_seconds", "postprocess_seconds")
+#: Per streaming job: the time to its first piece. Per token of a generator: the time since the one
+#: before it.
+FIRST_PIECE_S: Final = "time_to_first_token_seconds"
+BETWEEN_S: Final = "time_per_output_token_seconds"
+#: Shown only of models that stream or generate.
+GENERATION_S: Final = (FIRST_PIECE_S, BETWEEN_S)
 HISTOGRAMS: Final = {
     BATCH_SIZE: BATCH_SIZE_BOUNDS,
-    **dict.fromkeys((QUEUE_S, HOLD_S, DEVICE_WAIT_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
+    **dict.fromkeys(
+        (QUEUE_S, HOLD_S, DEVICE_WAIT_S, JOB_S, *STAGES_S, *GENERATION_S), SECONDS_BOUNDS
+    ),
 }
 
 #: Counters without labels: of the API, ...
@@ -56,8 +65,11 @@ LOADS: Final = "loads"
 LOAD_S: Final = "load_seconds"
 LOAD_FAILURES: Final = "load_failures"
 UNTOLD: Final = "events_left_out"
+PROMPT_TOKENS: Final = "prompt_tokens"
+GENERATION_TOKENS: Final = "generation_tokens"
 COUNTED: Final = (
     ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
+    PROMPT_TOKENS, GENERATION_TOKENS,
 )  # fmt: skip
 
 
@@ -185,6 +197,25 @@ class ModelStats:
         self._sums[name] += sum(values)
         self._observed = True
 
+    def observe_tokens(
+        self, prompt: int, generated: int, counts: Sequence[int], sum_s: float
+    ) -> None:
+        """Add what a generator has done since its last report.
+
+        Args:
+            prompt: the tokens of the prompts of requests that have ended.
+            generated: the tokens of their answers.
+            counts: how many tokens came after about so long, by `SECONDS_BOUNDS`.
+            sum_s: the seconds between all of them.
+        """
+        for name, count in ((PROMPT_TOKENS, prompt), (GENERATION_TOKENS, generated)):
+            if count:
+                self._deltas[name] += count
+        if any(counts):
+            self._counts[BETWEEN_S] = list(map(add, self._counts[BETWEEN_S], counts))
+            self._sums[BETWEEN_S] += sum_s
+            self._observed = True
+
     @property
     def empty(self) -> bool:
         """Whether nothing has happened since the last `drain`."""
@@ -284,6 +315,20 @@ class ProcessState(msgspec.Struct, frozen=True, array_like=True):
     since_s: float = 0.0
 
 
+class GenerationState(msgspec.Struct, frozen=True, array_like=True):
+    """What the generators of one model do.
+
+    Attributes:
+        requests: how many requests run.
+        used_tokens: what they take of the generators' budgets.
+        tokens: the budgets.
+    """
+
+    requests: int = 0
+    used_tokens: int = 0
+    tokens: int = 0
+
+
 class ModelState(msgspec.Struct, frozen=True):
     """One model in one worker.
 
@@ -304,6 +349,7 @@ class ModelState(msgspec.Struct, frozen=True):
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         processes: the model processes with their states; empty from an older worker.
+        generation: what its generators do; None if its handler is no generator.
     """
 
     state: str
@@ -324,6 +370,7 @@ class ModelState(msgspec.Struct, frozen=True):
     memory_mib: int = 0
     processes: list[ProcessState] = []
     variant: str = ""
+    generation: GenerationState | None = None
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ that was missed, and a job that another worker has claimed since.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ import msgspec
 
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
+from headrace.redis.keys import OFFLINE_STEP
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
@@ -123,6 +125,7 @@ class HeldJobs:
         jobs have no log.
         """
         wanted = []
+        first_s: list[float] = []
         jobs: dict[int, dict[str, LeasedJob]] = {}
         for seq, job_id, *rest in rows:
             if seq not in jobs:
@@ -130,6 +133,12 @@ class HeldJobs:
             job = jobs[seq].get(job_id)
             if job is not None:
                 wanted.append((job.id, job.token, *rest))
+                first, _, text, *_ = rest
+                # Offline jobs wait by design, and one with a log has had its first piece before.
+                if first == 1 and text and job.step != OFFLINE_STEP and job.log is None:
+                    first_s.append(time.monotonic() - job.enqueued_at)
+        if first_s:
+            model.stats.observe(worker_report.FIRST_PIECE_S, first_s)
         if wanted:
             # Before the settlement, which is resent after an outage too, and in the same order.
             pieces: Any = job_scripts.append_pieces(model.config.name, wanted)

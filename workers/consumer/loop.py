@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.worker_report import GenerationState, ModelStats
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
 from workers.consumer.claimer import Claimer, wants_notification
@@ -359,6 +359,9 @@ class Consumer:
         elif kind == "waits":
             seq, waits = rest
             replica.waiting_reported(seq, waits, now)
+        elif kind == "generated":
+            replica.generation = GenerationState(*rest[0])
+            model.stats.observe_tokens(*rest[1:])
         elif kind == "began":
             replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
         else:

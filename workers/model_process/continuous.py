@@ -30,6 +30,7 @@ from workers.model_process.requests import (
     put_back_first,
     that_make_room,
 )
+from workers.model_process.token_meter import TokenMeter
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -64,6 +65,7 @@ class ContinuousExecutor:
         self._send = send
         self._tag = tag
         self._pieces = PieceSender(lambda rows: send(["pieces", rows]))
+        self._meter = TokenMeter(send, self._state)
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
         # By number of the batch: the pieces and tokens of earlier attempts, and for how many
@@ -78,6 +80,7 @@ class ContinuousExecutor:
     def run(self) -> None:
         """Serve until `stop`, which the worker sends when no job runs."""
         self._report_room()
+        self._meter.report(running=False)
         while self._take_frames():
             self._drop_cancelled()
             self._relieve()
@@ -86,6 +89,7 @@ class ContinuousExecutor:
             if self._running:
                 self._step()
             self._report_room()
+            self._meter.report(running=bool(self._running))
 
     def _take_frames(self) -> bool:
         """Take the frames that have come; wait for one if nothing runs. False at the end."""
@@ -259,6 +263,8 @@ class ContinuousExecutor:
                 one = self._running.get(piece.id)
                 if one is None or piece.id in ended:
                     continue
+                if not one.offline:
+                    self._meter.take(piece)
                 outcome, text = self._take(one, piece)
                 if text:
                     taken.append((one.seq, one.job_id, text, one.unsent))
@@ -294,6 +300,7 @@ class ContinuousExecutor:
                 return failure(piece.error), text
             if not ends:
                 return None, text
+            self._meter.used(piece.usage)
             return encode_result(self._result(generated(one.deltas, piece))), text
         except BaseException as error:  # noqa: BLE001 - as above
             if not ends:
@@ -310,6 +317,8 @@ class ContinuousExecutor:
         if self._running.get(one.job_id) is one:
             del self._running[one.job_id]
             one.ran_s += clock() - one.began_at
+        if one.job_id not in self._running:
+            self._meter.ended(one.job_id)
         one.times.inference = one.ran_s * 1000
         self._pieces.close(one.seq, [one.job_id])
         self._send_outcome(one.seq, outcome, one.times)
@@ -324,6 +333,11 @@ class ContinuousExecutor:
             (one,) = self._running.values()
             self._end(one, failure(error))
         os._exit(SOFTWARE_ERROR_STATUS)
+
+    def _state(self) -> tuple[int, int, int]:
+        """Return how many requests run, what they take of the budget, and the budget."""
+        used = sum(self._likely(one) for one in self._running.values())
+        return len(self._running), used, self._whole
 
     def _report_waiting(self) -> None:
         """Report which requests wait, and which wait no more: a timeout counts only what runs."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from headrace.config.capacity import Capacity
 from headrace.observability.versions import running_versions
@@ -152,4 +153,11 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         ],
         "backoff_us": model.retry_policy.backoff_us,
         "since": max((replica.since for replica in model.replicas), default=0.0),
+        "generation": _generation(model) if model.continuous else None,
     }
+
+
+def _generation(model: ServedModel) -> list[int]:
+    """Return what the generators of all replicas do together, as a `GenerationState`."""
+    states = [replica.generation for replica in model.replicas if replica.process is not None]
+    return [sum(column) for column in zip(*map(astuple, states), strict=True)]

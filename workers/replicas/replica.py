@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import psutil
 
+from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import FrameSocket, readable
 from workers.protocol.phases import (
@@ -34,6 +35,7 @@ from workers.replicas.seats import NOT_PINNED, Seat, Seats
 
 logger = logging.getLogger(__name__)
 
+IDLE: Final = GenerationState()
 RESTART_MIN_S: Final = 0.5
 RESTART_MAX_S: Final = 60.0
 STOP_S: Final = 5.0
@@ -72,6 +74,7 @@ class Replica:
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         room: how many more jobs a generator takes.
         offline_room: how many of them may be offline.
+        generation: what a generator does, as it has reported.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
         fits: the batch size that fits into memory, as the process reported after its load; 0 for
@@ -112,6 +115,7 @@ class Replica:
     variant: str = ""
     room: int = 0
     offline_room: int = 0
+    generation: GenerationState = IDLE
     restart_at: float = 0.0
     due_at: float = NEVER
     jobs: int = 0
@@ -207,6 +211,7 @@ class Replica:
         self.recycling, self.outgrown, self.stacks_requested = "", False, False
         self.device_lost = False
         self.room = self.offline_room = self._sent = self._received = 0
+        self.generation = IDLE
         with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
             self.frames.send(["init", self.init])
         return self.frames

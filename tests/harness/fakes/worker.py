@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
-from headrace.observability.worker_report import FIGURES, Figures, ModelStats
+from headrace.observability.worker_report import FIGURES, Figures, GenerationState, ModelStats
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
@@ -132,11 +132,12 @@ def publish_state(
     ready: int = 1,
     error: str = "",
     figures: Figures | None = None,
+    generation: GenerationState | None = None,
 ) -> None:
     """Say of one model what a live worker would."""
     said = {
         "state": state, "replicas": 1, "ready": ready, "device": "cpu", "error": error,
-        "node": f"{owner}@test", "pids": [4711], "since": 0.0,
+        "node": f"{owner}@test", "pids": [4711], "since": 0.0, "generation": generation,
     }  # fmt: skip
     own = {"node": f"{owner}@test", "pid": 4710}
     key = keys.worker(owner)

@@ -9,7 +9,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.observability.metric_families import FAMILIES, SHADOW
-from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures, ModelStats
+from headrace.observability.worker_report import (
+    DeviceFigures,
+    Figures,
+    GenerationState,
+    HostFigures,
+    ModelStats,
+)
 from headrace.redis import keys
 from headrace.redis.fast_connection import FastConnection
 from headrace.redis.traffic import TRAFFIC
@@ -93,7 +99,8 @@ def test_every_metric_is_there_before_anything_has_run(
 ) -> None:
     with redis_db.client() as client:
         api.http.get("/live")
-        publish_state(client, "w1", "echo", "ready", figures=Figures(HOST, [GPU], {"echo": 5}))
+        figures, generation = Figures(HOST, [GPU], {"echo": 5}), GenerationState()
+        publish_state(client, "w1", "echo", "ready", figures=figures, generation=generation)
         text = api.http.get("/metrics").text
     found = {family.name: family for family in text_string_to_metric_families(text)}
     assert found.keys() == {family.name for family in FAMILIES}

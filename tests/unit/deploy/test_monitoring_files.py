@@ -62,8 +62,8 @@ def test_the_dashboard_is_what_its_source_makes(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_row_for_each_question_with_panels_below_it() -> None:
     assert [row["title"] for row in ROWS] == [
-        "Is it keeping up?", "Is it healthy?", "Is the device busy?", "Which model?",
-        "What failed?",
+        "Is it keeping up?", "Is it healthy?", "How fast does it generate?",
+        "Is the device busy?", "Which model?", "What failed?",
     ]  # fmt: skip
     tops = [row["gridPos"]["y"] for row in ROWS]
     assert tops == sorted(tops)

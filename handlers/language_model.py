@@ -5,7 +5,8 @@ An input is a text, which the model continues, or an object::
     {"messages": [{"role": "user", "content": "What is zip?"}], "max_tokens": 100, "temperature": 0}
 
 with `messages`, or a `prompt` (a text, or a list of tokens). A result is `{"text": ...,
-"finish_reason": "stop", "usage": {"prompt_tokens": 7, "completion_tokens": 16, ...}}`.
+"finish_reason": "stop", "usage": {"prompt_tokens": 7, "completion_tokens": 16, ...}}`. With
+`logprobs` it also has `logprobs`, and each piece is `{"text": ..., "logprobs": [...]}`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing_extensions import override
 
 from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
+from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
 from handlers.generation.sampling import Sampling
 from handlers.images import read_options
 from headrace.config.suggestions import did_you_mean, listing
@@ -42,6 +44,8 @@ _STOPS_MAX: Final = 16
 _MARGIN: Final = 0.1
 #: The weight of the newest answer in the share of `max_tokens` that answers use.
 _NEWEST_WEIGHT: Final = 1 / 16
+#: The most of the likeliest tokens, as in OpenAI's API.
+LOGPROBS_MAX: Final = 20
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -80,6 +84,8 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         stop: texts before which the answer ends.
         seed: the same seed makes the same choices; by default each job has another.
         ignore_eos: go on after the model's end token, up to `max_tokens`.
+        logprobs: return the log probability of each token, and so many of the likeliest tokens in
+            its place.
     """
 
     prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
@@ -91,6 +97,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stop: str | list[str] = []
     seed: int | None = None
     ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ class Request:
     sampling: Sampling
     seeded: bool
     ignore_end: bool
+    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +118,7 @@ class _Answer:
     request: Request
     text: Detokenizer
     count: int = 0
+    logprobs: AnswerLogprobs | None = None
     resumed: list[int] = field(default_factory=list)
 
 
@@ -144,6 +153,7 @@ class LanguageModel(Generator):
             defaults = config()
         self.defaults = _defaults(defaults)
         self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
+        self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
         self.engine, self.context_tokens = _engine(
             self.folder, self.options, context, self.end_tokens
         )
@@ -176,6 +186,8 @@ class LanguageModel(Generator):
                 f"the prompt has {len(tokens):,} tokens and max_tokens is {wanted:,}, but the "
                 f"model takes {self.context_tokens:,} together; set max_tokens to {room:,} or less"
             )
+        if asked.logprobs is not None and not self.engine.has_logprobs:
+            raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         if len(stop) > _STOPS_MAX or not all(stop):
             raise InputError(f"stop takes up to {_STOPS_MAX} texts, none of them empty")
@@ -191,6 +203,7 @@ class LanguageModel(Generator):
             msgspec.structs.replace(self.defaults, **given).sampling(asked.seed or 0),
             asked.seed is not None,
             asked.ignore_eos,
+            asked.logprobs,
         )
 
     def _tokens(self, asked: GenerationInput) -> list[int]:
@@ -258,6 +271,8 @@ class LanguageModel(Generator):
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
         resumed = list(resume_from)
         answer = _Answer(request, self._text(request, resumed), len(resumed))
+        if request.logprobs is not None:
+            answer.logprobs = AnswerLogprobs(self.token_texts)
         if finish := self._finished(answer, resumed):
             self._ended.append(Piece(request_id, finish=finish, usage=_usage(answer)))
             return
@@ -275,6 +290,7 @@ class LanguageModel(Generator):
                     sampling,
                     len(resumed),
                     request.ignore_end,
+                    request.logprobs,
                 ),
             )
         except BaseException:
@@ -326,7 +342,15 @@ class LanguageModel(Generator):
         if finish or new.error:
             del self._answers[new.id]
         usage = _usage(answer) if finish else None
-        return Piece(new.id, text or None, tokens, finish, usage, new.error)
+        delta: Any = text or None
+        if answer.logprobs is not None:
+            answer.logprobs.add(new.likelihoods)
+            delta = answer.logprobs.delta(text, tokens) if tokens or finish else None
+        return Piece(new.id, delta, tokens, finish, usage, new.error)
+
+    @override
+    def postprocess(self, outputs: list[Any]) -> list[Any]:
+        return [whole(output) for output in outputs]
 
     @override
     def cancel(self, request_id: str) -> None:

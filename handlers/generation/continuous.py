@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, NewTokens, Prompt
-from handlers.generation.sampling import Sampling, adjusted
+from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods
 from handlers.generation.scheduler import Control, register
 from headrace.generator import Budget
 
@@ -47,6 +47,8 @@ class ContinuousEngine:
         cache_tokens: for how many tokens there is memory.
         slots: the most prompts at a time.
     """
+
+    has_logprobs: ClassVar[bool] = True
 
     def __init__(self, model: Any, end_tokens: list[int], cache_tokens: int, slots: int) -> None:
         self._page = _PAGE.get(model.device.type, _PAGE["cpu"])
@@ -99,6 +101,8 @@ class ContinuousEngine:
         self._running[name] = _Running(prompt_id, end_tokens, count, count + prompt.max_tokens)
         self._names[prompt_id] = name
         self._sampler.prompts[name] = (prompt.sampling, prompt.position)
+        if prompt.logprobs is not None:
+            self._sampler.wanted[name] = (prompt.logprobs, {})
         added = None
         try:
             added = self.manager.add_request(
@@ -157,6 +161,10 @@ class ContinuousEngine:
         found = new.setdefault(running.id, NewTokens(running.id))
         found.tokens += tokens[running.come :]
         running.tokens += len(tokens) - running.come
+        if (wanted := self._sampler.wanted.get(output.request_id)) is not None:
+            at = self._sampler.prompts[output.request_id][1]
+            places = range(at + running.come, at + len(tokens))
+            found.likelihoods += [wanted[1].pop(place) for place in places]
         running.come = len(tokens)
         if not output.is_finished():
             return
@@ -182,6 +190,7 @@ class ContinuousEngine:
         running = self._running.pop(name)
         del self._names[running.id]
         self._sampler.prompts.pop(name, None)
+        self._sampler.wanted.pop(name, None)
 
     def _failure(self) -> Exception:
         error = RuntimeError("continuous batching has stopped")
@@ -217,6 +226,10 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         self.ignored_kwargs = ()
         self.prompts: dict[str, tuple[Sampling, int]] = {}
         self._rows: list[tuple[Sampling, int]] = []
+        # By the name of a prompt that wants log probabilities: how many, and those that have come,
+        # by how many tokens of the answer are before them.
+        self.wanted: dict[str, tuple[int, dict[int, Likelihood]]] = {}
+        self._names: list[str] = []
 
     @override
     def fill_defaults(self, int32_tensor: Tensor) -> None:
@@ -225,6 +238,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
         self._rows = [self._row(one.state) for one in requests_with_new_token]
+        self._names = [one.state.request_id for one in requests_with_new_token]
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     def _row(self, state: Any) -> tuple[Sampling, int]:
@@ -233,4 +247,16 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        return adjusted(scores, self._rows)
+        result = adjusted(scores, self._rows)
+        if self.wanted:
+            self._keep_likelihoods(scores, result)
+        return result
+
+    def _keep_likelihoods(self, logits: Tensor, scores: Tensor) -> None:
+        # Another thread takes prompts out.
+        rows = [(n, self.wanted.get(name)) for n, name in enumerate(self._names)]
+        wanted = [(n, *one) for n, one in rows if one is not None]
+        if wanted:
+            found = likelihoods(logits, scores, [(n, count) for n, count, _ in wanted])
+            for (n, _, come), one in zip(wanted, found, strict=True):
+                come[self._rows[n][1]] = one

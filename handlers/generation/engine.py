@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-from handlers.generation.sampling import Sampling
+from handlers.generation.sampling import Likelihood, Sampling
 from headrace.generator import Budget
 
 #: How many tokens of an answer may come before the next look at the memory.
@@ -23,6 +23,8 @@ class Prompt:
         sampling: how each is chosen.
         position: how many tokens of the answer are in `tokens` already.
         ignore_end: do not stop at the model's end token.
+        logprobs: how many of the likeliest tokens come with the log probability of each new one;
+            None for no log probabilities.
     """
 
     tokens: Sequence[int]
@@ -30,6 +32,7 @@ class Prompt:
     sampling: Sampling
     position: int = 0
     ignore_end: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -40,16 +43,24 @@ class NewTokens:
         tokens: the new ones; an end token is among them.
         finish: "stop" after an end token, "length" after `max_tokens`; None while it runs.
         error: it has ended with this error.
+        likelihoods: one for each token, if the prompt wants log probabilities.
     """
 
     id: str
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     error: Exception | None = None
+    likelihoods: list[Likelihood] = field(default_factory=list)
 
 
 class Engine(Protocol):
-    """Continues several prompts at a time."""
+    """Continues several prompts at a time.
+
+    Attributes:
+        has_logprobs: it returns log probabilities.
+    """
+
+    has_logprobs: ClassVar[bool]
 
     def budget(self) -> Budget:
         """Return how many more prompts may run, and how many tokens all may have together."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterable, Set
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
 from handlers.generation.engine import NewTokens, Prompt
-from handlers.generation.sampling import adjusted
+from handlers.generation.sampling import Likelihood, adjusted, likelihoods
 from headrace.generator import Budget
 
 #: How long a step waits for a token, so that cancels are seen.
@@ -29,6 +30,8 @@ class PlainEngine:
         end_tokens: those that end an answer.
         context: the most tokens of a prompt with its answer.
     """
+
+    has_logprobs: ClassVar[bool] = True
 
     def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
         self._model = model
@@ -72,7 +75,7 @@ class PlainEngine:
                 eos_token_id=end_tokens,
                 pad_token_id=self._end_tokens[0] if self._end_tokens else 0,
                 streamer=run,
-                logits_processor=LogitsProcessorList([_Processor(prompt)]),
+                logits_processor=LogitsProcessorList([_Processor(run)]),
                 stopping_criteria=[_Cancelled(run)],
             )
         except Exception as error:  # noqa: BLE001 - it becomes the job's error
@@ -94,6 +97,8 @@ class PlainEngine:
             wait = False
             if isinstance(found, int):
                 new.tokens.append(found)
+                if run.likelihoods:
+                    new.likelihoods.append(run.likelihoods.popleft())
                 run.come += 1
                 run.last = found
                 continue
@@ -130,6 +135,8 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
         self.prompt = prompt
         self.found: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
         self.cancelled = False
+        # Those of tokens that are not in a step yet, if the prompt wants log probabilities.
+        self.likelihoods: deque[Likelihood] = deque()
         self.come = 0
         self.last = -1
         self._prompt_came = False
@@ -146,13 +153,17 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
 
 
 class _Processor(LogitsProcessor):  # type: ignore[misc] # untyped
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
+    def __init__(self, run: _Run) -> None:
+        self._run = run
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        position = self._prompt.position + input_ids.shape[1] - len(self._prompt.tokens)
-        return adjusted(scores.float(), [(self._prompt.sampling, position)])
+        prompt, logits = self._run.prompt, scores.float()
+        position = prompt.position + input_ids.shape[1] - len(prompt.tokens)
+        scores = adjusted(logits, [(prompt.sampling, position)])
+        if prompt.logprobs is not None:
+            self._run.likelihoods += likelihoods(logits, scores, [(0, prompt.logprobs)])
+        return scores
 
 
 class _Cancelled(StoppingCriteria):  # type: ignore[misc] # untyped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,39 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
     result = logits.clone()
     result[index] = scores + torch.stack([_gumbel(one, at, scores) for one, at in drawn])
     return result
+
+
+class Likelihood(NamedTuple):
+    """How likely the model held a token that was chosen, by its logits alone.
+
+    Attributes:
+        chosen: the log probability of the token.
+        likeliest: the likeliest tokens in its place, each with its log probability.
+    """
+
+    chosen: float
+    likeliest: list[tuple[int, float]]
+
+
+def likelihoods(
+    logits: Tensor, scores: Tensor, wanted: Sequence[tuple[int, int]]
+) -> list[Likelihood]:
+    """Return how likely the tokens are that `adjusted` has chosen.
+
+    Args:
+        logits: those of the model (rows, vocabulary).
+        scores: what `adjusted` returned for them.
+        wanted: the rows, and how many of the likeliest tokens each of them wants.
+    """
+    index = torch.tensor([place for place, _ in wanted], device=logits.device)
+    shares = logits[index].float().log_softmax(dim=-1)
+    chosen = shares.gather(1, scores[index].argmax(dim=-1, keepdim=True))[:, 0].tolist()
+    most = min(max(count for _, count in wanted), shares.shape[1])
+    values, tokens = (found.tolist() for found in shares.topk(most, dim=-1))
+    return [
+        Likelihood(chosen[n], list(zip(tokens[n], values[n], strict=True))[:count])
+        for n, (_, count) in enumerate(wanted)
+    ]
 
 
 def _likeliest(scores: Tensor, rows: Sequence[Sampling]) -> Tensor:

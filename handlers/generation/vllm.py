@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Iterable, Set
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from handlers.generation.engine import NewTokens, Prompt
 from headrace.errors import ConfigError
@@ -36,6 +36,8 @@ class VllmEngine:
     Raises:
         ConfigError: vLLM is not installed.
     """
+
+    has_logprobs: ClassVar[bool] = False
 
     def __init__(
         self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import InvalidParameter
+from headrace.errors import HandlerError, InvalidParameter
 from headrace.jobs.job import Count
 from headrace.openai.requests import (
     ChatRequest,
@@ -31,7 +32,35 @@ class Usage(msgspec.Struct):
     total_tokens: Count
 
 
-class Generation(msgspec.Struct):
+class LikelyToken(msgspec.Struct, kw_only=True):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+    bytes: Annotated[
+        list[Annotated[int, Meta(ge=0, le=255)]] | None,
+        Meta(description="Its text in UTF-8; null for a part of a character."),
+    ] = None
+
+
+class ChosenToken(LikelyToken, kw_only=True):
+    """A token of an answer, and the likeliest ones in its place."""
+
+    top_logprobs: list[LikelyToken] = []
+
+
+class Part(msgspec.Struct):
+    """A part of an answer: what a piece of a job has.
+
+    Attributes:
+        logprobs: of its tokens; None if it has none.
+    """
+
+    text: str
+    logprobs: list[ChosenToken] | None = None
+
+
+class Generation(Part):
     """The result of a job that generates text, as `language_model` has it.
 
     Attributes:
@@ -39,7 +68,6 @@ class Generation(msgspec.Struct):
         usage: its tokens; None if the handler does not count them.
     """
 
-    text: str
     finish_reason: str = "stop"
     usage: Usage | None = None
 
@@ -67,12 +95,19 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of the tokens of an answer to a chat."""
+
+    content: list[ChosenToken]
+    refusal: None = None
+
+
 class ChatChoice(msgspec.Struct, kw_only=True):
     """One answer to a chat."""
 
     index: Count
     message: ChatMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish
 
 
@@ -95,7 +130,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
     index: Count
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
 
 
@@ -106,12 +141,26 @@ class ChatChunk(Answer, kw_only=True):
     choices: list[ChatChunkChoice]
 
 
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of the tokens of a continuation."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: Annotated[
+        list[dict[str, float]],
+        Meta(description="The likeliest tokens in the place of each, and the chosen one."),
+    ]
+    text_offset: Annotated[
+        list[Count], Meta(description="Where each token begins in the continuation.")
+    ]
+
+
 class CompletionChoice(msgspec.Struct, kw_only=True):
     """One continuation of a prompt, or a part of it."""
 
     text: str
     index: Count
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None
 
 
@@ -154,6 +203,7 @@ class _Vector(msgspec.Struct):
     usage: dict[str, int] = {}
 
 
+_PART: Final = msgspec.json.Decoder(Part | str)
 _GENERATION: Final = msgspec.json.Decoder(Generation | str)
 _VECTOR: Final = msgspec.json.Decoder(_Vector)
 _PLAIN_VECTOR: Final = msgspec.json.Decoder(list[float])
@@ -177,6 +227,36 @@ def read_generation(result: bytes, model: str) -> Generation:
     return Generation(found) if isinstance(found, str) else found
 
 
+def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
+    """Read pieces of a job, each a text or an object with `text`, as one part.
+
+    Raises:
+        HandlerError: a piece is something else.
+    """
+    try:
+        found = [_PART.decode(piece) for piece in pieces]
+    except msgspec.MsgspecError:
+        raise HandlerError(
+            f"model {model} streams pieces that are no text; this endpoint needs text"
+        ) from None
+    parts = [Part(one) if isinstance(one, str) else one for one in found]
+    logprobs = [one.logprobs for one in parts if one.logprobs is not None]
+    text = "".join(one.text for one in parts)
+    return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None)
+
+
+def check_logprobs(request: GenerationRequest, part: Part) -> None:
+    """Check that an answer has log probabilities if the request wants them.
+
+    Raises:
+        InvalidParameter: it has none.
+    """
+    if request.likeliest is not None and part.logprobs is None:
+        raise InvalidParameter(
+            f"model {request.model} returns no logprobs", "logprobs", hint="Leave it out."
+        )
+
+
 def answer(
     request: OpenAIRequest, answer_id: str, created: int, results: Sequence[bytes]
 ) -> Answer | Embeddings:
@@ -196,6 +276,8 @@ def answer(
     if not isinstance(request, GenerationRequest):
         raise TypeError(type(request).__name__)
     found = [read_generation(result, request.model) for result in results]
+    for one in found:
+        check_logprobs(request, one)
     head: dict[str, Any] = {
         "id": answer_id, "created": created, "model": request.model,
         "service_tier": request.tier, "usage": usage_of(request, found),
@@ -204,14 +286,24 @@ def answer(
         return ChatCompletion(
             **head,
             choices=[
-                ChatChoice(index=n, message=ChatMessage(content=one.text), finish_reason=one.finish)
+                ChatChoice(
+                    index=n,
+                    message=ChatMessage(content=one.text),
+                    logprobs=_of_chat(one.logprobs),
+                    finish_reason=one.finish,
+                )
                 for n, one in enumerate(found)
             ],
         )
     return Completion(
         **head,
         choices=[
-            CompletionChoice(text=one.text, index=n, finish_reason=one.finish)
+            CompletionChoice(
+                text=one.text,
+                index=n,
+                logprobs=_of_completion(one.logprobs),
+                finish_reason=one.finish,
+            )
             for n, one in enumerate(found)
         ],
     )
@@ -225,6 +317,34 @@ def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage |
     prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
     new = sum(usage.completion_tokens for usage in usages)
     return Usage(prompt, new, prompt + new)
+
+
+def _of_chat(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
+    return None if logprobs is None else ChatLogprobs(content=logprobs)
+
+
+def _of_completion(
+    logprobs: list[ChosenToken] | None, before: int = 0
+) -> CompletionLogprobs | None:
+    """Return log probabilities in the form of a completion.
+
+    Args:
+        logprobs: of its tokens.
+        before: how long the text before them is.
+    """
+    if logprobs is None:
+        return None
+    lengths = [len(one.token) for one in logprobs]
+    return CompletionLogprobs(
+        tokens=[one.token for one in logprobs],
+        token_logprobs=[one.logprob for one in logprobs],
+        # Two tokens may have one text; the likelier one comes first.
+        top_logprobs=[
+            {other.token: other.logprob for other in (one, *reversed(one.top_logprobs))}
+            for one in logprobs
+        ],
+        text_offset=list(accumulate(lengths[:-1], initial=before)) if lengths else [],
+    )
 
 
 class Chunks:
@@ -249,11 +369,18 @@ class Chunks:
         """Return the chunk with which an answer begins; None for a completion."""
         return self._of_chat(index, ChatDelta("assistant", "")) if self._chat else None
 
-    def text(self, index: int, text: str) -> Answer:
-        """Return a chunk with more of an answer."""
+    def text(self, index: int, part: Part, before: int) -> Answer:
+        """Return a chunk with more of an answer.
+
+        Args:
+            index: which answer.
+            part: the new part.
+            before: how long the text before it is.
+        """
         if self._chat:
-            return self._of_chat(index, ChatDelta(content=text))
-        return self._of_completion(index, text, None)
+            logprobs = _of_chat(part.logprobs)
+            return self._of_chat(index, ChatDelta(content=part.text), logprobs=logprobs)
+        return self._of_completion(index, part.text, None, _of_completion(part.logprobs, before))
 
     def end(self, index: int, finish: Finish) -> Answer:
         """Return the chunk with which an answer ends."""
@@ -267,12 +394,24 @@ class Chunks:
             return ChatChunk(**self._head, usage=usage, choices=[])
         return Completion(**self._head, usage=usage, choices=[])
 
-    def _of_chat(self, index: int, delta: ChatDelta, finish: Finish | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish)
+    def _of_chat(
+        self,
+        index: int,
+        delta: ChatDelta,
+        finish: Finish | None = None,
+        logprobs: ChatLogprobs | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
         return ChatChunk(**self._head, usage=None, choices=[choice])
 
-    def _of_completion(self, index: int, text: str, finish: Finish | None) -> Completion:
-        choice = CompletionChoice(text=text, index=index, finish_reason=finish)
+    def _of_completion(
+        self,
+        index: int,
+        text: str,
+        finish: Finish | None,
+        logprobs: CompletionLogprobs | None = None,
+    ) -> Completion:
+        choice = CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=finish)
         return Completion(**self._head, usage=None, choices=[choice])
 
 

@@ -37,6 +37,7 @@ Tokens = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
+_Likeliest = Annotated[int, Meta(ge=0, le=20)]
 
 
 _TOKENS_SCHEMA: Final = {
@@ -148,6 +149,11 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         """The most new tokens of an answer; None for the model's default."""
         raise NotImplementedError
 
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens come with log probabilities; None without these."""
+        raise NotImplementedError
+
     @override
     def inputs(self) -> list[Any]:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
@@ -158,6 +164,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "top_k": self.top_k,
             "stop": self.stop,
             "ignore_eos": self.ignore_eos,
+            "logprobs": self.likeliest,
         }
         given = {name: value for name, value in common.items() if value is not None}
         seed = self.seed
@@ -199,7 +206,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
         "modalities": (["text"],),
         "moderation": (),
         "parallel_tool_calls": (True, False),
@@ -209,7 +215,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -223,6 +228,28 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Annotated[
         Counted | None, Meta(description="The newer name of max_tokens, which wins.")
     ] = None
+    logprobs: Annotated[
+        bool | None, Meta(description="Return the log probability of each token.")
+    ] = None
+    top_logprobs: Annotated[
+        _Likeliest | None,
+        Meta(description="How many of the likeliest tokens come with each of them."),
+    ] = None
+
+    @override
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter(
+                "top_logprobs is only for answers with logprobs",
+                "top_logprobs",
+                hint="Set logprobs to true.",
+            )
+
+    @property
+    @override
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @override
     def prompts(self) -> list[dict[str, Any]]:
@@ -241,7 +268,6 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         **_NO_PENALTIES,
         "best_of": (1,),
         "echo": (False,),
-        "logprobs": (),
         "suffix": ("",),
     }
     id_prefix: ClassVar[str] = "cmpl-"
@@ -256,6 +282,15 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     max_tokens: Annotated[Counted, Meta(description="The most new tokens of each answer.")] = (
         COMPLETION_TOKENS
     )
+    logprobs: Annotated[
+        _Likeliest | None,
+        Meta(description="Return the log probability of each token, and so many of the likeliest."),
+    ] = None
+
+    @property
+    @override
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
     @override
     def prompts(self) -> list[dict[str, Any]]:

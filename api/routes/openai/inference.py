@@ -33,14 +33,23 @@ from api.routes.openai.jobs import (
     next_events,
     restarted,
     result_of,
-    text_of,
 )
 from api.services import Services
 from headrace.errors import (
     HeadraceError,
 )
 from headrace.jobs.job import Job
-from headrace.openai.answers import Answer, Chunks, Generation, answer, read_generation, usage_of
+from headrace.openai.answers import (
+    Answer,
+    Chunks,
+    Generation,
+    Part,
+    answer,
+    check_logprobs,
+    read_generation,
+    read_part,
+    usage_of,
+)
 from headrace.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -114,7 +123,7 @@ async def _start_stream(
             following = follow_pieces(
                 services, caller, job, hang_up.receive, after=0, most_s=math.inf
             )
-            answers.append(_AnswerStream(services, asked.model, chunks, index, following))
+            answers.append(_AnswerStream(services, asked, chunks, index, following))
         await answers[0].begin()
     except BaseException:
         await close(ended=False)
@@ -138,15 +147,21 @@ class _AnswerStream:
     """
 
     def __init__(
-        self, services: Services, model: str, chunks: Chunks, index: int, following: Following
+        self,
+        services: Services,
+        asked: ChatRequest | CompletionRequest,
+        chunks: Chunks,
+        index: int,
+        following: Following,
     ) -> None:
         self._services = services
-        self._model = model
+        self._asked = asked
         self._chunks = chunks
         self._index = index
         self._following = following
         self._first: list[PieceEvent] = []
-        self._sent = 0
+        # How long the text is that was sent, and how many log probabilities were.
+        self._sent = self._logprobs = 0
         # Whether the pieces that come next are not those that follow what was sent.
         self._gap = False
         self.generation: Generation | None = None
@@ -162,6 +177,8 @@ class _AnswerStream:
         for event in self._first:
             if isinstance(event, Ended):
                 await self._whole(event.job)
+            elif isinstance(event, Pieces) and self._asked.likeliest is not None:
+                check_logprobs(self._asked, read_part(event.pieces, self._asked.model))
 
     async def run(self, write: Write) -> None:
         """Write the answer.
@@ -189,7 +206,7 @@ class _AnswerStream:
             match event:
                 case Pieces(_, pieces):
                     if not self._gap:
-                        parts.append(self._more(text_of(pieces, self._model)))
+                        parts.append(self._more(read_part(pieces, self._asked.model)))
                 case Restarted():
                     raise restarted()
                 case Missing():
@@ -197,7 +214,8 @@ class _AnswerStream:
                 case Ended(_, job):
                     found = await self._whole(job)
                     if self._gap or not self._sent:
-                        parts.append(self._more(found.text[self._sent :]))
+                        logprobs = found.logprobs and found.logprobs[self._logprobs :]
+                        parts.append(self._more(Part(found.text[self._sent :], logprobs)))
                     parts.append(_event(self._chunks.end(self._index, found.finish)))
                     self.generation = found
         return b"".join(parts)
@@ -209,11 +227,16 @@ class _AnswerStream:
             HeadraceError: it has failed, or its result is no text.
         """
         check_success(job)
-        return read_generation(await result_of(self._services, job), self._model)
+        return read_generation(await result_of(self._services, job), self._asked.model)
 
-    def _more(self, text: str) -> bytes:
-        self._sent += len(text)
-        return _event(self._chunks.text(self._index, text)) if text else b""
+    def _more(self, part: Part) -> bytes:
+        if not part.text and not part.logprobs:
+            return b""
+        check_logprobs(self._asked, part)
+        chunk = self._chunks.text(self._index, part, self._sent)
+        self._sent += len(part.text)
+        self._logprobs += len(part.logprobs or ())
+        return _event(chunk)
 
 
 async def _write_answers(

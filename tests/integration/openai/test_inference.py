@@ -74,6 +74,12 @@ def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:
         assert client.chat.completions.create(**chat()).choices
         assert list(client.chat.completions.create(**chat(stream=True)))
         assert client.completions.create(model="docs", prompt="def").choices
+        likely: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
+        for asked in (chat(**likely), chat(**likely, max_tokens=5)):
+            assert client.chat.completions.create(**asked).choices[0].logprobs.content
+            assert list(client.chat.completions.create(**asked, stream=True))
+        words = {"model": "docs", "prompt": "def", "logprobs": 2}
+        assert client.completions.create(**words).choices[0].logprobs.tokens
         vectors = client.embeddings.create(model="vectors", input="def", encoding_format="float")
         assert vectors.data
         assert {model.id for model in client.models.list()} == MODELS.keys()
@@ -128,6 +134,58 @@ def test_completions_continue_texts_and_tokens(client: Any) -> None:
     assert (lists.usage.prompt_tokens, len(lists.choices)) == (4, 2)
 
 
+def test_log_probabilities_of_a_chat_come_whole_and_in_chunks(client: Any) -> None:
+    asked = chat(logprobs=True, top_logprobs=3)
+    (choice,) = client.chat.completions.create(**asked).choices
+    whole = choice.logprobs.content
+    assert "".join(one.token for one in whole) == choice.message.content
+    for one in whole:
+        assert len(one.top_logprobs) == 3
+        assert one.top_logprobs[0].logprob == one.logprob <= 0
+        assert bytes(one.bytes).decode() == one.token
+    chunks = [
+        (piece.delta.content, piece.logprobs)
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for piece in chunk.choices
+    ]
+    assert "".join(text or "" for text, _ in chunks) == choice.message.content
+    streamed = [one for _, found in chunks if found is not None for one in found.content]
+    assert [one.token for one in streamed] == [one.token for one in whole]
+    assert [one.logprob for one in streamed] == pytest.approx(
+        [one.logprob for one in whole], abs=1e-3
+    )
+
+
+def test_log_probabilities_of_a_completion_come_whole_and_in_chunks(client: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "docs", "prompt": "import", "temperature": 0, "logprobs": 2,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    (choice,) = client.completions.create(**asked).choices
+    whole = choice.logprobs
+    for token, at in zip(whole.tokens, whole.text_offset, strict=True):
+        assert choice.text[at:].startswith(token)
+    for token, logprob, likely in zip(
+        whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True
+    ):
+        assert likely[token] == logprob == max(likely.values())
+    parts = [
+        one.choices[0].logprobs
+        for one in client.completions.create(**asked, stream=True)
+        if one.choices[0].logprobs is not None
+    ]
+    assert [token for part in parts for token in part.tokens] == whole.tokens
+    assert [at for part in parts for at in part.text_offset] == whole.text_offset
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_without_log_probabilities_is_named(client: Any, stream: bool) -> None:
+    asked = {**scripted(pieces=["a", "b"]), "logprobs": True, "stream": stream}
+    with pytest.raises(openai.BadRequestError, match="model pieces returns no logprobs") as error:
+        client.chat.completions.create(**asked)
+    assert error.value.param == "logprobs"
+
+
 def test_embeddings_are_in_the_order_of_their_texts(client: Any) -> None:
     inputs = [f"text number {n}" for n in range(40)]
     many = client.embeddings.create(model="vectors", input=inputs, encoding_format="float")
@@ -179,6 +237,7 @@ def test_neutral_fields_change_nothing(client: Any) -> None:
     }  # fmt: skip
     plain = client.chat.completions.create(**chat())
     assert client.chat.completions.create(**chat(), **neutral).choices == plain.choices
+    assert plain.choices[0].logprobs is None
 
 
 def test_a_failure_in_the_middle_ends_the_stream(client: Any) -> None:

@@ -169,6 +169,81 @@ def test_an_answer_that_was_complete_is_not_continued(
     assert (last.delta, last.finish, last.usage) == (None, whole[-1].finish, whole[-1].usage)
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "top_k": 40}])
+def test_log_probabilities_are_those_of_the_model(
+    model: LanguageModel, reference: Any, sampling: dict[str, Any]
+) -> None:
+    asked = request(model, {**QUESTION, "max_tokens": 30, "logprobs": 3, **sampling})
+    model.add("job", asked)
+    pieces = run(model, "job")
+    tokens = [token for piece in pieces for token in piece.tokens]
+    ids = torch.tensor([[*asked.tokens, *tokens]])
+    with torch.inference_mode():
+        shares = reference(ids).logits[0].log_softmax(dim=-1)[len(asked.tokens) - 1 : -1]
+    expected = [
+        (token, row) for token, row in zip(tokens, shares, strict=True)
+        if token not in model.end_tokens
+    ]  # fmt: skip
+    found = [one for piece in pieces if piece.delta for one in piece.delta["logprobs"]]
+    assert len(found) == len(expected) >= 10
+    for one, (token, row) in zip(found, expected, strict=True):
+        assert one["logprob"] == pytest.approx(float(row[token]), abs=1e-3)
+        values = row.topk(3).values.tolist()
+        assert [top["logprob"] for top in one["top_logprobs"]] == pytest.approx(values, abs=1e-3)
+    assert "".join(one["token"] for one in found) == "".join(
+        piece.delta["text"] for piece in pieces if piece.delta
+    )
+
+
+def test_log_probabilities_change_no_answer_and_are_in_the_result(model: LanguageModel) -> None:
+    value = {**QUESTION, "max_tokens": 12, "temperature": 1, "seed": 3, "ignore_eos": True}
+    values = [value, {**value, "logprobs": 0}, {**value, "seed": 4}, {**value, "logprobs": 20}]
+    outputs = model.postprocess(answers(model, *values))
+    plain, chosen, other, most = outputs
+    assert isinstance(plain, Generated)
+    assert isinstance(other, Generated)
+    for found, count in ((chosen, 0), (most, 20)):
+        assert found["text"] == plain.text
+        assert (found["finish_reason"], found["usage"]) == ("length", plain.usage)
+        assert [len(one["top_logprobs"]) for one in found["logprobs"]] == [count] * 12
+        assert bytes(b for one in found["logprobs"] for b in one["bytes"]).decode() == plain.text
+    assert [one["logprob"] for one in chosen["logprobs"]] == pytest.approx(
+        [one["logprob"] for one in most["logprobs"]], abs=1e-3
+    )
+
+
+def test_log_probabilities_end_where_a_stop_text_cuts(model: LanguageModel) -> None:
+    value = {**QUESTION, "max_tokens": 30, "temperature": 0}
+    stop = answer(model, value).text[5:8]
+    (found,) = model.postprocess(answers(model, {**value, "stop": stop, "logprobs": 0}))
+    tokens = "".join(one["token"] for one in found["logprobs"])
+    assert tokens.startswith(found["text"])
+    assert len(tokens) - len(found["logprobs"][-1]["token"]) < len(found["text"])
+
+
+def test_log_probabilities_go_on_in_another_process(model: LanguageModel) -> None:
+    asked = request(model, {**QUESTION, "max_tokens": 15, "ignore_eos": True, "logprobs": 2})
+    model.add("job", asked)
+    before = run(model, "job", 4)
+    model.cancel("job")
+    tokens = [token for piece in before for token in piece.tokens]
+    model.add("job", asked, tokens)
+    pieces = [*before, *run(model, "job")]
+    found = [one for piece in pieces if piece.delta for one in piece.delta["logprobs"]]
+    assert len(found) == 15
+    assert pieces[-1].usage is not None
+    assert pieces[-1].usage["completion_tokens"] == 15
+
+
+def test_an_engine_without_log_probabilities_refuses_them(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(model.engine), "has_logprobs", False)
+    with pytest.raises(InputError, match="returns none here"):
+        request(model, {"prompt": "a", "logprobs": 0})
+    assert request(model, {"prompt": "a"}).logprobs is None
+
+
 def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
     free = model.budget()
     model.add("long", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))
@@ -196,6 +271,7 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
         ({"prompt": "a", "temperature": "hot"}, "temperature: Expected `float"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
         ({"prompt": "a", "top_p": 0}, "top_p: Expected `float` > 0"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs: Expected `int` <= 20"),
         ({"prompt": "a", "stop": [""]}, "stop takes up to 16 texts, none of them empty"),
         ({"prompt": [9] * 1020, "max_tokens": 5}, "set max_tokens to 4 or less"),
         ({"prompt": [9] * 1024}, "the prompt has 1,024 tokens, and the model takes 1,024"),

@@ -57,6 +57,17 @@ def test_the_input_of_a_chat_has_what_was_given() -> None:
     assert second == {**first, "seed": 4}
 
 
+def test_log_probabilities_are_an_option_of_the_model() -> None:
+    def wanted(request: OpenAIRequest) -> list[Any]:
+        return [one.get("logprobs") for one in request.inputs()]
+
+    assert wanted(chat(logprobs=False, top_logprobs=0)) == [None]
+    assert wanted(chat(logprobs=True)) == [0]
+    assert wanted(chat(logprobs=True, top_logprobs=5, n=2)) == [5, 5]
+    body = json.dumps({"model": "m", "prompt": ["a", "b"], "logprobs": 0}).encode()
+    assert wanted(read_request(body, CompletionRequest)) == [0, 0]
+
+
 def test_a_developers_message_is_the_systems() -> None:
     (found,) = chat(messages=[{"role": "developer", "content": "be brief"}]).inputs()
     assert found["messages"] == [{"role": "system", "content": "be brief"}]
@@ -100,6 +111,8 @@ def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
         ({"service_tier": "gold"}, "service_tier", "service_tier: "),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: expected"),
+        ({"top_logprobs": 2}, "top_logprobs", "only for answers with logprobs"),
         ({"mesages": 1}, "mesages", "did you mean messages"),
     ],
 )

@@ -86,9 +86,9 @@ def ask_chat(url: str, model: str, tokens: int, asked: dict[str, Any]) -> float:
             if not line.startswith(b"data: {"):
                 continue
             for choice in json.loads(line[6:])["choices"]:
-                if choice["delta"].get("content") and not first:
+                if choice.get("delta", {}).get("content") and not first:
                     first = time.perf_counter() - started
-                finish = choice["finish_reason"] or finish
+                finish = choice.get("finish_reason") or finish
     finally:
         connection.close()
     if finish != "length" or not first:

@@ -128,7 +128,9 @@ class ContinuousExecutor:
         try:
             request, cost = self._request(read)
         except BaseException as error:  # noqa: BLE001 - whatever it raises becomes the job's error
-            self._send_outcome(seq, failure(error), state.times)
+            request, cost = error, 0
+        if isinstance(request, BaseException):
+            self._send_outcome(seq, failure(request), state.times)
             return
         state.times.preprocess = (clock() - started) * 1000
         one = Request(seq, self._received, read[0], request, cost, dropped, state.times)
@@ -138,14 +140,13 @@ class ContinuousExecutor:
         self._waiting.add(one)
 
     def _request(self, read: Input) -> tuple[Any, int]:
-        """Return the request of an input, and its cost."""
+        """Return the request of an input, and its cost; an error in its place ends its job."""
         (request,) = checked_list(self._executor.own_preprocess([read]), 1, "preprocess")
+        # What `preprocess` returns as an error has no traceback that helps.
         if isinstance(request, BaseException):
-            raise request
+            return request, 0
         cost = self._handler.cost(request)
-        if cost > self._whole:
-            raise too_large(cost, self._whole)
-        return request, cost
+        return (too_large(cost, self._whole) if cost > self._whole else request), cost
 
     def _drop_cancelled(self) -> None:
         for one in [one for one in self._waiting if one.dropped]:

@@ -43,7 +43,7 @@ QUEUED_JOB: Final[dict[str, Any]] = {
     "id": _ID, "model": "digits", "version": "1.0", "status": "queued",
     "created_at": "2026-11-21T10:15:00.123456+00:00", "started_at": None, "finished_at": None,
     "attempts": 0, "queue_position": 3, "batch_size": None, "timings": None,
-    "metadata": {"batch": 7}, "waiting_for": None,
+    "metadata": {"batch": 7}, "waiting_for": None, "trace_id": None,
     "urls": {"self": f"/api/v1/jobs/{_ID}", "result": f"/api/v1/jobs/{_ID}/result"},
 }  # fmt: skip
 SUCCEEDED_JOB: Final = {

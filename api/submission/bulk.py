@@ -26,6 +26,7 @@ from api.submission.job_request import (
     request_from_json,
     requested_model,
     route,
+    trace_id_of,
     with_trace,
 )
 from api.submission.submit import fresh_job, fresh_state, submission_of
@@ -390,7 +391,7 @@ def _fresh(request: ValidatedRequest, created_us: int, waiting_for: WaitingFor) 
     model, state = request.model, fresh_state(request.options)
     return fresh_line(
         request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
-        model.asked_version,
+        model.asked_version, trace_id_of(request),
     )  # fmt: skip
 
 

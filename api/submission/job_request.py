@@ -185,6 +185,11 @@ def with_trace(request: ValidatedRequest, trace: Trace | None) -> ValidatedReque
     return request if trace is None else msgspec.structs.replace(request, trace=trace)
 
 
+def trace_id_of(request: ValidatedRequest) -> str:
+    """Return the id of the trace of a request; "" if it has none."""
+    return "" if request.trace is None else request.trace.trace_id
+
+
 def idempotency_key(request: Request) -> str:
     """Return the idempotency key of a request; "" if it has none.
 

@@ -19,6 +19,7 @@ from api.submission.job_request import (
     request_from_json,
     requested_model,
     route,
+    trace_id_of,
     with_trace,
 )
 from api.submission.waiting import until_ended
@@ -185,6 +186,7 @@ def fresh_job(request: ValidatedRequest, created_us: int) -> Job:
         created_us=created_us,
         metadata_json="" if metadata is None else msgspec.json.encode(metadata).decode(),
         asked_version=request.model.asked_version,
+        trace_id=trace_id_of(request),
     )
 
 
@@ -269,4 +271,6 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
 
 
 def _from_notice(job: Job, ended: EndedJob) -> Job:
-    return ended.job(job.model, job.version, job.created_us, job.metadata_json, job.asked_version)
+    return ended.job(
+        job.model, job.version, job.created_us, job.metadata_json, job.asked_version, job.trace_id
+    )

@@ -50,6 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         stages: the progress of the stages, for a pipeline's job that has started.
         error: why it failed; before the end, why its last attempt failed.
         traceback: the handler's traceback, or the stacks at a timeout; "" without one.
+        trace_id: the id of the W3C trace in which it was submitted; None without one.
     """
 
     id: str
@@ -77,6 +78,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     error: Failure | None = None
     traceback: str = ""
+    trace_id: str | None = None
 
     @property
     def ended(self) -> bool:

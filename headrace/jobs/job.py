@@ -109,6 +109,7 @@ class Job(msgspec.Struct, gc=False):
             from its record.
         progress: its progress, while it runs and its handler reports any.
         progress_mark: differs between two reports of progress under the same token.
+        trace_id: the id of the trace in which it was submitted; "" without one.
     """
 
     id: str
@@ -142,6 +143,7 @@ class Job(msgspec.Struct, gc=False):
     stored: StoredResult | None = None
     meta: str = ""
     asked_version: str = ""
+    trace_id: str = ""
 
     @override
     def __repr__(self) -> str:
@@ -294,4 +296,5 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         stored=stored_result(get(JobField.RESULT_REF, "")),
         meta=meta,
         asked_version=get(JobField.ASKED_VERSION, ""),
+        trace_id=get(JobField.TRACE, ""),
     )

@@ -72,6 +72,7 @@ class JobUrls(msgspec.Struct):
 
 
 _Position = Annotated[int, Meta(ge=1)]
+_TraceId = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{32}$"})]
 
 
 class JobObject(msgspec.Struct):
@@ -101,6 +102,10 @@ class JobObject(msgspec.Struct):
             description="While it is queued and no worker has the model loaded, in the version "
             "that it asks for: `load` if a worker loads it on demand, else `replica`."
         ),
+    ]
+    trace_id: Annotated[
+        _TraceId | None,
+        Meta(description="The id of the W3C trace in which it was submitted."),
     ]
     urls: JobUrls
     requested_version: Annotated[
@@ -178,6 +183,7 @@ def job_object(
         timings=_timings(job) if job.timings else None,
         metadata=_raw(job.metadata_json.encode()) if job.metadata_json else None,
         waiting_for=waiting_for if state is State.QUEUED else None,
+        trace_id=job.trace_id or None,
         urls=_urls(job.id),
         requested_version=job.asked_version or UNSET,
     )
@@ -220,11 +226,15 @@ def fresh_line(
     created_us: int,
     waiting_for: WaitingFor,
     asked_version: str = "",
+    trace_id: str = "",
 ) -> bytes:
     """Return the job object of a job without metadata that was just enqueued, faster."""
-    blank = _fresh_blank(model, version, state, created_us, waiting_for, asked_version)
+    blank = _fresh_blank(model, version, state, created_us, waiting_for, asked_version, trace_id)
     if not blank:
-        job = Job(job_id, model, version, state, created_us, asked_version=asked_version)
+        job = Job(
+            job_id, model, version, state, created_us, asked_version=asked_version,
+            trace_id=trace_id,
+        )  # fmt: skip
         return job_object(job, waiting_for=waiting_for)
     name = job_id.encode()
     return blank % (name, name, name)
@@ -238,9 +248,12 @@ def _fresh_blank(
     created_us: int,
     waiting_for: WaitingFor,
     asked_version: str,
+    trace_id: str,
 ) -> bytes:
     """Return the object of such jobs with a `%s` for each id; b"" if the ids are ambiguous."""
-    job = Job(_BLANK, model, version, state, created_us, asked_version=asked_version)
+    job = Job(
+        _BLANK, model, version, state, created_us, asked_version=asked_version, trace_id=trace_id
+    )
     text = job_object(job, waiting_for=waiting_for)
     slot = _BLANK.encode()
     return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""

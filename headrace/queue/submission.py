@@ -165,6 +165,8 @@ def submission(
         rare,
         caller,
     )
+    if trace is not None:
+        shared = job_scripts.with_field(shared, JobField.TRACE, trace.trace_id)
     return JobSubmission(job_id, model.name, shared, own, len(message))
 
 

@@ -65,6 +65,7 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
         created_us: int,
         metadata_json: str = "",
         asked_version: str = "",
+        trace_id: str = "",
     ) -> Job:
         """Return the job as it would be read from its record.
 
@@ -92,6 +93,7 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
             meta=self.meta,
             dead_lettered=bool(self.dead),
             asked_version=asked_version,
+            trace_id=trace_id,
         )
 
 

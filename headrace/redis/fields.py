@@ -53,6 +53,7 @@ class JobField:
     WEBHOOK_STARTED: Final = "ws"  # the same for its first start, until it is sent
     PROGRESS: Final = "pg"  # progress: token of the claim, a number, and JSON
     PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index
+    TRACE: Final = "tr"  # id of the trace in which it was submitted
     SHADOW_OF: Final = "sh"  # the job of which this is a copy for a shadow version
     FREED: Final = "fd"  # a stage job's result was used by its pipeline and freed
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a stored result

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace.jobs.trace_context import read_trace
 from headrace.redis import keys
 from tests.harness.clients.script_calls import STARTED, Job, Queue, foreign
 
@@ -171,3 +172,27 @@ def test_an_id_that_is_another_models_job_is_refused(queue: Queue) -> None:
     queue.push(foreign(headers={"id": job_id}))
     assert queue.claim().jobs == [], "nor while that is leased"
     assert other.settle(leased) == [1]
+
+
+_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        _PARENT, f" \t{_PARENT} ", f"01{_PARENT[2:]}", f"cc{_PARENT[2:]}-more-of-it",
+        f"cc{_PARENT[2:]}.more", f"cc{_PARENT[2:]}-a\nb", f"cc{_PARENT[2:]}-{'x' * 300}",
+        f"{_PARENT}-more", f"{_PARENT}0", f"ff{_PARENT[2:]}", _PARENT.upper(), _PARENT[:-1],
+        f"{_PARENT},{_PARENT}", f"\n{_PARENT}", f"{_PARENT}\n", "",
+        f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-{'a' * 32}-{'0' * 16}-01", 7, ["00"], {"a": 1},
+    ],
+)  # fmt: skip
+def test_a_claim_reads_the_trace_of_a_stock_client_as_the_worker_does(
+    queue: Queue, parent: object
+) -> None:
+    queue.push(foreign(headers={"id": "traced", "traceparent": parent}))
+    queue.push(foreign(headers={"id": "plain"}))
+    assert queue.claim().ids == ["traced", "plain"]
+    trace = read_trace(parent)
+    assert queue.record("traced").get("tr") == (trace.trace_id if trace is not None else None)
+    assert "tr" not in queue.record("plain")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Number of ids in one request.
 IDS_AT_ONCE: Final = 500
 _COLUMNS: Final = ("ID", "MODEL", "STATUS", "CREATED", ">TOOK", "")
+_TRACED_COLUMNS: Final = (*_COLUMNS[:-1], "TRACE", "")
 _OUTCOMES: Final = {
     "removed": "cancelled",
     "asked": "running; its result will be discarded",
@@ -104,7 +105,9 @@ def _show_jobs(client: Client, ids: Sequence[str], *, as_json: bool) -> ExitCode
     for some in _chunks(ids):
         found = client.status(some)
         known = [job for job in found if job is not None]
-        if known:
+        if any(job.trace_id for job in known):
+            output.listing(known, _TRACED_COLUMNS, _traced_row, as_json=as_json)
+        elif known:
             output.listing(known, _COLUMNS, _row, as_json=as_json)
         if not as_json:
             for one in known:
@@ -166,6 +169,11 @@ def _chunks(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 def _row(job: Job) -> tuple[str, ...]:
     return (job.id, job.model, job.status, output.ago(job.created_at), _took(job), _note(job))
+
+
+def _traced_row(job: Job) -> tuple[str, ...]:
+    *cells, note = _row(job)
+    return (*cells, job.trace_id or "", note)
 
 
 def _took(job: Job) -> str:

@@ -57,6 +57,7 @@ SEND_CALLBACKS: Final = 1
 ClaimedRow = tuple[bytes, bytes, bytes, bytes, int, bytes, bytes, bytes]
 _CLAIM_HEAD: Final = 6
 _CLAIM_ROW: Final = 8
+_SUBMIT_HEAD: Final = 8
 _SUBMIT_ROW: Final = 4
 _NOTICE_ROW: Final = 3
 
@@ -148,6 +149,12 @@ def submit_run(
     """
     head = (queue, step, max_depth, delay_us, expires_us, int(listed), owner, values_per_job)
     return (*head, len(fields), *fields)
+
+
+def with_field(run: tuple[Arg, ...], name: str, value: str) -> tuple[Arg, ...]:
+    """Return a `submit_run` whose jobs have one more field in their records."""
+    fields = (*run[_SUBMIT_HEAD + 1 :], name, value)
+    return (*run[:_SUBMIT_HEAD], len(fields), *fields)
 
 
 def submit(job_index_max: int, runs: Iterable[Arg]) -> Command:

@@ -109,6 +109,10 @@ def test_a_line_may_be_part_of_a_trace_of_its_own(api: ApiServer, redis_db: Redi
         headers={**NDJSON, "traceparent": whole, "tracestate": "a=b"},
     )
     assert what(answers) == [*["queued"] * 3, "invalid-request"]
+    ids = [trace[3:35] for trace in (whole, own, whole)]
+    assert [answer["trace_id"] for answer in answers[:3]] == ids
+    jobs = [api.http.get(answer["urls"]["self"]).json() for answer in answers[:3]]
+    assert [one["trace_id"] for one in jobs] == ids
     with redis_db.client() as client:
         claimed = claim(client, "echo", 10)
         settle(client, "echo", claimed, [echo(message) for message, _ in claimed])

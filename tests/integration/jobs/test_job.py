@@ -20,7 +20,8 @@ from tests.harness.wait import wait_until
 ECHO_JOBS = "/api/v1/models/echo/jobs"
 ALWAYS = {
     "id", "model", "version", "status", "created_at", "started_at", "finished_at", "attempts",
-    "queue_position", "batch_size", "timings", "metadata", "waiting_for", "urls",
+    "queue_position", "batch_size", "timings", "metadata", "waiting_for", "trace_id",
+    "urls",
 }  # fmt: skip
 
 

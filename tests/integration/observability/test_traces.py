@@ -16,7 +16,13 @@ from headrace.client import Client
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.servers.otlp import Collector, Span, collector
 from tests.harness.servers.redis_servers import redis_server
-from tests.harness.servers.up import RunningUp, clean_environment, running_up, write_models
+from tests.harness.servers.up import (
+    RunningUp,
+    clean_environment,
+    headrace,
+    running_up,
+    write_models,
+)
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
@@ -222,6 +228,40 @@ def test_stock_celery_clients_and_the_sdk_pass_their_trace_on(site: Site) -> Non
     spans = site.of_job(job.id)
     assert spans["POST /api/v1/jobs"].parent_id == f"{place.span_id:016x}"
     assert all(f"{place.trace_id:032x}" in one.value["traceparent"] for one in mapped)
+
+
+def test_a_job_has_the_id_of_its_trace(site: Site) -> None:
+    job_id = site.submit("plain", traceparent=PARENT)
+    assert site.last["trace_id"] == TRACE_ID
+    assert site.up.job(job_id)["trace_id"] == TRACE_ID
+    # Without a trace of the client the API begins one.
+    job_id = site.submit("plain")
+    shown = site.up.job(job_id)["trace_id"]
+    assert {span.trace_id for span in site.of_job(job_id).values()} == {shown}
+    with stock_client(site.redis_url) as celery:
+        sent = celery.send_task(
+            "headrace.predict", kwargs={"model": "plain", "input": 1}, queue="headrace.plain",
+            headers={"traceparent": PARENT},
+        )  # fmt: skip
+        sent.get(timeout=GET_TIMEOUT_S)
+    assert site.up.job(sent.id)["trace_id"] == TRACE_ID
+    url = f"http://127.0.0.1:{site.up.port}"
+    with Client(url) as client:
+        assert client.status(sent.id).trace_id == TRACE_ID
+    shown = headrace("jobs", sent.id, "--url", url, cwd=site.up.folder).stdout
+    assert TRACE_ID in shown
+
+
+def test_without_an_endpoint_too_a_job_has_the_id_of_its_trace(dark: Site) -> None:
+    traced, plain = dark.submit("plain", traceparent=PARENT), dark.submit("plain")
+    assert dark.up.job(traced)["trace_id"] == TRACE_ID
+    assert dark.up.job(plain)["trace_id"] is None
+    url = f"http://127.0.0.1:{dark.up.port}"
+    lines = headrace("jobs", traced, plain, "--url", url, cwd=dark.up.folder).stdout.splitlines()
+    assert "TRACE" in lines[0]
+    assert [TRACE_ID in line for line in lines[1:]] == [True, False]
+    alone = headrace("jobs", plain, "--url", url, cwd=dark.up.folder).stdout
+    assert "TRACE" not in alone
 
 
 def test_lines_of_the_log_name_the_trace(site: Site) -> None:

@@ -1,4 +1,4 @@
--- @include-lazily dead_letter, versions
+-- @include-lazily dead_letter, trace, versions
 -- Claim up to N messages of one queue, best priority first, and lease them in the same call.
 -- KEYS: the queue's (see lib/keys.lua). ARGV: 1 queue, 2 model, 3 version of the caller, which the records then name,
 --       4 max jobs, 5 max bytes, 6 lease in us, 7 owner, 8 task name, 9 TTL in s of the result of a refused message, or of
@@ -41,7 +41,7 @@ local function own_id(raw)
   return part(raw, #OWN_HEAD + 1, after - 1)
 end
 
--- Parses a message. Returns why it is no job, or nil, and its id if that can be read.
+-- Parses a message. Returns why it is no job, or nil, and its id if that can be read; then its `traceparent`, or nil.
 local function parsed(raw)
   local ok, m = pcall(cjson.decode, raw)
   if not ok or type(m) ~= 'table' then return 'not-json' end
@@ -51,7 +51,7 @@ local function parsed(raw)
   if type(m['body']) ~= 'string' then return 'no-body', h['id'] end
   if m['content-type'] ~= 'application/json' then return 'content-type', h['id'] end
   if h['task'] ~= task then return 'not-our-task', h['id'] end
-  return nil, h['id']
+  return nil, h['id'], h['traceparent']
 end
 
 -- One command for all keys that most queues do not have.
@@ -85,10 +85,10 @@ local function examine(raw, s)
   local id = own_id(raw)
   local record = id and JOB .. id
   local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j')
-  local why
+  local why, parent
   if not r or ((r.err or not r[1]) and not lib().valid_id(id)) then
     -- If there is a record, the id was checked when it was written.
-    r, why, id = nil, parsed(raw)
+    r, why, id, parent = nil, parsed(raw)
   end
   if not why then
     if any_tombs and not entombed[id] then
@@ -119,7 +119,7 @@ local function examine(raw, s)
       seen[id] = true
       -- A job that was not claimed before neither runs alone nor has retries.
       if r[4] then r[6], r[7] = unpack(call('HMGET', record, 'x', 'rn')) end
-      jobs[#jobs + 1] = {raw, id, s, r, record}
+      jobs[#jobs + 1] = {raw, id, s, r, record, parent}
       bytes = bytes + #raw
       return
     end
@@ -263,6 +263,8 @@ local function lease(j, leases, helds)
     call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts,
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
     if asked then call('HSET', record, 'pv', asked) end
+    local trace = j[6] and lib().trace_id_in(j[6])
+    if trace then call('HSET', record, 'tr', trace) end
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   end

@@ -17,7 +17,8 @@ from headrace.redis.fields import JobField
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
 _ALWAYS = [
     "id", "model", "version", "status", "created_at", "started_at", "finished_at", "attempts",
-    "queue_position", "batch_size", "timings", "metadata", "waiting_for", "urls",
+    "queue_position", "batch_size", "timings", "metadata", "waiting_for", "trace_id",
+    "urls",
 ]  # fmt: skip
 WAITING_FOR: tuple[WaitingFor, ...] = ("load", "replica", None)
 DUE_US = 1_700_000_005_250_000
@@ -50,6 +51,11 @@ def test_a_job_that_is_queued_or_runs_again_keeps_the_error_of_its_last_try() ->
         assert job["queue_position"] == (place or None)
 
 
+def test_the_trace_of_a_job_is_null_without_one() -> None:
+    assert shown("q", 1)["trace_id"] is None
+    assert shown("s", 0, **{JobField.TRACE: "ab" * 16})["trace_id"] == "ab" * 16
+
+
 def test_a_job_that_was_never_tried_has_no_error() -> None:
     assert "error" not in shown("d", DUE_US, **{JobField.ERROR: ""})
 
@@ -63,6 +69,11 @@ def test_a_fresh_line_is_the_job_object(version: str) -> None:
         plain = Job(job_id, "m", version, state, created_us)
         line = fresh_line(job_id, "m", version, state, created_us, waiting_for)
         assert line == job_object(plain, waiting_for=waiting_for)
+        plain.trace_id = "0af7651916cd43dd8448eb211c80319c"
+        traced = fresh_line(
+            job_id, "m", version, state, created_us, waiting_for, trace_id=plain.trace_id
+        )
+        assert traced == job_object(plain, waiting_for=waiting_for)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from headrace.jobs.ids import new_ids
 from headrace.jobs.message import InputSource, decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
+from headrace.jobs.trace_context import Trace
 from headrace.queue.submission import (
     JobSubmission,
     Receipt,
@@ -68,6 +69,24 @@ def test_neighbours_of_one_kind_are_one_run() -> None:
     assert found[3][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 3, 6, *fields]
     assert found[4][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "md", b'{"a":1}']
     assert found[5][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "ir", "redis:1"]
+
+
+def test_neighbours_of_one_trace_are_one_run() -> None:
+    ids, traces = new_ids(6), [Trace(f"00-{digit * 32}-{'1' * 16}-01") for digit in "ab"]
+    jobs = [
+        job(ids[0]),
+        job(ids[1], trace=traces[0]),
+        job(ids[2], trace=traces[0]),
+        job(ids[3], trace=traces[1]),
+        job(ids[4], trace=traces[1], options={"metadata": {}}, quiet=True),
+        job(ids[5]),
+    ]
+    found = runs(submit_arguments(jobs))
+    assert [of for _, of in found] == [ids[:1], ids[1:3], ids[3:4], ids[4:5], ids[5:]]
+    plain, first, second, quiet, again = (head for head, _ in found)
+    assert plain == again
+    assert first == [*plain[:8], 8, *plain[9:], "tr", "a" * 32]
+    assert second[-2:] == quiet[-2:] == ["tr", "b" * 32]
 
 
 def test_options_that_the_queue_acts_on_part_runs() -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
+from headrace.config.choices import not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 
@@ -29,7 +30,7 @@ class JsonDecoder(Generic[Shape]):
 
     def __init__(self, shape: type[Shape]) -> None:
         self._decode = msgspec.json.Decoder(shape).decode
-        self._members = frozenset(shape.__struct_fields__)
+        self._shape = shape
 
     def decode(self, body: bytes) -> Shape:
         """Decode a body.
@@ -42,7 +43,7 @@ class JsonDecoder(Generic[Shape]):
             if not body.isascii():
                 body.decode()
         except msgspec.ValidationError as error:
-            raise _invalid(error, "member", self._members) from None
+            raise _invalid(error, "member", self._shape) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error, body) from None
         return decoded
@@ -123,7 +124,7 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     try:
         options = msgspec.convert(values, JobOptions, strict=False)
     except msgspec.ValidationError as error:
-        raise _invalid(error, "query parameter", OPTION_NAMES) from None
+        raise _invalid(error, "query parameter", JobOptions) from None
     return check_options(options)
 
 
@@ -149,9 +150,11 @@ def _misplaced_option(name: str) -> InvalidParameter:
     return InvalidParameter(f"unknown member {name!r}: it is an option of the job", name, hint=hint)
 
 
-def _invalid(error: msgspec.ValidationError, what: str, known: frozenset[str]) -> InvalidParameter:
+def _invalid(
+    error: msgspec.ValidationError, what: str, shape: type[msgspec.Struct]
+) -> InvalidParameter:
     """Return a msgspec error as one that names the member at fault."""
-    text = str(error)
+    known, text = frozenset(shape.__struct_fields__), str(error)
     at = _AT.search(text)
     where = at.group(1) if at else ""
     text = _AT.sub("", text)
@@ -162,5 +165,7 @@ def _invalid(error: msgspec.ValidationError, what: str, known: frozenset[str]) -
         names = OPTION_NAMES if where == "options" else known
         wrong = unknown_name("option" if where == "options" else what, unknown.group(1), names)
         return InvalidParameter(wrong.message, unknown.group(1)[:64], hint=wrong.hint)
+    if problem := not_a_choice(error, shape):
+        text = problem.removeprefix(f"{where}: ")
     text = text[:1].lower() + text[1:]
     return InvalidParameter(f"{what} {where}: {text}" if where else text, _NAME.split(where)[0])

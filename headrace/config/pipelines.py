@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from headrace.config.choices import not_a_choice
 from headrace.config.input_schema import InputSection, OutputSection
 from headrace.config.json_path import PATH_PATTERN, Step, parse_path
 from headrace.config.suggestions import did_you_mean, listing
@@ -352,7 +353,8 @@ class Pipeline:
             place = ".".join((self._name, *problem.where))
             raise ValueError(f"{place}: {problem.text}") from None
         except msgspec.ValidationError as error:
-            raise ValueError(f"{self._name}: {error}") from None
+            text = not_a_choice(error, PipelineSection) or str(error)
+            raise ValueError(f"{self._name}: {text}") from None
         return {self._name: written}
 
     def yaml(self) -> str:

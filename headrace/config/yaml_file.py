@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from typing_extensions import override
 
+from headrace.config.choices import not_a_choice
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError
 
@@ -190,6 +191,8 @@ def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = Fal
     try:
         return msgspec.convert(value, kind, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
+        if not secret and (problem := not_a_choice(error, kind)):
+            raise ValueError(problem) from None
         text = str(error).partition(" - at ")[0].replace("`", "")
         text = text.replace("object", "mapping").replace("array", "list").replace(" | null", "")
         text = text[:1].lower() + text[1:].replace("got null", "got nothing")

@@ -133,6 +133,7 @@ def _variants(
     """Return the variants that are named, else those that can run; the model's own is one."""
     import msgspec
 
+    from headrace.config.choices import not_a_choice
     from headrace.config.optimize import Optimize, optimize_problem, possible
 
     found = [] if config.optimize is None else [config.optimize]
@@ -146,8 +147,9 @@ def _variants(
             try:
                 one = msgspec.convert({**keys, "mode": mode or "default"}, Optimize)
             except msgspec.ValidationError as error:
+                problem = not_a_choice(error, Optimize) or error
                 raise ConfigError(
-                    f"--variants: {name!r}: {error}",
+                    f"--variants: {name!r}: {problem}",
                     hint="write BACKEND, BACKEND:PRECISION or BACKEND:PRECISION:MODE",
                 ) from None
             if problem := optimize_problem(one):

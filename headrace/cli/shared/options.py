@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperArgument
 
 from headrace.cli.shared.usage_errors import limit_message
+from headrace.config.choices import not_a_choice
 from headrace.errors import HeadraceError, InvalidId
 from headrace.jobs.ids import check_id
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -196,7 +197,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         except msgspec.ValidationError as error:
             flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
             message = str(error).partition(" - at ")[0]
-            message = f"{value}: {message[:1].lower()}{message[1:]}"
+            problem = not_a_choice(error, JobOptions).partition(": ")[2]
+            message = f"{value}: {problem or message[:1].lower() + message[1:]}"
             raise typer.BadParameter(
                 limit_message(value, str(error)) or message, param_hint=flag
             ) from None

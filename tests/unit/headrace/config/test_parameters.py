@@ -43,7 +43,10 @@ def loaded(path: Path, parameters: Any, **model: Any) -> Catalog:
         ({"wait": {"type": "string"}}, "this name has another meaning in a submit"),
         ({"a": None}, "models.m.parameters.a: expected a mapping"),
         ({"a": {}}, "models.m.parameters.a: the key `type` is missing"),
-        ({"a": {"type": "text"}}, "models.m.parameters.a.type: invalid enum value 'text'"),
+        (
+            {"a": {"type": "text"}},
+            "a.type: expected boolean, integer, number or string, got 'text'",
+        ),
         ({"a": {"type": "string", "defualt": "x"}}, "unknown key; did you mean default?"),
         ({"a": {"type": "string", "minimum": 1}}, "only a number or an integer has one"),
         ({"a": {"type": "number", "minimum": 2, "maximum": 1}}, "it is greater than the maximum"),

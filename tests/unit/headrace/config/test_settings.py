@@ -107,7 +107,7 @@ def test_a_wrong_variable_is_named(name: str, text: str, expected: str) -> None:
 
 
 def test_an_unknown_log_level_is_refused() -> None:
-    assert "HEADRACE_LOG_LEVEL: invalid enum value 'loud'" in problem(
+    assert "HEADRACE_LOG_LEVEL: expected debug, error, info or warning, got 'loud'" in problem(
         {"HEADRACE_LOG_LEVEL": "loud"}
     )
 

@@ -55,7 +55,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All variants of one model, measured in turn on one machine; eager is first."""
+    """All variants of one model, measured in turn on one machine; eager is first.
+
+    Attributes:
+        cut: its time ended before all variants and sizes were measured.
+    """
 
     model: str
     device: str
@@ -63,4 +67,23 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     inputs: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
+    cut: bool = False
     format: int = FORMAT
+
+
+def read_lines(text: bytes) -> Comparison | None:
+    """Return the comparison that a measuring process has printed, or has begun to print.
+
+    The first line is a `Comparison` without variants. Each other line is a `Variant` with all that
+    was known of it then. Returns None if not even eager was loaded.
+    """
+    # A process that was killed may have left the last line incomplete.
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    if not lines:
+        return None
+    found: dict[Optimize, Variant] = {}
+    for line in lines[1:]:
+        variant = msgspec.json.decode(line, type=Variant)
+        found[variant.optimize] = variant
+    comparison = msgspec.json.decode(lines[0], type=Comparison)
+    return msgspec.structs.replace(comparison, variants=list(found.values()))

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.space import VARIANT, Point, Space, variant_label, variant_options
+from headrace.tune.space import BATCH_MAX, VARIANT, Point, Space, variant_label, variant_options
 
 #: Under load a job waits for the batch that runs, and then for its own.
 _BATCHES_OF_A_JOB = 2
+#: Fewer batch sizes do not show that a variant is slower with all of them.
+_SIZES_MIN = 2
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,8 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
     """Leave out what cannot meet the objective or cannot win.
 
     A variant stays without `refused`, if its smallest batch is in time, and if no other one is
-    faster at every size, beyond the intervals, with no more memory.
+    faster at every size, beyond the intervals, with no more memory. What was not measured because
+    the comparison was cut off is not left out, if it is a batch size.
     """
     left_out: list[LeftOut] = []
     possible: list[Variant] = []
@@ -71,6 +74,8 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
         batch_max = max(batch_max, 1 << (min(larger) - 1).bit_length() - 1)
         reason = "no variant is in time with it, or a smaller batch has a higher rate"
         left_out.append(LeftOut(what=f"batches of {min(larger)} and more", reason=reason))
+    elif comparison.cut:  # its time ended before batches that are too large
+        batch_max = max(batch_max, BATCH_MAX)
     first = _start(kept[0].times, objective_ms) if kept else None
     return Calibration(
         variants=kept,
@@ -120,7 +125,7 @@ def _too_slow(times: Sequence[BatchTime], objective_ms: float) -> str:
 
 
 def _dominates(one: Variant, other: Variant) -> bool:
-    if one is other or one.memory_mb > other.memory_mb:
+    if one is other or one.memory_mb > other.memory_mb or len(other.times) < _SIZES_MIN:
         return False
     of_one = {time.size: time for time in one.times}
     return all(

@@ -22,8 +22,9 @@ SLOTS: Final = "HEADRACE_DEVICE_SLOTS"
 
 #: The name of the axis of variants.
 VARIANT: Final = "variant"
+#: The largest batch that is tried, unless larger ones can be in time or are in use.
+BATCH_MAX: Final = 64
 
-_BATCH_MAX: Final = 64
 _DELAYS_MS: Final = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 _PREPROCESS_MAX: Final = 4
 _GPU_REPLICAS: Final = (1, 2, 3, 4)
@@ -164,7 +165,7 @@ def space_of(
     gpu: bool = False,
     workers: bool = False,
     variants: Sequence[Optimize] = (),
-    batch_max: int = _BATCH_MAX,
+    batch_max: int = BATCH_MAX,
     preprocess_share: float = 1.0,
 ) -> Space:
     """Return the space around the present options of a model.

@@ -105,7 +105,7 @@ def tune(
     try:
         journal.begin(_header(plan), resume=plan.resume)
         deadline = began + plan.budget_s - journal.spent_s
-        calibration = _calibration(plan, compare, progress)
+        calibration = _calibration(plan, compare, progress, more=deadline > began)
         progress.on_text("starts the model with its present options")
         try:
             served = deployment.use(Candidate(label="", options={}))
@@ -191,15 +191,20 @@ def _header(plan: Plan) -> Header:
 
 
 def _calibration(
-    plan: Plan, compare: Callable[[], Comparison | None], progress: Progress
+    plan: Plan, compare: Callable[[], Comparison | None], progress: Progress, *, more: bool
 ) -> Calibration | None:
+    """Return what an earlier process has measured, or measure.
+
+    One that was cut off is measured again if there is `more` time; its builds are kept.
+    """
     file = plan.folder / "calibration.json"
-    comparison: Comparison | None = None
+    earlier: Comparison | None = None
     if plan.resume:
         with suppress(OSError, msgspec.MsgspecError):
-            comparison = msgspec.json.decode(file.read_bytes(), type=Comparison)
-    if comparison is None:
-        comparison = compare()
+            earlier = msgspec.json.decode(file.read_bytes(), type=Comparison)
+    comparison = earlier
+    if comparison is None or (comparison.cut and more):
+        comparison = compare() or earlier
         if comparison is None:
             return None
         try:

@@ -1,8 +1,10 @@
 """Measures the variants of one model: `python -m workers.model_process.measure FRAME`.
 
-The file FRAME has an init frame, with `variants`, `sizes`, `rounds` and `inputs` (a folder, or "").
-It prints a `headrace.optimize.report.Comparison` as JSON. Each variant has a process of its own, so
-that its memory and its load are its own; the processes run their batches in turns.
+The file FRAME has an init frame, with `variants`, `sizes`, `rounds`, `inputs` (a folder, or "") and
+`load_limit_s` (None for no limit). It prints JSON lines for `headrace.optimize.report.read_lines`,
+one for each variant that is loaded, and one for each variant and batch size. Each variant has a
+process of its own, so that its memory and its load are its own; the processes run their batches in
+turns.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,43 +47,63 @@ Times = tuple[float, float, float]
 
 
 def main() -> None:
-    """Measure what the file in the first argument names; print the comparison."""
+    """Measure what the file in the first argument names; print each line as soon as it is known."""
     frame = msgspec.json.decode(Path(sys.argv[1]).read_bytes())
     # What a handler prints is not part of the document.
     document = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with document:
         try:
-            document.write(msgspec.json.encode(measure(frame)) + b"\n")
+            for line in measure(frame):
+                document.write(msgspec.json.encode(line) + b"\n")
+                document.flush()
         except ConfigError as error:
             sys.exit(f"headrace: {error.message}")
 
 
-def measure(frame: dict[str, Any]) -> Comparison:
-    """Return the comparison of the variants that a frame names; eager is first.
+def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
+    """Yield the comparison without variants, then each variant whenever more of it is known.
+
+    Eager is first. Nothing is yielded of a variant that is not loaded within the limit.
 
     Raises:
         ConfigError: eager does not load, or has no inputs.
     """
     wanted = [Optimize(), *(msgspec.convert(one, Optimize) for one in frame["variants"])]
-    unique = list(dict.fromkeys(wanted))
-    running = [Measured(frame, one) for one in unique]
+    limit_s = frame["load_limit_s"]
+    until = math.inf if limit_s is None else time.monotonic() + limit_s
+    running: list[Measured] = []
     try:
-        if running[0].refused:
-            raise ConfigError(f"the model does not load: {running[0].refused}")
+        for optimize in dict.fromkeys(wanted):
+            if running and time.monotonic() > until:
+                break
+            one = Measured(frame, optimize, until if running else math.inf)
+            running.append(one)
+            if one.late:
+                break
+            if one is running[0]:
+                yield _comparison(frame, one)
+            yield one.variant()
         for size in frame["sizes"]:
-            _rounds([one for one in running if one.alive], size, frame["rounds"])
-        return Comparison(
-            model=frame["model"],
-            device=frame["device"],
-            variants=[one.variant() for one in running],
-            threads=running[0].facts["threads"],
-            inputs=running[0].facts["inputs"],
-            environment=environment(),
-        )
+            alive = [one for one in running if one.alive]
+            _rounds(alive, size, frame["rounds"])
+            yield from (one.variant() for one in alive)
     finally:
         for one in running:
             one.close()
+
+
+def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
+    if eager.refused:
+        raise ConfigError(f"the model does not load: {eager.refused}")
+    return Comparison(
+        model=frame["model"],
+        device=frame["device"],
+        variants=[],
+        threads=eager.facts["threads"],
+        inputs=eager.facts["inputs"],
+        environment=environment(),
+    )
 
 
 def _rounds(running: Sequence[Measured], size: int, rounds: int) -> None:
@@ -98,10 +120,23 @@ def _rounds(running: Sequence[Measured], size: int, rounds: int) -> None:
 
 
 class Measured:
-    """The process of one variant, seen from the one that measures."""
+    """The process of one variant, seen from the one that measures.
 
-    def __init__(self, frame: dict[str, Any], wanted: Optimize) -> None:
+    Args:
+        frame: the init frame.
+        wanted: the variant.
+        until: when the variant must be loaded, of `time.monotonic`.
+
+    Attributes:
+        times: of each batch size, the times of its batches.
+        facts: what the process has sent.
+        late: it was not loaded in time.
+    """
+
+    def __init__(self, frame: dict[str, Any], wanted: Optimize, until: float) -> None:
         self._wanted = wanted
+        self._until = until
+        self.late = False
         self.times: dict[int, list[Times]] = {}
         self.facts = self._start(frame)
         self._build_s = self.facts.get("build_s", 0.0)
@@ -118,6 +153,11 @@ class Measured:
         self._process = spawn.Process(target=_serve, args=(theirs, config, os.getpid()))
         self._process.start()
         theirs.close()
+        left_s = None if self._until == math.inf else max(0.0, self._until - time.monotonic())
+        if not self._connection.poll(left_s):
+            self.late = True
+            self._process.kill()
+            return {}
         found: dict[str, Any] = self._answer()
         return found
 

@@ -154,7 +154,8 @@ def _files(folder: Path) -> Iterator[bytes]:
             f"optimize.calibrate: there is no folder {folder}",
             hint="correct the path; it refers to the folder of the models file",
         )
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    found = sorted(folder.rglob("*"))
+    files = [path for path in found if path.is_file() and path.name[:1] != "."]
     if not files:
         raise ConfigError(f"optimize.calibrate: {folder} has no files", hint="put inputs there")
     for path in files[:INPUTS_MAX]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 10
 SIZES_MAX: Final = 64
+#: The part of the time limit in which variants are built and loaded; the rest is for their batches.
+_LOADING: Final = 2 / 3
+_LATE: Final = "it was not built and loaded in time"
 
 
 def optimize(
@@ -93,22 +96,38 @@ def compared(
         rounds: how many batches of each size.
         inputs: a folder of inputs; "" for the handler's example.
         builds: the folder of the builds of variants.
-        limit_s: how long it may take; None for any time.
+        limit_s: how long it may take; None for any time. What was measured by then is returned.
 
     Raises:
-        ConfigError: the model does not load, has no inputs, or it takes too long.
+        ConfigError: the model does not load or has no inputs, or no batch was measured in time.
     """
+    wanted = list(variants)
     frame = {
         **config.init_frame(folder, device),
-        "variants": [_as_sent(one) for one in variants],
+        "variants": [_as_sent(one) for one in wanted],
         "sizes": sizes,
         "rounds": rounds,
         "inputs": inputs,
         "replicas": max(1, config.replicas),
         "malloc_tuning": config.malloc_tuning,
         "optimize_cache": str(builds),
+        "load_limit_s": None if limit_s is None else limit_s * _LOADING,
     }
-    return _measured(frame, config, limit_s)
+    return _with_late(_measured(frame, config, limit_s), wanted)
+
+
+def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
+    """Return a comparison that also has the variants for which there was no time."""
+    import msgspec
+
+    from headrace.optimize.report import Variant
+
+    known = {variant.optimize for variant in comparison.variants}
+    missing = [one for one in dict.fromkeys(wanted) if one not in known]
+    if not missing:
+        return comparison
+    late = [Variant(optimize=one, refused=_LATE) for one in missing]
+    return msgspec.structs.replace(comparison, variants=[*comparison.variants, *late], cut=True)
 
 
 def _print(comparison: Comparison) -> None:
@@ -192,7 +211,7 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
 
     from headrace.config.paths import server_root
     from headrace.models.requirements import installed, with_packages
-    from headrace.optimize.report import Comparison
+    from headrace.optimize.report import read_lines
 
     path = dict.fromkeys([str(server_root()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -208,17 +227,21 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
             ended = subprocess.run(
                 command, env=variables, stdout=subprocess.PIPE, check=False, timeout=limit_s
             )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"the variants of {config.name} were not measured within {limit_s:.0f} s",
-                hint="run `headrace optimize`; builds are kept",
-            ) from None
-    if ended.returncode:
+        except subprocess.TimeoutExpired as error:
+            found = read_lines(error.stdout or b"")
+            if found is None or not any(variant.times for variant in found.variants):
+                raise ConfigError(
+                    f"the variants of {config.name} were not measured within {limit_s:.0f} s",
+                    hint="run `headrace optimize`; builds are kept",
+                ) from None
+            return msgspec.structs.replace(found, cut=True)
+    found = read_lines(ended.stdout)
+    if ended.returncode or found is None:
         raise ConfigError(
             f"{config.name} cannot be measured; its process ended with {ended.returncode}",
             hint="the lines above have the reason",
         )
-    return msgspec.json.decode(ended.stdout, type=Comparison)
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -202,15 +202,19 @@ def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Compariso
     # Other sizes than now are possible too.
     largest = max(*SIZES, config.max_batch_size)
     wider = msgspec.structs.replace(config, max_batch_size=largest, allowed_batch_sizes=None)
+    limit_s = plan.budget_s * _CALIBRATION
     try:
-        return compared(
+        found = compared(
             wider, subject.models_file.absolute().parent, device,
             [*own, *variants], sizes=SIZES, rounds=_ROUNDS, inputs=calibrate,
-            builds=builds_of(plan.folder), limit_s=plan.budget_s * _CALIBRATION,
+            builds=builds_of(plan.folder), limit_s=limit_s,
         )  # fmt: skip
     except ConfigError as error:
         output.message(f"goes on with the present variant alone: {error.message}")
         return None
+    if found.cut:
+        output.message(f"goes on with what was measured within {limit_s:.0f} s")
+    return found
 
 
 def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:

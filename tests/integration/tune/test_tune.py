@@ -48,11 +48,13 @@ def trials(folder: Path) -> list[bytes]:
 
 
 @contextmanager
-def tuning(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def tuning(
+    folder: Path, *arguments: str, model: str = "paced"
+) -> Iterator[subprocess.Popen[bytes]]:
     """A tuning in a process of its own; nothing of it is left afterwards."""
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace", "tune", "paced", *arguments],
+            [sys.executable, "-P", "-m", "headrace", "tune", model, *arguments],
             cwd=folder, env=clean_environment(), stdout=output, stderr=output,
         )  # fmt: skip
     try:

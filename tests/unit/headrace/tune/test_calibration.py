@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headrace.config.optimize import Backend, Optimize
 from headrace.optimize.report import BatchTime, Comparison, Variant
 from headrace.tune.calibration import calibrated, start_of
@@ -86,6 +88,20 @@ def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_left_out() -> None:
 def test_sizes_between_the_measured_ones_stay() -> None:
     eager = variant("eager", (1, 10.0), (4, 20.0), (16, 50.0), (64, 200.0))
     assert calibrated(comparison(eager), 100.0).batch_max == 32
+
+
+def test_sizes_that_were_not_reached_in_time_stay() -> None:
+    eager = variant("eager", (1, 10.0), (4, 20.0))
+    cut = msgspec.structs.replace(comparison(eager), cut=True)
+    assert calibrated(comparison(eager), 100.0).batch_max == 4
+    assert calibrated(cut, 100.0).batch_max == 64
+    # Those that were reached, and are too large, do not.
+    assert calibrated(cut, 15.0).batch_max == 2
+
+
+def test_one_size_does_not_show_that_a_variant_is_slower() -> None:
+    eager, slow = variant("eager", (1, 10.0)), variant("compile", (1, 20.0))
+    assert names(comparison(eager, slow), 100.0) == ["eager", "compile"]
 
 
 def test_the_search_begins_with_the_fastest_variant_and_its_best_batch() -> None:

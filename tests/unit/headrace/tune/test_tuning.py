@@ -247,6 +247,33 @@ def test_a_budget_without_time_for_one_trial_is_an_error(tmp_path: Path) -> None
         run(tmp_path, SimulatedServer(SimulatedModel()), budget_s=0.0)
 
 
+def test_a_calibration_that_was_cut_off_is_measured_again_if_there_is_time(tmp_path: Path) -> None:
+    model = SimulatedModel()
+    whole = model.comparison()
+    cut = msgspec.structs.replace(whole, variants=whole.variants[:1], cut=True)
+    calls: list[str] = []
+
+    def comparing(name: str, found: Comparison | None) -> Callable[[], Comparison | None]:
+        def compare() -> Comparison | None:
+            calls.append(name)
+            return found
+
+        return compare
+
+    first = run(tmp_path, SimulatedServer(model), compare=comparing("cut", cut))
+    assert "optimize" not in first.options
+    # The budget is spent: the report is made of what there is.
+    run(tmp_path, SimulatedServer(model), compare=comparing("spent", whole), resume=True,
+        budget_s=0.0)  # fmt: skip
+    # Nothing new comes of it: what there is stays.
+    run(tmp_path, SimulatedServer(model), compare=comparing("none", None), resume=True)
+    report = run(tmp_path, SimulatedServer(model), compare=comparing("whole", whole), resume=True)
+    run(tmp_path, SimulatedServer(model), compare=comparing("again", whole), resume=True)
+
+    assert calls == ["cut", "none", "whole"]
+    assert report.options["optimize"] == {"backend": "openvino"}
+
+
 def test_an_objective_that_no_variant_can_meet_is_an_error(tmp_path: Path) -> None:
     model = SimulatedModel()
     with pytest.raises(ConfigError, match="can meet 10 ms"):

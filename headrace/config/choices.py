@@ -1,4 +1,4 @@
-"""The values that a type allows, for errors about a value that is none of them."""
+"""The values that a type allows, for errors about another value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def not_a_choice(error: msgspec.ValidationError, kind: Any) -> str:
 
     Args:
         error: the error.
-        kind: the type to which the value was to be converted.
+        kind: the type of which the value should be.
 
     Returns:
         Such as `expected true, false or auto, got 'off'`; "" if the error is about something else.

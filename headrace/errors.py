@@ -244,7 +244,7 @@ class Throttled(RequestError, status=429, retryable=True):
 
 
 class QueueFull(Throttled, code="queue-full", title="Queue full"):
-    """The model's queue holds max_queue_depth jobs; nothing was enqueued."""
+    """The model's queue has max_queue_depth jobs or max_queued_tokens; nothing was enqueued."""
 
 
 class RateLimited(Throttled, code="rate-limited", title="Rate limit"):

@@ -75,6 +75,11 @@ OLDEST: Final = _gauge(
     "Waiting time of the oldest waiting job, by priority; 0 without one.",
     _PLACE,
 )
+TOKENS: Final = _gauge(
+    "queue_tokens",
+    "Tokens of all jobs that have not ended, estimated; 0 without a schedule by tokens.",
+    _MODEL,
+)
 PAUSED: Final = _gauge("queue_paused", "1 while the queue is paused, else 0.", _MODEL)
 IN_FLIGHT: Final = _gauge("jobs_in_flight", "Jobs that workers hold.", _MODEL)
 SCHEDULED: Final = _gauge("jobs_scheduled", "Jobs that wait for a countdown or a retry.", _MODEL)

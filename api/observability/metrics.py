@@ -116,6 +116,7 @@ def _with_value(names: Names, value: str) -> list[Labels]:
 def _queues(depths: Depths, names: Names, labels: Sequence[Labels]) -> Iterator[MetricSamples]:
     yield MetricSamples(f.DEPTH, labels, list(chain.from_iterable(depths.waiting)))
     yield MetricSamples(f.OLDEST, labels, list(chain.from_iterable(depths.oldest_ages_s)))
+    yield MetricSamples(f.TOKENS, names, depths.tokens)
     yield MetricSamples(f.IN_FLIGHT, names, depths.in_flight)
     yield MetricSamples(f.SCHEDULED, names, depths.scheduled)
     yield MetricSamples(f.DEAD_LETTERS, names, depths.dead)

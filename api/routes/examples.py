@@ -88,6 +88,7 @@ _QUEUE: Final = {
     "name": "headrace.digits", "model": "digits", "version": "1.0",
     "depth": {"0": 12, "3": 0, "6": 0, "9": 400}, "paused": False, "scheduled": 2, "in_flight": 32,
     "dead_letters": 0, "max_queue_depth": 10000, "oldest_age_s": 0.25,
+    "tokens": None, "max_queued_tokens": None,
     "versions": [
         {
             "name": "headrace.digits@1.1", "version": "1.1",
@@ -201,6 +202,7 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
             "total_replicas": None, "weight": 1.0,
             "max_batch_size": 64, "max_batch_delay_ms": 5.0, "allowed_batch_sizes": None,
             "max_batch_cost": None, "cost": "bytes", "batch_key": None, "max_queue_depth": 10000,
+            "schedule": "arrival", "max_queued_tokens": None,
             "timeout_s": 60.0, "min_timeout_s": 0.1, "max_restarts_per_minute": 10,
             "max_retries": None, "retry_backoff_s": 1.0, "retry_backoff_max_s": 60.0,
             "parameters": {"top_k": {"type": "integer", "default": 3}}, "headers": ["x-tenant"],
@@ -232,7 +234,8 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "ProblemType": [
         {
             "type": "/problems/queue-full", "title": "Queue full", "status": 429, "retryable": True,
-            "cause": "The model's queue holds max_queue_depth jobs; nothing was enqueued.",
+            "cause": "The model's queue has max_queue_depth jobs or max_queued_tokens; nothing was "
+            "enqueued.",
         }
     ],
     "Profile": [_PROFILE],

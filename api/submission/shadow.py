@@ -213,7 +213,11 @@ class ShadowCopies:
         if model is None:
             return None
         # Half of the queue is left to jobs.
-        model = msgspec.structs.replace(model, max_queue_depth=max(1, model.max_queue_depth // 2))
+        model = msgspec.structs.replace(
+            model,
+            max_queue_depth=max(1, model.max_queue_depth // 2),
+            max_queued_tokens=model.max_queued_tokens and max(1, model.max_queued_tokens // 2),
+        )
         copy = msgspec.structs.replace(
             request, model=model, identity=JobIdentity(new_id(), chosen=False),
             options=_options(request.options), caller=EVERYBODY, trace=None, shadow=None,

@@ -152,6 +152,7 @@ def submission_of(
     source: InputSource | None = None,
     *,
     quiet: bool = False,
+    deadline_s: float | None = None,
 ) -> JobSubmission:
     """Return the arguments of jobs/submit.lua for a request.
 
@@ -172,6 +173,7 @@ def submission_of(
         quiet=quiet,
         trace=request.trace,
         details=request.details,
+        deadline_s=deadline_s,
     )
 
 

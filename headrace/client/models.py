@@ -193,6 +193,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         depth: waiting jobs, by priority step; this and the other numbers include `versions`.
         paused: workers claim no jobs from it until it is resumed.
         oldest_age_s: waiting time of the oldest waiting job; None without waiting jobs.
+        tokens: of all jobs that have not ended, estimated; None if its model has no schedule by
+            tokens.
+        max_queued_tokens: the most of them; None without a limit.
         versions: the queues of versions that jobs ask for.
     """
 
@@ -206,6 +209,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_depth: int
     paused: bool = False
     oldest_age_s: float | None = None
+    tokens: int | None = None
+    max_queued_tokens: int | None = None
     versions: list[VersionQueue] = []
 
 

@@ -100,6 +100,11 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         return self.load == "on_demand"
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether its jobs are counted in tokens, and run in an order by tokens."""
+        return self.schedule == "tokens"
+
+    @property
     def queue(self) -> str:
         """Return the name of the queue that its jobs join."""
         if self.asked_version:

@@ -136,6 +136,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ten is served before them. 0: it always yields.
         max_queue_depth: the most jobs that wait in one queue; further ones get 429. The queue of
             each version counts alone.
+        schedule: the order in which jobs of one priority run: arrival; or tokens: fair between API
+            keys by tokens, and offline jobs by their deadlines first; docs/generation.md.
+        max_queued_tokens: with schedule: tokens, the most tokens of jobs that have not ended, as
+            estimated; further jobs get 429. The queue of each version counts alone.
         timeout_s: seconds that a job may run; the job's own timeout overrides it.
         expires_s: seconds after its submit within which a job must have started; the job's own
             expires overrides it.
@@ -207,6 +211,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     max_yield_s: Annotated[float, Meta(ge=0, le=30 * _DAY_S)] = 600.0
     max_queue_depth: Annotated[int, Meta(ge=1, le=100_000_000)] = 10_000
+    schedule: Literal["arrival", "tokens"] = "arrival"
+    max_queued_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] | None = None
     timeout_s: _Limit = DEFAULT_TIMEOUT_S
     expires_s: _Limit | None = None
     min_timeout_s: _Seconds = 0.1

@@ -12,6 +12,8 @@ def option_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys of options that do not go together, with what is wrong."""
     yield from _batch_problems(values)
     yield from _replica_problems(values)
+    if "max_queued_tokens" in values and values.get("schedule") != "tokens":
+        yield "max_queued_tokens", "it needs `schedule: tokens`; add that key"
     wanted = values.get("optimize")
     if isinstance(wanted, Optimize) and (text := optimize_problem(wanted)):
         yield "optimize", text

@@ -22,6 +22,8 @@ class Depth:
         oldest_age_s: how long the oldest waiting job has waited; None if none waits, or only
             messages of stock clients, which have no time.
         oldest_ages_s: the same for each step, if it is known.
+        tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
+            tokens.
     """
 
     queue: str
@@ -31,6 +33,7 @@ class Depth:
     dead: int
     oldest_age_s: float | None
     oldest_ages_s: dict[int, float]
+    tokens: int = 0
 
     @property
     def total(self) -> int:
@@ -51,15 +54,16 @@ class Depths:
     in_flight: Sequence[int]
     dead: Sequence[int]
     oldest_ages_s: Sequence[Sequence[float]]
+    tokens: Sequence[int]
 
 
 def read_columns(answer: Sequence[Any]) -> Depths:
     """Read the reply for many queues by column, which costs a third of a `Depth` for each."""
     now, *rows = answer
-    columns = list(zip(*rows, strict=True)) or [()] * 11
+    columns = list(zip(*rows, strict=True)) or [()] * 12
     now_us = int(now)
-    ages = [[_age_s(now_us, since) for since in column] for column in columns[7:]]
-    return Depths(columns[:4], columns[4], columns[5], columns[6], ages)
+    ages = [[_age_s(now_us, since) for since in column] for column in columns[7:11]]
+    return Depths(columns[:4], columns[4], columns[5], columns[6], ages, columns[11])
 
 
 def _age_s(now_us: int, since: bytes) -> float:
@@ -76,8 +80,8 @@ def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
     waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
     ages = {
         step: _age_s(now_us, since)
-        for step, since in zip(keys.STEPS, row[7:], strict=True)
+        for step, since in zip(keys.STEPS, row[7:11], strict=True)
         if since
     }
     oldest = max(ages.values(), default=None)
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages)
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages, int(row[11]))

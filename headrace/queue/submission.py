@@ -26,6 +26,7 @@ from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import quiet_message, quiet_pieces, write_message
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.tokens import NO_PREFIX, estimate, token_field
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -35,6 +36,8 @@ from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import NotQueued, SubmitCode
 from headrace.webhooks.task_message import webhook_fields
 
+#: The longest Retry-After of a queue that has no room for tokens.
+RETRY_MAX_S: Final = 3600
 #: The step of each priority, rounded down as kombu does.
 _STEPS: Final = tuple(str(max(s for s in keys.STEPS if s <= p)) for p in range(10))
 
@@ -45,7 +48,8 @@ class JobSubmission(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         shared: the `submit_run` that it can share with similar jobs.
-        own: its own part: id, message, and the hash of the request, if it has one.
+        own: its own part: id, message, and the hash of the request, if it has one; with tokens also
+            those, behind the hash or "".
     """
 
     id: str
@@ -83,6 +87,7 @@ def submission(
     trace: Trace | None = None,
     details: InputDetails | None = None,
     shadow_of: str = "",
+    deadline_s: float | None = None,
 ) -> JobSubmission:
     """Return the submission of one job.
 
@@ -101,9 +106,14 @@ def submission(
         trace: the trace context of the submit.
         details: what comes with the input; the metadata is taken from the options.
         shadow_of: the job of which this is a copy for a shadow version, or "".
+        deadline_s: by when its result is wanted, in seconds since 1970; None if only its `expires`
+            counts. Offline jobs of a schedule by tokens run in this order.
     """
     if model.expires_s is not None and options.expires is None and not shadow_of:
         options = msgspec.structs.replace(options, expires=model.expires_s)
+    tokens = ""
+    if model.counts_tokens:
+        tokens = _tokens(model, input_json, source, options, now_s, deadline_s)
     if (
         not shadow_of
         and details is None
@@ -114,10 +124,11 @@ def submission(
     ):
         shared, pieces = _quiet_kind(
             model.name, model.version, model.asked_version, model.max_queue_depth, model.timeout_s,
-            options, result_ttl_s, bool(request_hash), caller,
+            options, result_ttl_s, _width(request_hash, tokens), caller,
+            model.max_queued_tokens or 0,
         )  # fmt: skip
         message = quiet_message(pieces, job_id, input_json)
-        own = (job_id, message, request_hash) if request_hash else (job_id, message)
+        own = _own(job_id, message, request_hash, tokens)
         return JobSubmission(job_id, model.name, shared, own, len(message))
     if options.metadata is not None:
         text = msgspec.json.encode(options.metadata)
@@ -138,7 +149,7 @@ def submission(
         details=details,
         version=model.asked_version,
     )
-    own = (job_id, message, request_hash) if request_hash else (job_id, message)
+    own = _own(job_id, message, request_hash, tokens)
     rare: tuple[Arg, ...] = ()
     shared_by: Callable[..., tuple[Arg, ...]] = _shared
     if options is not DEFAULT_OPTIONS or source is not None:
@@ -164,10 +175,40 @@ def submission(
         keys.NO_WAITER if quiet else waiter,
         rare,
         caller,
+        model.max_queued_tokens or 0,
     )
     if trace is not None:
         shared = job_scripts.with_field(shared, JobField.TRACE, trace.trace_id)
     return JobSubmission(job_id, model.name, shared, own, len(message))
+
+
+def _own(job_id: str, message: bytes, request_hash: str, tokens: str) -> tuple[Arg, ...]:
+    if tokens:
+        return (job_id, message, request_hash, tokens)
+    return (job_id, message, request_hash) if request_hash else (job_id, message)
+
+
+def _width(request_hash: str, tokens: str) -> int:
+    return 4 if tokens else 3 if request_hash else 2
+
+
+def _tokens(
+    model: ModelConfig,
+    input_json: bytes,
+    source: InputSource | None,
+    options: JobOptions,
+    now_s: float,
+    deadline_s: float | None,
+) -> str:
+    """Return the record's `tk` of a job."""
+    stored_bytes = None if source is None else max(0, source.size)
+    tokens, prefix = estimate(input_json, stored_bytes, model.options, model.handler)
+    if options.priority < keys.OFFLINE_STEP:
+        return token_field(tokens, NO_PREFIX, None)
+    if options.expires is not None:
+        expires_at = now_s + options.expires
+        deadline_s = expires_at if deadline_s is None else min(deadline_s, expires_at)
+    return token_field(tokens, prefix, deadline_s)
 
 
 def _is_plain(options: JobOptions) -> bool:
@@ -190,8 +231,9 @@ def _quiet_kind(
     timeout_s: float | None,
     options: JobOptions,
     result_ttl_s: int,
-    hashed: bool,
+    width: int,
     caller: Caller,
+    max_tokens: int,
 ) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
     """Return what plain quiet jobs of a request share: their run, and most of the message."""
     queue = keys.version_queue(model, asked_version) if asked_version else keys.queue_name(model)
@@ -204,11 +246,12 @@ def _quiet_kind(
         max_depth,
         int((options.countdown or 0) * US_PER_S),
         0,
-        3 if hashed else 2,
+        width,
         options.result_ttl or result_ttl_s,
         keys.NO_WAITER,
         (),
         caller,
+        max_tokens,
     )
     limit_s = options.timeout if options.timeout is not None else timeout_s
     return shared, quiet_pieces(model, queue, options, limit_s, asked_version)
@@ -229,6 +272,7 @@ def _shared(
     waiter: str,
     rare: tuple[Arg, ...],
     caller: Caller,
+    max_tokens: int,
 ) -> tuple[Arg, ...]:
     """Return the `submit_run` of such jobs: one object for many, so that runs compare quickly."""
     fields: list[Arg] = [JobField.MODEL, model, JobField.VERSION, version]
@@ -246,6 +290,7 @@ def _shared(
     return job_scripts.submit_run(
         queue, step, max_depth=max_depth, delay_us=delay_us, expires_us=begin_us,
         listed=waiter != keys.NO_WAITER, owner=owner, values_per_job=width, fields=fields,
+        max_tokens=max_tokens,
     )  # fmt: skip
 
 
@@ -336,6 +381,13 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
         return QueueFull(
             f"the queue of model {job.model} holds {row.depth} jobs, its max_queue_depth",
             hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
+        )
+    if row.code == SubmitCode.TOKENS_FULL:
+        return QueueFull(
+            f"the jobs of model {job.model} that have not ended need about {row.depth} tokens, and "
+            "with this one more than max_queued_tokens",
+            hint="Try again after Retry-After, or raise max_queued_tokens in the models file.",
+            retry_after_s=min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S),
         )
     if row.code == SubmitCode.OTHER_REQUEST:
         return _conflict(job.id)

@@ -55,6 +55,7 @@ class JobField:
     PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index
     TRACE: Final = "tr"  # id of the trace in which it was submitted
     SHADOW_OF: Final = "sh"  # the job of which this is a copy for a shadow version
+    TOKENS: Final = "tk"  # of a schedule by tokens: "tokens deadline prefix", ~ and - for none
     FREED: Final = "fd"  # a stage job's result was used by its pipeline and freed
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a stored result
 

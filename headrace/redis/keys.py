@@ -68,8 +68,14 @@ parked: Final = Prefix("hr:parked:")
 #: hash: id -> step of a cancelled job whose message is still in a list.
 tomb: Final = Prefix("hr:tomb:")
 #: hash: out<step>: messages ever taken; tomb<step>: tombstones; passed<step>: "<out> <time>" since
-#: when better jobs are taken before its oldest, if that has no time of its own.
+#: when better jobs are taken before its oldest, if that has no time of its own; tokens: those of
+#: jobs that have not ended; pace: tokens that have ended lately; to<step>, fair<step>, turn<step>:
+#: see queues/arrange.lua.
 count: Final = Prefix("hr:count:")
+#: zset of a list: "<deadline> <API key> <prefix> <place> <id>" of its jobs with tokens -> 0.
+order: Final = Prefix("hr:order:")
+#: zset of a list, 1 day: API key -> until which virtual time it has used its share.
+shares: Final = Prefix("hr:shares:")
 #: zset: dead letter -> when it was added; the oldest are trimmed.
 dead: Final = Prefix("hr:dead:")
 #: hash <key>:<dead letter>, 14 days: reason, raw, at, error, and for a job its id, step, attempts,

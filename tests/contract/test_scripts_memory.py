@@ -288,6 +288,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.client.script_flush()
     arguments: dict[str, list[Arg]] = {
         "jobs/submit": [0], "queues/list_jobs": ["m", "", "", 0, "", 1, 1],
+        "queues/arrange": [queue.name, 1, 1, 1, 1],
         "jobs/view": [1], "jobs/cancel": [0], "queues/depth":
         [], "jobs/claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "queues/sweep": [queue.name,
         1, 3, 10], "jobs/settle": [queue.name, "1"], "jobs/move": [queue.name, "1"],

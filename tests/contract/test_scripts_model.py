@@ -182,7 +182,7 @@ class History(RuleBasedStateMachine):
         assert all(count == 1 for count in self.ends.values()), "a job ended twice"
 
 
-def _drain(history: History) -> None:
+def drain(history: History) -> None:
     """At the end all that waits is served, and nothing else is left."""
     queue = history.queue
     for owner in ("v", "w"):
@@ -206,7 +206,7 @@ def test_no_history_loses_a_job_or_ends_one_twice(any_redis: RedisServer) -> Non
         server = any_redis
 
         def teardown(self) -> None:
-            _drain(self)
+            drain(self)
             super().teardown()
 
     run_state_machine_as_test(

@@ -183,6 +183,9 @@ class LeaseManager:
         # After this wait the claim takes a job before better ones; one such job at a time.
         yield_us = 0 if model.batcher.overdue(now) else int(model.config.max_yield_s * US_PER_S)
         for number, share in model.backlog.claim_sent(room, now):
+            if model.config.counts_tokens:
+                # In the same write, so that this claim takes the jobs that are next.
+                self._outbox.add(queue_scripts.arrange(model.queues[number], share))
             claim = job_scripts.claim(
                 model.queues[number], model.config.name, model.config.version, share,
                 lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.settings.result_ttl_s,

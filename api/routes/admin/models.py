@@ -134,6 +134,8 @@ class ModelDetail(Model, kw_only=True):
     cost: str
     batch_key: str | None
     max_queue_depth: Count
+    schedule: str
+    max_queued_tokens: Count | None
     timeout_s: float | None
     min_timeout_s: Amount
     max_restarts_per_minute: Count

@@ -50,6 +50,15 @@ class Queue(msgspec.Struct):
     dead_letters: Count
     max_queue_depth: Annotated[Count, Meta(description="Of this queue, and of each version's.")]
     oldest_age_s: Amount | None
+    tokens: Annotated[
+        Count | None,
+        Meta(
+            description="Of all jobs that have not ended, estimated; null: it does not count them."
+        ),
+    ]
+    max_queued_tokens: Annotated[
+        Count | None, Meta(description="Of this queue, and of each version's; null: no limit.")
+    ]
     versions: Annotated[
         list[VersionQueue], Meta(description="The queues of versions that jobs ask for.")
     ]
@@ -93,6 +102,8 @@ async def list_queues(services: Services, _: Request) -> Reply:
             dead_letters=depth.dead,
             max_queue_depth=model.max_queue_depth,
             oldest_age_s=depth.oldest_age_s,
+            tokens=depth.tokens if model.counts_tokens else None,
+            max_queued_tokens=model.max_queued_tokens,
             versions=versions[model.name],
         )
         for model, depth in zip(models, depths, strict=True)

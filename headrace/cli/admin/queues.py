@@ -23,7 +23,17 @@ ModelsArgument = Annotated[
     list[str],
     argument("MODEL", "Models whose queues to change.", ..., autocompletion=options.complete_model),
 ]
-_COLUMNS: Final = ("QUEUE", ">WAITING", ">OLDEST", ">HELD", ">SCHEDULED", ">DEAD", ">FREE", "")
+_COLUMNS: Final = (
+    "QUEUE",
+    ">WAITING",
+    ">OLDEST",
+    ">HELD",
+    ">SCHEDULED",
+    ">DEAD",
+    ">FREE",
+    ">TOKENS",
+    "",
+)
 
 
 @queues_group.callback(invoke_without_command=True)
@@ -120,16 +130,17 @@ def _question(queues: Sequence[Queue | VersionQueue]) -> str:
 def _rows(queue: Queue) -> list[tuple[str, ...]]:
     """Return the row of a model's queue, which includes the rows below of its versions."""
     of_versions = sum(_waiting(one) for one in queue.versions)
-    rows = [_row(queue, queue.max_queue_depth + of_versions)]
+    rows = [_row(queue, queue.max_queue_depth + of_versions, queue.tokens)]
     return [*rows, *(_row(one, queue.max_queue_depth) for one in queue.versions)]
 
 
-def _row(queue: Queue | VersionQueue, most: int) -> tuple[str, ...]:
+def _row(queue: Queue | VersionQueue, most: int, tokens: int | None = None) -> tuple[str, ...]:
     waiting = _waiting(queue)
     oldest = "" if queue.oldest_age_s is None else output.duration(queue.oldest_age_s)
     counts = (queue.in_flight, queue.scheduled, queue.dead_letters, max(most - waiting, 0))
     numbers = (f"{count:,}" for count in counts)
-    return (queue.name, f"{waiting:,}", oldest, *numbers, "paused" if queue.paused else "")
+    shown = "" if tokens is None else f"{tokens:,}"
+    return (queue.name, f"{waiting:,}", oldest, *numbers, shown, "paused" if queue.paused else "")
 
 
 def _waiting(queue: Queue | VersionQueue) -> int:

@@ -104,6 +104,7 @@ class SubmitCode:
     UNUSABLE_QUEUE: Final = 4
     OTHER_KEY: Final = 5
     IN_FLIGHT_LIMIT: Final = 6
+    TOKENS_FULL: Final = 7
 
 
 class NotQueued(NamedTuple):
@@ -112,8 +113,10 @@ class NotQueued(NamedTuple):
     Attributes:
         place: its place among the submitted jobs, from 0.
         code: one of `SubmitCode`.
-        created_us: when it was first submitted, if it is known.
-        depth: the depth of its queue, or the number of jobs in flight of its API key.
+        created_us: when it was first submitted, if it is known; for TOKENS_FULL in how many us its
+            queue has room, 0 if that is unknown.
+        depth: the depth of its queue in jobs or tokens, or the number of jobs in flight of its API
+            key.
     """
 
     place: int
@@ -133,6 +136,7 @@ def submit_run(
     owner: str,
     values_per_job: int,
     fields: Sequence[Arg],
+    max_tokens: int = 0,
 ) -> tuple[Arg, ...]:
     """Return how a run of similar jobs begins in the arguments of `submit`.
 
@@ -144,11 +148,13 @@ def submit_run(
         expires_us: in how long they must have started; 0 for no limit.
         listed: whether they are in the index of their model.
         owner: "" or the API key as "id max_in_flight sees_all".
-        values_per_job: 2 (id and message), or 3 with the hash of the request.
+        values_per_job: 2 (id and message), 3 with the hash of the request, or 4 with the hash or ""
+            and the tokens (`JobField.TOKENS`).
         fields: names and values of the record that all of them share.
+        max_tokens: how many tokens jobs of the queue may have that have not ended; 0 for no limit.
     """
     head = (queue, step, max_depth, delay_us, expires_us, int(listed), owner, values_per_job)
-    return (*head, len(fields), *fields)
+    return (*head, max_tokens, len(fields), *fields)
 
 
 def with_field(run: tuple[Arg, ...], name: str, value: str) -> tuple[Arg, ...]:

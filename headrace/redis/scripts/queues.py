@@ -39,6 +39,16 @@ def sweep(
     )
 
 
+def arrange(queue: str, rooms: Sequence[int]) -> Command:
+    """Bring the jobs that run next to the head of their lists; the reply is [chosen, moved].
+
+    Args:
+        queue: the queue's name, of a model whose schedule is `tokens`.
+        rooms: as for `jobs.claim`.
+    """
+    return script("queues/arrange").call(keys.queue_keys(queue), queue, *rooms)
+
+
 class SweepReply(NamedTuple):
     """The reply of queues/sweep.lua.
 

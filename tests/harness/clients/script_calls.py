@@ -82,6 +82,8 @@ class Job:
     key_sees_all: bool = False
     webhook_ends: str = ""
     webhook_started: bool = False
+    tokens: str = ""
+    max_tokens: int = 0
 
 
 def foreign(**changes: Any) -> bytes:
@@ -150,13 +152,15 @@ class Queue:
             fields += ["ky", job.key]
             owner = f"{job.key} {job.key_limit} {int(job.key_sees_all)}"
         own: list[list[Arg]] = [
-            [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
+            [one.id, self.message(one), one.request_hash, one.tokens]
+            if one.tokens
+            else [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
             for one in jobs
         ]
         head = job_scripts.submit_run(
             self.name, str(job.step), max_depth=job.max_depth, delay_us=job.delay_us,
             expires_us=job.begin_us, listed=job.waiter != keys.NO_WAITER, owner=owner,
-            values_per_job=len(own[0]), fields=fields,
+            values_per_job=len(own[0]), fields=fields, max_tokens=job.max_tokens,
         )  # fmt: skip
         return [*head, len(own), *(value for one in own for value in one)]
 
@@ -217,6 +221,22 @@ class Queue:
             for raw, job_id, token, created, attempts, alone, retries, step in reply.jobs
         ]  # fmt: skip
         return Claimed(reply.now_us, tuple(reply.waiting), reply.refused, jobs)
+
+    def arrange(self, count: int, most: tuple[int, int, int] | None = None) -> tuple[int, int]:
+        """Bring the next jobs to the heads of their lists: how many were chosen, and moved."""
+        rooms = (count, *(most or (count,) * 3))
+        chosen, moved = self.send(queue_scripts.arrange(self.name, rooms))
+        return int(chosen), int(moved)
+
+    def tokens(self) -> int:
+        """Of the jobs that have not ended."""
+        _, row = self.send(queue_scripts.depth([self.name]))
+        return int(row[11])
+
+    def order(self, step: int = 0) -> list[str]:
+        """The entries of a list's jobs, in their order."""
+        stored: Any = self.client.zrange(keys.order(keys.step_key(self.name, step)), 0, -1)
+        return [entry.decode() for entry in stored]
 
     def claim_one(self, *, owner: str = "w1", lease_us: int = LEASE_US) -> Leased:
         (job,) = self.claim(1, owner=owner, lease_us=lease_us).jobs
@@ -360,7 +380,7 @@ class Queue:
     def depth(self) -> Depth:
         _, row = self.send(queue_scripts.depth([self.name]))
         s0, s3, s6, s9, delayed, leased, dead = map(int, row[:7])
-        oldest = [told.decode() for told in row[7:]]
+        oldest = [told.decode() for told in row[7:11]]
         return Depth(s0, s3, s6, s9, delayed, leased, dead, *oldest)
 
     def record(self, job_id: str) -> dict[str, str]:

@@ -72,6 +72,7 @@ def test_queues(api: ApiServer, redis_db: RedisServer) -> None:
             "depth": {"0": 1, "3": 1, "6": 0, "9": 1}, "paused": False,
             "scheduled": 1, "in_flight": 1,
             "dead_letters": 0, "max_queue_depth": 10000, "versions": [],
+            "tokens": None, "max_queued_tokens": None,
         }  # fmt: skip
         assert (tiny["name"], tiny["oldest_age_s"]) == ("headrace.tiny", None)
         rest = claim(client, "echo")

@@ -175,7 +175,7 @@ local function overdue_list()
   local function passed_over(s)
     local field = 'passed' .. STEPS[s]
     local out, note = unpack(call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
-    local taken, at = string.match(note or '', '^(%d+) (%d+)$')
+    local taken, at = string.match(note or '', '^(%-?%d+) (%d+)$')
     out = out or '0'
     if taken == out then return at end
     notes[#notes + 1] = field

@@ -17,7 +17,7 @@ for i = 3, #ARGV, PER_JOB do
   local n = (i - 3) / PER_JOB + 1
   local id = ARGV[i]
   local job = JOB .. id
-  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc')
+  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc', 'tk')
   if r.err then r = {} end
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
@@ -100,6 +100,7 @@ local function settle(i, id, r, job)
   if r[10] then call('PEXPIREAT', PIECES .. id, until_ms[ttl]) end
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
   if r[8] then lib().send_webhook_task(id, r[8], state, r[7]) end
+  if r[11] then lib().end_tokens(ARGV[1], id, r[11], started ~= '') end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NO_WAITER then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) waiters read the record; Celery ignores this state.

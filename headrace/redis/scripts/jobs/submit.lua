@@ -1,14 +1,18 @@
+-- @include order
 -- Submit M jobs, of any queues, in one call: idempotency, admission, record, push.
 -- KEYS: none beyond those that ARGV names (Redis Cluster is refused at start).
 -- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that share everything except ids,
 --       messages and request hashes. A run is: queue, step, max depth, delay in us (0: none), in how many us they must have
 --       started (0: no limit), whether they are listed (1 or 0), API key ('': none; else its id, how many jobs it may have
---       in flight, 0 for any number, and 1 if it sees the jobs of others), values of a job w (2, or 3 with request hashes),
---       count n, then n record fields and values, count of jobs, then per job w: id, raw message, request hash.
+--       in flight, 0 for any number, and 1 if it sees the jobs of others), values of a job w (2, 3 with request hashes, or 4
+--       with hashes and tokens), how many tokens the jobs may have that have not ended (0: any number), count n, then n record
+--       fields and values, count of jobs, then per job w: id, raw message, request hash or '', tokens as in lib/order.lua.
 -- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}. Codes: 2 known already,
 -- 0 queue full, 3 the id was used for another request, 4 a key of the queue has a wrong type, 5 the id belongs to another
--- API key, 6 the API key has as many jobs in flight as it may (the depth). A refused job does not stop its neighbours.
-local HEAD = 9
+-- API key, 6 the API key has as many jobs in flight as it may (the depth), 7 the queue has as many tokens as it may (the
+-- depth; in place of created: in how many us it has room at its present pace, 0 if that is unknown). A refused job does not
+-- stop its neighbours.
+local HEAD = 10
 local index_most = tonumber(ARGV[1])
 local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
 
@@ -22,7 +26,7 @@ end
 -- key of it has a wrong type.
 local function look(queue)
   local counts = try('HMGET', keys.count .. queue,
-    'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9')
+    'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens', 'pace')
   local entombed, delayed, parked, lists = 0, 0, 0, 1
   if not plain(queue) then
     entombed = try('HLEN', keys.tomb .. queue)
@@ -39,7 +43,8 @@ local function look(queue)
     tickets[s] = length + (tonumber(counts[s] or '0') or 0)
     depth = depth + length - (tonumber(counts[4 + s] or '0') or 0)
   end
-  return {depth = depth, entombed = entombed > 0, tickets = tickets, fresh = {}, pushed = {}, parked = false, due = false}
+  return {depth = depth, entombed = entombed > 0, tickets = tickets, fresh = {}, pushed = {}, parked = false, due = false,
+    tokens = tonumber(counts[9] or '0') or 0, pace = counts[10], more_tokens = 0, ordered = {}}
 end
 
 -- An API key and how many jobs it has in flight, kept up to date by this call.
@@ -54,7 +59,7 @@ while i <= #ARGV do
   local name, owner, width = ARGV[i], ARGV[i + 6], tonumber(ARGV[i + 7])
   if queues[name] == nil then queues[name] = look(name) end
   if owner ~= '' and not owners[owner] then owners[owner] = look_at_owner(owner) end
-  local first = i + HEAD + tonumber(ARGV[i + 8]) + 1
+  local first = i + HEAD + tonumber(ARGV[i + HEAD - 1]) + 1
   i = first + width * tonumber(ARGV[first - 1])
   for at = first, i - 1, width do
     n = n + 1
@@ -69,7 +74,7 @@ for at = 1, n, CHUNK do
 end
 
 -- Why a job is refused, as code, created and depth; nothing if it is not.
-local function refusal(name, max_depth, id, record, hash, owner)
+local function refusal(name, max_depth, id, record, hash, owner, tokens, max_tokens)
   if known_count > 0 or written[record] then
     local known = try('HMGET', record, 'c', 'h', 'ky')
     if known.err then return 3, NOW, 0 end
@@ -82,10 +87,15 @@ local function refusal(name, max_depth, id, record, hash, owner)
   if q.entombed and call('HEXISTS', keys.tomb .. name, id) == 1 then return 3, NOW, 0 end
   if q.depth >= max_depth then return 0, NOW, q.depth end
   if owner and owner.most > 0 and owner.count >= owner.most then return 6, NOW, owner.count end
+  -- A job that has more than all may have is taken alone.
+  if max_tokens > 0 and q.tokens > 0 and q.tokens + tokens > max_tokens then
+    local pace = tokens_a_second(q.pace)
+    return 7, pace > 0 and whole((q.tokens + tokens - max_tokens) / pace * 1e6) or 0, whole(q.tokens)
+  end
 end
 
 -- Gathers the message of a job; it is written once all records are.
-local function gather(q, step, delay, id, raw, listed)
+local function gather(q, step, delay, id, raw, listed, entry)
   local k = #q.fresh
   if listed then q.fresh[k + 1], q.fresh[k + 2] = NOW, id end
   q.depth = q.depth + 1
@@ -99,6 +109,11 @@ local function gather(q, step, delay, id, raw, listed)
   q.tickets[step] = q.tickets[step] + 1
   local pushed = q.pushed[step] or {}
   q.pushed[step] = pushed
+  if entry then
+    local ordered = q.ordered[step] or {}
+    q.ordered[step] = ordered
+    ordered[#ordered + 1], ordered[#ordered + 2] = 0, order_entry(entry[1], entry[2], q.tickets[step], id)
+  end
   pushed[#pushed + 1] = raw
 end
 
@@ -110,30 +125,37 @@ local function take(from)
   local max_depth, q, s, owner = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step], owners[ARGV[from + 6]]
   local begin_by = ARGV[from + 4] ~= '0' and whole(NOW_US + tonumber(ARGV[from + 4]))
   local listed = ARGV[from + 5] == '1'
-  local first = from + HEAD + tonumber(ARGV[from + 8]) + 1
+  local first = from + HEAD + tonumber(ARGV[from + HEAD - 1]) + 1
   local after = first + width * tonumber(ARGV[first - 1])
   -- The arguments of HSET; those in which the jobs differ are filled in for each.
   local set = {'', 's', delay > 0 and 'd' or 'q', 'c', NOW, 'p', step, unpack(ARGV, from + HEAD, first - 2)}
   local ticket_at = #set + 2
   if delay == 0 then set[ticket_at - 1], set[ticket_at] = 'n', '' end
+  local tokens_at, max_tokens = #set + 2, tonumber(ARGV[from + 8])
+  if width == 4 then set[tokens_at - 1], set[tokens_at] = 'tk', '' end
+  -- The last one, as some jobs with tokens have none.
   local hash_at = #set + 2
-  if width == 3 then set[hash_at - 1], set[hash_at] = 'h', '' end
+  set[hash_at - 1] = 'h'
   for at = first, after - 1, width do
     place = place + 1
-    local id, record, hash = ARGV[at], records[place], width == 3 and ARGV[at + 2] or ''
-    local code, created, depth = refusal(name, max_depth, id, record, hash, owner)
+    local id, record, hash = ARGV[at], records[place], width >= 3 and ARGV[at + 2] or ''
+    local tokens = width == 4 and ARGV[at + 3]
+    local amount = tokens and tokens_in(tokens) or 0
+    local code, created, depth = refusal(name, max_depth, id, record, hash, owner, amount, max_tokens)
     if code then
       local k = #answer
       answer[k + 1], answer[k + 2], answer[k + 3], answer[k + 4] = place, code, created, depth
     else
       set[1] = record
       if delay == 0 then set[ticket_at] = q.tickets[s] + 1 end
-      if width == 3 then set[hash_at] = hash end
-      local result = try('HSET', unpack(set))
+      set[hash_at] = hash
+      if tokens then set[tokens_at] = tokens end
+      local result = try('HSET', unpack(set, 1, hash ~= '' and hash_at or hash_at - 2))
       if type(result) == 'table' then return nil, result.err end
       written[record] = true
       if owner then owner.count, owner.fresh = owner.count + 1, owner.fresh + 1 end
-      gather(q, s, delay, id, ARGV[at + 1], listed)
+      q.tokens, q.more_tokens = q.tokens + amount, q.more_tokens + amount
+      gather(q, s, delay, id, ARGV[at + 1], listed, tokens and {tokens, owner and owner.id})
       if begin_by then
         expiring[#expiring + 1] = begin_by
         expiring[#expiring + 1] = id
@@ -167,6 +189,13 @@ end
 for name, q in pairs(queues) do
   if q then
     for s, raws in pairs(q.pushed) do in_chunks('LPUSH', list_of(name, s), raws) end
+    for s, ordered in pairs(q.ordered) do
+      -- If the key has another type, these jobs wait by their places.
+      for k = 1, #ordered, CHUNK do
+        try('ZADD', keys.order .. list_of(name, s), unpack(ordered, k, math.min(k + CHUNK - 1, #ordered)))
+      end
+    end
+    if q.more_tokens > 0 then count_tokens(name, q.more_tokens) end
     if q.due then
       in_chunks('HSET', keys.parked .. name, q.parked)
       in_chunks('ZADD', keys.delayed .. name, q.due)

@@ -1,4 +1,4 @@
--- @include webhook, canvas
+-- @include webhook, canvas, order
 -- Ending a job.
 -- Ids are part of key names and of JSON: printable ASCII without quotes and backslashes.
 local function valid_id(id)
@@ -60,9 +60,11 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
-  local input, model, owner, events, stages, pieces = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc'))
+  local input, model, owner, events, stages, pieces, tokens =
+    unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk'))
   if pieces then redis.call('EXPIRE', PIECES .. id, ttl) end
   if owner then end_in_flight(owner, 1) end
+  if tokens then end_tokens(queue, id, tokens, false) end
   if events then send_webhook_task(id, events, fields[2], owner) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw or stages then save_orphaned_end(queue, id, raw or '', meta, stages) end

@@ -2,7 +2,7 @@
 -- Read the depth of queues. KEYS: none. ARGV: queues. The own queue of a model counts with those of its versions; the queue
 -- of a version alone.
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then when the oldest of each step was
--- created, or ''}}.
+-- created, or '', then tokens of all jobs that have not ended, if it counts them}}.
 -- The oldest is searched for at the heads of the lists. A stock client's message has no time, and a job that was delayed
 -- counts from when it joined its list.
 local function id_in(raw)
@@ -31,7 +31,7 @@ end
 
 -- The state of one queue, as in the reply.
 local function look(queue)
-  local tombs = redis.pcall('HMGET', keys.count .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9')
+  local tombs = redis.pcall('HMGET', keys.count .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
   local row = {}
   for s = 1, 4 do
     local list = list_of(queue, s)
@@ -42,12 +42,14 @@ local function look(queue)
   row[5] = size('ZCARD', keys.delayed .. queue)
   row[6] = size('ZCARD', keys.lease .. queue)
   row[7] = size('ZCARD', keys.dead .. queue)
+  row[12] = tonumber(tombs[5] or '0') or 0
   return row
 end
 
 -- Adds the state of a version's queue to that of its model.
 local function add(row, more)
   for k = 1, 7 do row[k] = row[k] + more[k] end
+  row[12] = row[12] + more[12]
   for k = 8, 11 do
     if more[k] ~= '' and (row[k] == '' or tonumber(more[k]) < tonumber(row[k])) then row[k] = more[k] end
   end

@@ -1,3 +1,4 @@
+-- @include order
 -- Requeue dead letters at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then names
 -- of dead letters. Returns per name: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
 -- waits or runs, or a later job of its id has ended).
@@ -35,6 +36,11 @@ local function requeue(name)
     redis.call('PERSIST', JOB .. id)
     -- It has ended, and will end again. The limit of its API key is not checked, as an operator requeues it.
     if owner then redis.pcall('HINCRBY', IN_FLIGHT, owner, 1) end
+    local tokens = redis.call('HGET', JOB .. id, 'tk')
+    if tokens then
+      count_tokens(ARGV[1], tokens_in(tokens))
+      join_order(ARGV[1], s, id, ticket)
+    end
   else
     -- Its input in the payload store is needed until it has run, so the record names it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')

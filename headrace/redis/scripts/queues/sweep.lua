@@ -21,7 +21,11 @@ local function promote(id)
   local s = STEP_INDEX[step or '0'] or 1
   local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
   local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
-  if state then redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW) end
+  if state then
+    leave_order(ARGV[1], id)
+    redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
+    join_order(ARGV[1], s, id, ticket)
+  end
   promoted = promoted + 1
 end
 
@@ -38,13 +42,17 @@ end
 
 -- Tombstones of messages that another program removed (celery purge, DEL) would make a queue look shorter for ever.
 local left, total, entombed = {}, 0, redis.call('HLEN', KEYS[11]) > 0
-local tombs = redis.call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9')
+local tombs = redis.call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
 for s = 1, 4 do
   local length = redis.call('LLEN', KEYS[s])
   left[s], total = length, total + length
   if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
 if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
+-- The same for tokens, which end with jobs.
+if tombs[5] and total == 0 and redis.call('ZCARD', KEYS[5]) == 0 and redis.call('ZCARD', KEYS[8]) == 0 then
+  redis.call('HDEL', KEYS[7], 'tokens')
+end
 if paused then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,

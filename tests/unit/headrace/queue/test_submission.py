@@ -36,10 +36,10 @@ def runs(arguments: list[Arg]) -> list[tuple[list[Arg], list[str]]]:
     """Per run its head with its fields, and the ids of its jobs."""
     found, at = [], 0
     while at < len(arguments):
-        width, count = arguments[at + 7], arguments[at + 8]
+        width, count = arguments[at + 7], arguments[at + 9]
         assert isinstance(width, int)
         assert isinstance(count, int)
-        first = at + 9 + count + 1
+        first = at + 10 + count + 1
         jobs = arguments[first - 1]
         assert isinstance(jobs, int)
         end = first + width * jobs
@@ -65,10 +65,10 @@ def test_neighbours_of_one_kind_are_one_run() -> None:
     parts = [ids[:3], ids[3:4], ids[4:5], ids[5:7], ids[7:8], ids[8:9]]
     assert [of for _, of in found] == parts
     fields: list[Arg] = ["m", "a", "v", MODELS[0].version, "l", 60]
-    assert found[0][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 6, *fields]
-    assert found[3][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 3, 6, *fields]
-    assert found[4][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "md", b'{"a":1}']
-    assert found[5][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "ir", "redis:1"]
+    assert found[0][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 0, 6, *fields]
+    assert found[3][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 3, 0, 6, *fields]
+    assert found[4][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 0, 8, *fields, "md", b'{"a":1}']
+    assert found[5][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 0, 8, *fields, "ir", "redis:1"]
 
 
 def test_neighbours_of_one_trace_are_one_run() -> None:
@@ -103,7 +103,7 @@ def test_options_that_the_queue_acts_on_part_runs() -> None:
         ["headrace.a", "3", 5, 0, 0],
         ["headrace.a", "3", 5, 0, 0],
     ]
-    assert [head[13:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
+    assert [head[14:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
 
 
 def test_a_model_can_have_a_limit_for_the_start_of_jobs_without_their_own() -> None:
@@ -120,7 +120,7 @@ def test_a_model_can_have_a_limit_for_the_start_of_jobs_without_their_own() -> N
 def test_a_record_says_how_long_it_is_kept_only_where_others_are_not() -> None:
     day = {"priority": 3, "result_ttl": DEFAULT_TTL_S}
     [(head, _)] = runs(submit_arguments([job(new_ids(1)[0], options=day)]))
-    assert head[8:] == [4, "m", "a", "v", MODELS[0].version]
+    assert head[8:] == [0, 4, "m", "a", "v", MODELS[0].version]
 
 
 def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:
@@ -147,6 +147,51 @@ def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:
         assert (read.input, read.quiet, read.max_retries) == (text, True, options.max_retries)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         submission("a.b", model, b'"\xff"', now_s=0, result_ttl_s=60, quiet=True)
+
+
+def test_jobs_with_tokens_are_one_run_each_with_its_own_tokens() -> None:
+    model = ModelConfig(
+        name="t", handler="echo", schedule="tokens", max_queued_tokens=900,
+        options={"max_tokens": 50},
+    )  # fmt: skip
+    prompts = [b'"four by four!!!!"', b'{"prompt":"12345678","max_tokens":7}']
+    for quiet in (False, True):
+        jobs = [
+            submission(str(n), model, text, now_s=0, result_ttl_s=60, quiet=quiet, request_hash=h)
+            for n, (text, h) in enumerate(zip(prompts, ("", "h"), strict=True))
+        ]
+        ((head, ids),) = runs(submit_arguments(jobs))
+        assert (ids, head[7], head[8]) == (["0", "1"], 4, 900)
+        assert [job.own[2:] for job in jobs] == [("", "55 ~ -"), ("h", "16 ~ -")]
+
+
+def test_offline_jobs_with_tokens_have_their_deadline_and_prefix() -> None:
+    model = ModelConfig(name="t", handler="echo", schedule="tokens")
+    text = b'{"messages":[{"role":"system","content":"Be kind."},{"role":"user","content":"%d"}]}'
+
+    def field(n: int, deadline_s: float | None = None, **options: Any) -> str:
+        made = submission(
+            "a", model, text % n, JobOptions(priority=9, **options), now_s=1000, result_ttl_s=60,
+            deadline_s=deadline_s,
+        )  # fmt: skip
+        return str(made.own[3])
+
+    tokens, deadline, prefix = field(1).split()
+    assert (tokens, deadline) == ("21", "~")
+    assert field(2).split()[2] == prefix != "-", "they have the same system prompt"
+    assert field(1, 1500.9).split()[1] == "0000001500"
+    assert field(1, expires=60).split()[1] == "0000001060"
+    assert field(1, 1500, expires=60).split()[1] == "0000001060"
+    assert field(1, 1020, expires=60).split()[1] == "0000001020"
+
+
+def test_a_refusal_for_tokens_has_the_wait_that_the_script_expects() -> None:
+    jobs = [job(job_id) for job_id in new_ids(3)]
+    answer = [b"17", 1, 7, b"2500000", 900, 2, 7, 0, 900, 3, 7, b"99000000000", 900]
+    refused = read_receipts(jobs, answer)
+    assert all(isinstance(one, QueueFull) and "900 tokens" in one.message for one in refused)
+    waits = [one.retry_after_s for one in refused if isinstance(one, QueueFull)]
+    assert waits == [3, 1, 3600]
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:

@@ -15,7 +15,7 @@ from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import write_message
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import Command
+from headrace.redis.scripts import NAMES, Command, script
 from headrace.redis.scripts.jobs import FENCED, ClaimReply
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
@@ -95,6 +95,30 @@ def answered(model: ServedModel, release: bool, answer: Any) -> list[Any]:
     server.answers = [answer]
     leases.read_replies(NOW)
     return observer.codes
+
+
+def claims(config: ModelConfig) -> list[tuple[str, str]]:
+    """The scripts that a claim sends, and their queues."""
+    model, server = ServedModel(config, 0, []), Server()
+    leases = LeaseManager(
+        "w",
+        cast(PipelinedConnection, server),
+        SETTINGS,
+        cast(WorkerObserver, Observer()),
+    )
+    leases.connection_restored([model], NOW)
+    model.backlog.claim_answered(0, [9, 0, 0, 9], NOW)
+    leases.claim(model, [4, 4, 4, 4], NOW)
+    leases.flush(NOW)
+    names = {script(name).sha: name for name in NAMES}
+    return [(names[str(sent[1])], str(sent[3])) for sent in server.sent]
+
+
+def test_a_claim_is_arranged_in_the_same_write_only_for_a_schedule_by_tokens() -> None:
+    plain = ModelConfig(name="m", handler="echo")
+    assert claims(plain) == [("jobs/claim", "headrace.m")]
+    by_tokens = ModelConfig(name="m", handler="echo", schedule="tokens")
+    assert claims(by_tokens) == [("queues/arrange", "headrace.m"), ("jobs/claim", "headrace.m")]
 
 
 def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(model: ServedModel) -> None:

@@ -1,0 +1,448 @@
+"""queues/arrange.lua: which jobs come next, and that no message is lost, doubled or changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+from redis.exceptions import ResponseError
+
+from headrace.jobs.ids import new_id
+from headrace.redis import keys
+from tests.contract.test_scripts_model import STEPS, History, drain
+from tests.harness.clients.script_calls import Job, Queue, foreign
+from tests.harness.servers.redis_servers import RedisServer
+
+pytestmark = pytest.mark.leaves_keys
+
+A, B = "a" * 12, "b" * 12
+OFFLINE = 9
+
+
+def jobs_of(key: str, count: int, tokens: int = 100, **more: Any) -> list[Job]:
+    return [Job(key=key, tokens=f"{tokens} ~ -", **more) for _ in range(count)]
+
+
+def offline(
+    count: int, deadline: int | None = None, *, prefix: str = "-", key: str = ""
+) -> list[Job]:
+    until = "~" if deadline is None else f"{deadline:010d}"
+    return [Job(step=OFFLINE, key=key, tokens=f"100 {until} {prefix}") for _ in range(count)]
+
+
+def ids(*groups: Sequence[Job]) -> list[str]:
+    return [job.id for group in groups for job in group]
+
+
+def served(queue: Queue, room: int, rounds: int | None = None) -> list[str]:
+    """The ids of jobs in the order in which a worker with this room claims them; they end."""
+    found: list[str] = []
+    while rounds is None or rounds > 0:
+        queue.arrange(room)
+        claimed = queue.claim(room)
+        if not claimed.jobs:
+            return found
+        found += claimed.ids
+        queue.settle(*claimed.jobs)
+        rounds = None if rounds is None else rounds - 1
+    return found
+
+
+def messages(queue: Queue) -> Counter[bytes]:
+    """The messages in the lists, without tombstones."""
+    return Counter(raw for raw in queue.listed() if b"x-headrace-cancelled" not in raw)
+
+
+def test_an_empty_queue_and_a_short_one_are_left_alone(queue: Queue) -> None:
+    assert queue.arrange(5) == (0, 0)
+    queue.submit(*jobs_of(A, 5))
+    assert queue.arrange(5) == (0, 0), "the claim takes all"
+    assert queue.arrange(0) == (0, 0)
+
+
+def test_one_key_is_served_in_order_and_nothing_moves(queue: Queue) -> None:
+    jobs = jobs_of(A, 20)
+    queue.submit(*jobs)
+    assert queue.arrange(4) == (4, 0)
+    assert queue.arrange(4) == (0, 0), "they are in order already"
+    assert served(queue, 3) == ids(jobs)
+    assert queue.tokens() == 0
+    assert queue.order() == []
+
+
+def test_a_small_key_behind_a_long_backlog_gets_half(queue: Queue) -> None:
+    many, few = jobs_of(A, 500), jobs_of(B, 30)
+    queue.submit_runs(many)
+    queue.submit_runs(few)
+    first = served(queue, 4, rounds=15)
+    assert sum(job_id in ids(few) for job_id in first) == 30
+    assert [job_id for job_id in first if job_id in ids(many)] == ids(many)[:30], "in order"
+    assert served(queue, 64) == ids(many)[30:], "and then all is the other's"
+
+
+def test_shares_are_of_tokens_and_not_of_jobs(queue: Queue) -> None:
+    long, short = jobs_of(A, 40, tokens=1000), jobs_of(B, 400, tokens=100)
+    queue.submit_runs(long)
+    queue.submit_runs(short)
+    first = served(queue, 2, rounds=55)
+    by_key = {A: 0, B: 0}
+    for job_id in first:
+        by_key[A if job_id in ids(long) else B] += 1000 if job_id in ids(long) else 100
+    assert 0.45 <= by_key[A] / sum(by_key.values()) <= 0.55, by_key
+
+
+def test_a_key_that_was_idle_has_saved_no_credit(queue: Queue) -> None:
+    queue.submit_runs(jobs_of(A, 300))
+    served(queue, 4, rounds=25)
+    late = jobs_of(B, 100)
+    queue.submit_runs(late)
+    first = served(queue, 4, rounds=10)
+    assert sum(job_id in ids(late) for job_id in first) in (20, 21)
+
+
+def test_a_key_that_cancels_its_jobs_is_not_charged_for_them(queue: Queue) -> None:
+    cancelled, others = jobs_of(A, 200), jobs_of(B, 200)
+    queue.submit_runs(cancelled)
+    queue.submit_runs(others)
+    queue.cancel(*ids(cancelled))
+    again = jobs_of(A, 20)
+    queue.submit_runs(again)
+    first = served(queue, 4, rounds=10)
+    assert sum(job_id in ids(again) for job_id in first) == 20
+
+
+def test_many_keys_with_one_job_each_are_served_in_order(queue: Queue) -> None:
+    jobs = [Job(key=f"{n * 7919 % 1000:012x}", tokens="10 ~ -") for n in range(50)]
+    queue.submit(*jobs)
+    assert served(queue, 3) == ids(jobs)
+
+
+def test_more_keys_than_one_call_looks_at_are_all_served(queue: Queue) -> None:
+    jobs = [Job(key=f"{n:012x}", tokens="10 ~ -") for n in range(150) for _ in range(2)]
+    queue.submit(*jobs)
+    first = served(queue, 60, rounds=3)
+    assert len({queue.record(job_id)["ky"] for job_id in first}) >= 120
+    assert sorted(first + served(queue, 60)) == sorted(ids(jobs))
+
+
+def test_offline_jobs_run_by_deadline_and_those_without_one_last(queue: Queue) -> None:
+    none, late, soon = offline(30), offline(30, 2_000_000_000), offline(30, 1_900_000_000)
+    for jobs in (none, late, soon):
+        queue.submit_runs(jobs)
+    assert served(queue, 7) == ids(soon, late, none)
+
+
+def test_three_windows_that_the_order_of_arrival_misses_are_met(queue: Queue) -> None:
+    """Virtual time: each job takes one second, and four run side by side."""
+    begin = 1_900_000_000
+    batches = {
+        60: offline(100, begin + 60),
+        30: offline(60, begin + 30),
+        10: offline(36, begin + 10),
+    }
+    for jobs in batches.values():
+        queue.submit_runs(jobs)
+
+    def end_s(order: list[str]) -> dict[int, int]:
+        at = {job_id: n // 4 + 1 for n, job_id in enumerate(order)}
+        return {window: max(at[job_id] for job_id in ids(jobs)) for window, jobs in batches.items()}
+
+    by_arrival = end_s(ids(*batches.values()))
+    assert by_arrival[30] > 30 < by_arrival[10], "first come, first served misses two"
+    ended = end_s(served(queue, 4))
+    assert all(seconds <= window for window, seconds in ended.items()), ended
+
+
+def test_equal_deadlines_are_shared_and_same_prefixes_come_together(queue: Queue) -> None:
+    mixed = [job for _ in range(10) for prefix in "xyz" for job in offline(1, prefix=prefix)]
+    queue.submit(*mixed)
+    prefixes = [queue.record(job_id)["tk"][-1] for job_id in served(queue, 3)]
+    assert prefixes == ["x"] * 10 + ["y"] * 10 + ["z"] * 10
+    mine, others = offline(40, 2_000_000_000, key=A), offline(40, 2_000_000_000, key=B)
+    queue.submit_runs(mine)
+    queue.submit_runs(others)
+    first = served(queue, 4, rounds=5)
+    assert sum(job_id in ids(others) for job_id in first) == 10
+
+
+def test_each_list_has_its_own_order(queue: Queue) -> None:
+    online, much = jobs_of(A, 3), offline(20)
+    soon = offline(2, 1_900_000_000)
+    queue.submit(*much, *soon, *online)
+    assert queue.arrange(5) == (2, 2), "of five places three are for online jobs"
+    assert queue.claim(5).ids == ids(online, soon)
+
+
+def test_tombstones_of_a_better_list_take_no_room_from_the_next_one(queue: Queue) -> None:
+    queue.submit_runs(jobs_of(A, 6))
+    queue.submit_runs(jobs_of(B, 3))
+    queue.submit(*offline(8), *offline(2, 1_900_000_000))
+    queue.arrange(3)
+    queue.settle(*queue.claim(3).jobs)
+    assert queue.depth().step0 == 6
+    queue.arrange(7)
+    assert queue.record(queue.claim(7).ids[-1])["tk"] == "100 1900000000 -"
+
+
+def test_what_was_returned_comes_first(queue: Queue) -> None:
+    queue.submit_runs(jobs_of(A, 50))
+    few = jobs_of(B, 4)
+    queue.arrange(4)
+    taken = queue.claim(4)
+    queue.submit(*few)
+    queue.release(*reversed(taken.jobs))
+    queue.arrange(6)
+    assert queue.claim(6).ids[:4] == taken.ids
+
+
+def test_what_was_arranged_and_not_claimed_is_not_overtaken(queue: Queue) -> None:
+    many = jobs_of(A, 50)
+    queue.submit_runs(many)
+    queue.arrange(4)
+    few = jobs_of(B, 50)
+    queue.submit_runs(few)
+    assert queue.arrange(4) == (0, 0)
+    assert queue.claim(2).ids == ids(many)[:2]
+    queue.arrange(4)
+    assert queue.claim(4).ids[:2] == ids(many)[2:4]
+
+
+def test_places_stay_exact_and_a_cancel_finds_what_moved(queue: Queue) -> None:
+    many, few = jobs_of(A, 30), jobs_of(B, 3)
+    queue.submit_runs(many)
+    queue.submit_runs(few)
+    queue.arrange(4)
+    listed = queue.listed()
+    for job in (few[0], many[10], many[29], few[2]):
+        found = next(n for n, raw in enumerate(listed) if job.id.encode() in raw)
+        assert queue.place(job.id) == found + 1
+    assert queue.cancel(few[0].id, many[10].id) == ["removed", "removed"]
+    assert queue.client.exists(keys.tomb(queue.name)) == 0, "both were found at their places"
+    assert sorted(served(queue, 4)) == sorted(set(ids(many, few)) - {few[0].id, many[10].id})
+
+
+def test_jobs_that_joined_again_have_their_place_in_the_order(queue: Queue) -> None:
+    (first,) = jobs_of(B, 1)
+    queue.submit(first)
+    queue.settle(queue.claim_one(), retry_us="0", state="f", extra=("e", "{}"))
+    queue.submit_runs(jobs_of(A, 40))
+    assert queue.tokens() == 4100, "it has not ended"
+    assert queue.sweep()[0] == 1
+    queue.arrange(2)
+    assert first.id in queue.claim(2).ids
+
+
+def test_a_dead_letter_counts_again_once_it_is_requeued(queue: Queue) -> None:
+    (job,) = jobs_of(A, 1)
+    queue.submit(job)
+    queue.settle(queue.claim_one(), state="f", extra=("e", "{}"), retry_us="dead")
+    assert (queue.tokens(), queue.order()) == (0, [])
+    assert queue.requeue(*queue.letters()) == ["queued"]
+    assert (queue.tokens(), len(queue.order())) == (100, 1)
+    served(queue, 1)
+    assert (queue.tokens(), queue.order()) == (0, [])
+
+
+@pytest.mark.parametrize("end", ["settle", "cancel", "purge", "expire", "revoke"])
+def test_whatever_ends_a_job_ends_its_tokens(queue: Queue, end: str) -> None:
+    job = Job(key=A, tokens="70 ~ -", begin_us=1 if end == "expire" else 0)
+    queue.submit(job)
+    assert (queue.tokens(), len(queue.order())) == (70, 1)
+    if end == "settle":
+        queue.settle(queue.claim_one())
+    elif end == "cancel":
+        queue.cancel(job.id)
+    elif end == "purge":
+        queue.purge()
+    elif end == "expire":
+        queue.expire()
+    else:
+        leased = queue.claim_one()
+        queue.cancel(job.id)
+        queue.release(leased)
+    assert queue.record(job.id)["s"] in "scx"
+    assert (queue.tokens(), queue.order()) == (0, [])
+
+
+def test_tokens_of_a_queue_that_another_program_has_emptied_end_too(queue: Queue) -> None:
+    queue.submit(*jobs_of(A, 5))
+    queue.client.delete(queue.name)
+    queue.sweep()
+    assert queue.tokens() == 0
+
+
+def test_the_limit_refuses_tokens_and_takes_a_large_job_alone(queue: Queue) -> None:
+    full = 7
+    huge = Job(tokens="5000 ~ -", max_tokens=1000)
+    assert queue.submit(huge)[0][0] == 1, "it would never be taken otherwise"
+    ((code, wait_us, depth),) = queue.submit(Job(tokens="1 ~ -", max_tokens=1000))
+    assert (code, wait_us, depth) == (full, 0, 5000)
+    queue.settle(queue.claim_one())
+    fitting = [Job(tokens="400 ~ -", max_tokens=1000) for _ in range(4)]
+    answers = queue.submit_runs(fitting)
+    assert [code for code, _, _ in answers] == [1, 1, full, full]
+    _, wait_us, depth = answers[2]
+    assert depth == 800
+    # One job of 5,000 tokens has ended; a mean of less than a second counts as one of a second.
+    assert 0 < wait_us <= 200 / 5000 * 1_000_000 * 600
+    assert queue.submit(Job(tokens="400 ~ -"))[0][0] == 1, "without a limit"
+
+
+def test_a_queue_without_tokens_has_no_keys_for_them(queue: Queue) -> None:
+    queue.submit(Job(), Job(request_hash="h"), Job(step=9))
+    assert queue.arrange(1) == (0, 0)
+    queue.settle(*queue.claim().jobs)
+    assert queue.client.keys("hr:order:*") + queue.client.keys("hr:shares:*") == []
+    assert not {b"tokens", b"pace"} & set(queue.client.hkeys(keys.count(queue.name)))
+
+
+BROKEN = st.sampled_from([
+    b"\x80 not json", b"", b"{}", b'{"headers":{"id":"', foreign()[:-1], b"[" * 500,
+    b'{"headers":{"id":"nobody","task":"headrace.predict","x":1}}',
+])  # fmt: skip
+MESSAGES = st.lists(
+    st.one_of(
+        BROKEN,
+        st.just(b"stock"),
+        st.builds(
+            Job, key=st.sampled_from(["", A, B]), step=st.sampled_from([0, 9]),
+            tokens=st.sampled_from(["", "5 ~ -", "900 ~ x", "5 2000000000 y", "7 1900000000 -"]),
+        ),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(MESSAGES, st.integers(0, 12), st.integers(1, 12), st.integers(1, 3))
+def test_no_list_loses_doubles_or_changes_a_message(
+    queue: Queue, given_messages: list[Any], cancels: int, room: int, rounds: int
+) -> None:
+    queue.client.flushall()
+    made: list[Job] = []
+    for one in given_messages:
+        if isinstance(one, Job):
+            # hypothesis repeats values; ids may not.
+            job = Job(id=new_id(), key=one.key, step=one.step, tokens=one.tokens)
+            queue.submit(job)
+            made.append(job)
+        else:
+            queue.push(foreign() if one == b"stock" else one)
+    if made:
+        queue.cancel(*(job.id for job in made[:cancels]))
+    alive = {job.id for job in made[cancels:]}
+    expected = messages(queue)
+    for _ in range(rounds):
+        waiting = queue.depth().waiting
+        queue.arrange(room)
+        assert messages(queue) == expected
+        assert queue.depth().waiting == waiting
+        taken = queue.claim(1)
+        queue.release(*taken.jobs)
+        expected = messages(queue)
+    seen = served(queue, room)
+    assert alive <= set(seen)
+    assert len(seen) == len(set(seen))
+    assert messages(queue) == Counter()
+    depth = queue.depth()
+    assert (depth.waiting, depth.leased, queue.tokens()) == (0, 0, 0)
+
+
+def test_foreign_messages_at_the_head_go_first(queue: Queue) -> None:
+    stock = foreign()
+    queue.push(stock)
+    queue.submit_runs(jobs_of(A, 20))
+    queue.submit_runs(jobs_of(B, 4))
+    queue.arrange(3)
+    assert queue.listed()[0] == stock
+    claimed = queue.claim(3)
+    assert claimed.jobs[0].raw == stock
+
+
+@contextmanager
+def another_type(queue: Queue, name: str) -> Iterator[None]:
+    kept: Any = queue.client.dump(name)
+    queue.client.set(name, "another application's")
+    yield
+    assert queue.client.get(name) == b"another application's"
+    assert queue.client.ttl(name) == -1
+    queue.client.delete(name)
+    if kept is not None:
+        queue.client.restore(name, 0, kept)
+
+
+@pytest.mark.parametrize("name", ["order", "shares", "list", "other list", "count"])
+def test_a_key_of_another_type_changes_nothing(queue: Queue, name: str) -> None:
+    queue.submit_runs(jobs_of(A, 20))
+    queue.submit_runs(jobs_of(B, 4))
+    queue.submit_runs(offline(9) + offline(2, 1_900_000_000))
+    key = {
+        "order": keys.order(queue.name), "shares": keys.shares(queue.name), "list": queue.name,
+        "other list": keys.step_key(queue.name, 9), "count": keys.count(queue.name),
+    }[name]  # fmt: skip
+    with another_type(queue, key):
+        before = {one: queue.client.dump(one) for one in queue.client.keys("*")}
+        if name in ("order", "shares"):
+            assert queue.arrange(3) == (0, 0)
+        else:
+            with pytest.raises(ResponseError):
+                queue.arrange(3)
+        assert {one: queue.client.dump(one) for one in queue.client.keys("*")} == before
+    assert queue.arrange(3)[0] == 3
+    assert len(served(queue, 5)) == 35
+
+
+def test_an_order_that_was_lost_means_the_order_of_arrival(queue: Queue) -> None:
+    jobs = [*jobs_of(A, 10), *jobs_of(B, 10)]
+    queue.submit(*jobs)
+    queue.arrange(2)
+    queue.client.delete(keys.order(queue.name), keys.shares(queue.name))
+    rest = served(queue, 3)
+    assert sorted(rest) == sorted(ids(jobs))
+
+
+def test_no_history_with_an_order_loses_a_job(any_redis: RedisServer) -> None:
+    class Arranged(History):
+        server = any_redis
+
+        @rule(
+            count=st.integers(1, 3), step=STEPS, delay_us=st.sampled_from([0, 0, 1]),
+            key=st.sampled_from(["", A, B]), deadline=st.sampled_from(["~", "1900000000"]),
+        )  # fmt: skip
+        def submit(
+            self, count: int, step: int, delay_us: int, key: str = A, deadline: str = "~"
+        ) -> None:
+            for _ in range(count):
+                job_id = f"j{len(self.states)}"
+                self.queue.submit_one(
+                    id=job_id, step=step, delay_us=delay_us, key=key, tokens=f"10 {deadline} -"
+                )
+                self.states[job_id] = "waiting"
+
+        @rule(room=st.integers(0, 5))
+        def arrange(self, room: int) -> None:
+            before = messages(self.queue)
+            self.queue.arrange(room)
+            assert messages(self.queue) == before
+
+        def teardown(self) -> None:
+            unfinished = sum(state != "ended" for state in self.states.values())
+            assert self.queue.tokens() == 10 * unfinished
+            drain(self)
+            assert self.queue.tokens() == 0
+            assert not self.client.keys("hr:order:*"), "nothing leaks"
+            super().teardown()
+
+    run_state_machine_as_test(
+        Arranged,
+        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, database=None),
+    )

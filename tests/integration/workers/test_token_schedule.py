@@ -1,0 +1,108 @@
+"""`schedule: tokens` with real workers: shares, deadlines, kills, and a restart of Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.access.api_key import Caller
+from headrace.jobs.ids import new_id
+from headrace.jobs.options import JobOptions
+from headrace.queue.submission import JobSubmission, submission
+from headrace.redis import keys
+from tests.harness.deployments.outage import DURABLE
+from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
+
+MANY, FEW = Caller("a" * 12, sees_all=False), Caller("b" * 12, sees_all=False)
+FAST_LEASE = {"HEADRACE_LEASE_TTL_S": "2"}
+
+
+def models(folder: Path) -> Path:
+    """One job at a time; a log has the order in which they ran."""
+    handler = f"{HANDLERS / 'gated.py'}:Gated"
+    options = {"log": str(folder / "runs.log")}
+    common = {"handler": handler, "options": options, "max_batch_size": 1}
+    return write_models(folder, m={**common, "schedule": "tokens", "max_queued_tokens": 10**9})
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server("valkey9", *DURABLE) as running:
+        yield running
+
+
+def submit(client: Client, caller: Caller, value: Any, count: int = 1, **more: Any) -> list[str]:
+    config, options = client.catalog.get("m"), JobOptions(**more.pop("options", {}))
+
+    def one() -> JobSubmission:
+        now_s, new = time.time(), new_id()
+        return submission(
+            new, config, value, options, now_s=now_s, result_ttl_s=600, caller=caller, **more
+        )
+
+    jobs = [one() for _ in range(count)]
+    client.send(*jobs)
+    return [job.id for job in jobs]
+
+
+def order(folder: Path) -> list[str]:
+    return [text.split()[0] for text in (folder / "runs.log").read_text().splitlines()]
+
+
+def test_a_small_key_behind_a_backlog_gets_half_and_deadlines_are_kept(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    path = models(tmp_path)
+    with Client(server.url, path) as client:
+        many = submit(client, MANY, b"1", 200)
+        few = submit(client, FEW, b"2", 20)
+        offline: dict[str, Any] = {"options": {"priority": 9}}
+        late = submit(client, FEW, b"3", 5, deadline_s=2_000_000_000, **offline)
+        soon = submit(client, FEW, b"4", 5, deadline_s=1_900_000_000, **offline)
+        with celery_worker(server.url, path, tmp_path) as worker:
+            worker.wait_ready("m")
+            client.wait(*many, *few, *late, *soon)
+            ran = order(tmp_path)
+            nothing_leaks(client.redis)
+    # The claims of a worker run ahead of its jobs by a few.
+    first = Counter(job_id in few for job_id in ran[:48])
+    assert first[True] >= 18, ran.index(few[-1])
+    online, rest = ran[:-10], ran[-10:]
+    assert sorted(online) == sorted(many + few)
+    assert [job_id for job_id in online if job_id in many] == many
+    assert [job_id in soon for job_id in rest] == [True] * 5 + [False] * 5
+    assert rest == soon + late
+
+
+@pytest.mark.slow
+def test_kills_of_the_worker_and_a_restart_of_redis_lose_and_double_nothing(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    path = models(tmp_path)
+    with Client(server.url, path) as client:
+        ids = submit(client, MANY, b"1", 150) + submit(client, FEW, b"2", 50)
+        for turn in range(3):
+            with celery_worker(server.url, path, tmp_path, environ=FAST_LEASE) as worker:
+                worker.wait_ready("m")
+                submit_more = submit(client, FEW, b"3", 5)
+                ids += submit_more
+                client.wait(submit_more[0])
+                if turn == 1:
+                    server.stop()
+                    server.start()
+                os.kill(worker.pid, signal.SIGKILL)
+        with celery_worker(server.url, path, tmp_path, environ=FAST_LEASE) as worker:
+            worker.wait_ready("m")
+            jobs = client.wait(*ids)
+            assert all(job.state.final for job in jobs)
+            assert {job.state.name for job in jobs} == {"SUCCEEDED"}
+            assert client.redis.hget(keys.count(keys.queue_name("m")), "tokens") is None
+            nothing_leaks(client.redis)

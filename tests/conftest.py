@@ -27,6 +27,7 @@ SLOW: Final = (
     "e2e",
     "integration/api/test_conformance.py",
     "integration/batches/test_kills.py",
+    "integration/batches/test_windows.py",
     "integration/bench/test_bench_command.py",
     "integration/bench/test_measure.py",
     "integration/bench/test_other_servers.py",

@@ -76,6 +76,7 @@ class BulkSubmitter:
         trace: the trace of the request, for lines that name none.
         brief: answer with the number of accepted lines, and in full only for the others.
         quiet: publish no completion events and do not list the jobs.
+        deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
         header: returns a header of the request.
     """
 
@@ -90,6 +91,7 @@ class BulkSubmitter:
         trace: Trace | None = None,
         brief: bool = False,
         quiet: bool = False,
+        deadline_s: float | None = None,
         header: HeaderOf = no_header,
     ) -> None:
         self.trace = trace
@@ -101,6 +103,7 @@ class BulkSubmitter:
         self._hold_s = hold_s
         self._brief = brief
         self._quiet = quiet
+        self._deadline_s = deadline_s
 
     async def prepare(self) -> None:
         """Learn which versions of the models there are, as lines may ask for any of them."""
@@ -211,7 +214,9 @@ class BulkSubmitter:
                 request = msgspec.structs.replace(request, shadow=shadow)
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
-                row.job = submission_of(services, row.request, now_s, quiet=self._quiet)
+                row.job = submission_of(
+                    services, row.request, now_s, quiet=self._quiet, deadline_s=self._deadline_s
+                )
         except HeadraceError as error:
             row.outcome = error.kept()
         return row
@@ -273,7 +278,12 @@ class BulkSubmitter:
         row.stored = stored
         now_s = self._services.queue.clock.now_s()
         row.job = submission_of(
-            self._services, request, now_s, source=stored.source, quiet=self._quiet
+            self._services,
+            request,
+            now_s,
+            source=stored.source,
+            quiet=self._quiet,
+            deadline_s=self._deadline_s,
         )
 
     async def _drop(self, row: BulkLine, stored: StoredInput) -> None:

@@ -247,7 +247,7 @@ class BatchExecution:
     def _run_engine(self, source: BatchSource, sink: BatchSink) -> None:
         spec = RunSpec(
             model=self.batch.spec.model or "", run_id=self.batch.id,
-            in_flight=self._settings.batch_in_flight,
+            in_flight=self._settings.batch_in_flight, deadline_s=self.batch.expires_at,
         )  # fmt: skip
         engine = Engine(self._client, spec, source, sink)
         engine.open()

@@ -104,6 +104,8 @@ class BatchRunner:
             self._report()
             while len(self._threads) < self._settings.runner_batches and self._claim():
                 pass
+            if len(self._threads) == self._settings.runner_batches:
+                self._replace_latest()
         except HeadraceError as error:
             if not self._away:
                 logger.warning("Redis unavailable, batches wait: %s", error.message)
@@ -127,9 +129,25 @@ class BatchRunner:
         self._client.execute("ZREMRANGEBYSCORE", keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S)
         self._client.execute("EXPIRE", keys.RUNNERS, keys.WORKER_TTL_S)
 
-    def _claim(self) -> bool:
-        """Start with the next batch; return whether there was one."""
-        lease = self._batches.claim(self._owner)
+    def _replace_latest(self) -> None:
+        """Release the batch whose window ends last, if one that ends before it waits.
+
+        Its jobs in flight go on, and it continues when a runner is free.
+        """
+        latest = max(self._threads, key=lambda one: one.batch.expires_at)
+        if self._claim(latest.batch.expires_at):
+            logger.info(
+                "batch released for one whose window ends first",
+                extra={"api_batch": latest.batch.id},
+            )
+            latest.stop()
+
+    def _claim(self, before_s: int | None = None) -> bool:
+        """Start with the next batch; return whether there was one.
+
+        With `before_s` only one whose window ends before that time counts.
+        """
+        lease = self._batches.claim(self._owner, before_s)
         if lease is None:
             return False
         logger.info(

@@ -265,10 +265,14 @@ class BatchStore:
         cancelling, *record = self._client.call(script("batches/cancel").call([], batch_id))
         return _batch(batch_id, record), bool(cancelling)
 
-    def claim(self, runner: str = "") -> Lease | None:
-        """Lease the batch that has waited longest; return None if no batch waits."""
+    def claim(self, runner: str = "", before_s: int | None = None) -> Lease | None:
+        """Lease the batch whose window ends first; return None if no batch waits.
+
+        With `before_s`, in seconds since 1970, only one whose window ends before that.
+        """
         lease_us = round(self._lease_s * US_PER_S)
-        reply = self._client.call(script("batches/claim").call([], lease_us, runner))
+        before = "" if before_s is None else before_s
+        reply = self._client.call(script("batches/claim").call([], lease_us, runner, before))
         if not reply:
             return None
         raw_id, token, now_s, *record = reply

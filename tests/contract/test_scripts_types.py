@@ -94,8 +94,19 @@ def batch(queue: Queue, batch_id: str) -> None:
     queue.call("batches/create", [], batch_id, "{}", 60, 60, "k")
 
 
-def claimed(queue: Queue) -> list[Any]:
-    return list(queue.call("batches/claim", [], LEASE_US, "runner"))
+def claimed(queue: Queue, before_s: int | str = "") -> list[Any]:
+    return list(queue.call("batches/claim", [], LEASE_US, "runner", before_s))
+
+
+def test_the_batch_whose_window_ends_first_is_leased_first(queue: Queue) -> None:
+    for batch_id, window_s in (("late", 9000), ("soon", 100), ("later", 9999)):
+        queue.call("batches/create", [], batch_id, "{}", window_s, 60, "k")
+    end_s = int(queue.client.hget(keys.batch("late"), "expires_at") or 0)
+    assert claimed(queue, end_s - 9000) == [], "none ends before that"
+    assert claimed(queue, end_s)[0] == b"soon"
+    assert claimed(queue, end_s) == []
+    assert [claimed(queue)[0] for _ in range(2)] == [b"late", b"later"]
+    assert claimed(queue) == []
 
 
 def test_a_batch_whose_record_is_anothers_keeps_no_runner_from_the_next(queue: Queue) -> None:

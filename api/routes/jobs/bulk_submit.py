@@ -8,6 +8,7 @@ answers wait in a `SendBuffer`.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -29,8 +30,10 @@ from api.services import Services
 from api.submission.bulk import BulkLine, BulkSubmitter
 from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
+from headrace.errors import InvalidRequest
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import Amount
+from headrace.jobs.tokens import DEADLINE_HEADER
 
 NDJSON: Final = b"application/x-ndjson"
 TYPES: Final = frozenset(
@@ -97,6 +100,7 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
         trace=request_trace(request),
         brief=query.brief == "1",
         quiet=query.quiet == "1",
+        deadline_s=_deadline_s(request),
         header=request.header,
     )
     exchange = _Exchange(services, request, submitter, first)
@@ -111,6 +115,23 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
             await exchange.run(write)
 
     return StreamingReply(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
+
+
+def _deadline_s(request: Request) -> int | None:
+    """Return by when the results of a request are wanted, in seconds since 1970, or None.
+
+    Raises:
+        InvalidRequest: the header is not valid.
+    """
+    text = request.header(DEADLINE_HEADER.lower().encode()).decode("latin-1")
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise InvalidRequest(
+            f"the header {DEADLINE_HEADER} is {text[:64]!r}",
+            hint="Give whole seconds since 1970, by which the results are wanted.",
+        )
+    return int(text)
 
 
 class _Exchange:

@@ -15,6 +15,7 @@ from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
 from headrace.jobs.media_types import is_json
+from headrace.jobs.tokens import DEADLINE_HEADER
 
 #: How long the server may hold a request while a queue is full. A stop waits at most this long.
 HOLD_S: Final = 2.0
@@ -65,6 +66,7 @@ def submit(
     lines: Sequence[bytes],
     quiet: bool = False,
     accepts: AcceptCount | None = None,
+    deadline_s: int | None = None,
 ) -> Plan[list[HeadraceError | None]]:
     """Submit lines; lines that fail for a transient reason are sent again with the same ids.
 
@@ -73,6 +75,7 @@ def submit(
         lines: a job each.
         quiet: publish no events of their ends, which saves the server work.
         accepts: what the run's other requests share.
+        deadline_s: by when the results are wanted, in seconds since 1970.
 
     Returns:
         For each line None if its job exists, else why it does not.
@@ -85,7 +88,8 @@ def submit(
     unsent = list(range(len(lines)))
     deadline, seen = RetryDeadline(session), accepts.count
     while True:
-        response = yield from exchange(session, _bulk([lines[at] for at in unsent], quiet))
+        page = [lines[at] for at in unsent]
+        response = yield from exchange(session, _bulk(page, quiet, deadline_s))
         results = list(_line_results(response))
         # An API process that is stopped answers only the lines that it has read.
         left = unsent[len(results) :]
@@ -145,10 +149,13 @@ def _of_ids(endpoint: str, ids: Sequence[str]) -> HttpRequest:
     return HttpRequest("POST", f"{JOBS}/{endpoint}", body=body, headers=JSON_HEADERS)
 
 
-def _bulk(lines: list[bytes], quiet: bool) -> HttpRequest:
+def _bulk(lines: list[bytes], quiet: bool, deadline_s: int | None) -> HttpRequest:
     query = {"brief": "1", "quiet": str(int(quiet)), "hold": f"{HOLD_S:g}"}
+    headers = dict(NDJSON_HEADERS)
+    if deadline_s is not None:
+        headers[DEADLINE_HEADER] = str(deadline_s)
     body = b"\n".join([*lines, b""])
-    return HttpRequest("POST", f"{JOBS}/bulk", query, body, NDJSON_HEADERS, wait_s=HOLD_S)
+    return HttpRequest("POST", f"{JOBS}/bulk", query, body, headers, wait_s=HOLD_S)
 
 
 def _line_results(response: HttpResponse) -> Iterator[HeadraceError | None]:

@@ -315,7 +315,7 @@ class Engine:
         self._stop.set()
 
     def _submit(self, lines: list[bytes], quiet: bool) -> list[HeadraceError | None]:
-        return self._perform(api_calls.submit, lines, quiet, self._accepts)
+        return self._perform(api_calls.submit, lines, quiet, self._accepts, self._spec.deadline_s)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
         """Run a plan; its waits end when the run stops.

@@ -23,6 +23,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         only_failed: run the inputs again that failed in a run that has ended.
         forget: delete the jobs that succeeded from the server once their rows are durable.
         by_ref: send references to files, which the server reads.
+        deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
     """
 
     model: str
@@ -36,6 +37,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     only_failed: bool = False
     forget: bool = True
     by_ref: bool = False
+    deadline_s: int | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, besides model, source and output."""

@@ -1,11 +1,18 @@
--- Lease the batch that has waited longest: a new batch, or one whose runner is dead. KEYS: none.
--- ARGV: 1 us of the lease, 2 the runner. Returns {id, token, now in s, its record as HGETALL...}; {} if none waits.
-local OPEN, gone, id = keys.OPEN_BATCHES, {}, nil
--- An id whose batch is gone, or whose key has another type, is skipped and removed.
-repeat
-  gone[#gone + 1] = id
-  id = redis.call('ZRANGEBYSCORE', OPEN, '-inf', NOW, 'LIMIT', #gone, 1)[1]
-until not id or redis.pcall('HEXISTS', keys.batch .. id, 'status') == 1
+-- Lease the batch whose window ends first: a new batch, or one whose runner is dead. KEYS: none.
+-- ARGV: 1 us of the lease, 2 the runner, 3 before when its window must end, in s (absent or '': at any time).
+-- Returns {id, token, now in s, its record as HGETALL...}; {} if none waits.
+local OPEN, gone, id, first = keys.OPEN_BATCHES, {}, nil, tonumber(ARGV[3] or '') or math.huge
+-- Of so many that have waited longest one is chosen, so that a call does not block Redis.
+local LOOK_MAX = 256
+-- An id whose batch is gone, or whose key has another type, is removed.
+for _, waiting in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '-inf', NOW, 'LIMIT', 0, LOOK_MAX)) do
+  local r = redis.pcall('HMGET', keys.batch .. waiting, 'status', 'expires_at')
+  if r.err or not r[1] then
+    gone[#gone + 1] = waiting
+  elseif (tonumber(r[2] or '') or 0) < first then
+    id, first = waiting, tonumber(r[2] or '') or 0
+  end
+end
 
 begin_with_removal(OPEN)
 local token = id and redis.call('INCR', keys.TOKEN)

@@ -491,9 +491,11 @@ def test_all_requests_of_a_run_share_their_accept_count(
     counts: list[Any] = []
     submit = api_calls.submit
 
-    def seen(session: Session, lines: Sequence[bytes], quiet: bool, accepts: Any) -> Plan[Any]:
+    def seen(
+        session: Session, lines: Sequence[bytes], quiet: bool, accepts: Any, deadline_s: int | None
+    ) -> Plan[Any]:
         counts.append(accepts)
-        return submit(session, lines, quiet, accepts)
+        return submit(session, lines, quiet, accepts, deadline_s)
 
     monkeypatch.setattr(api_calls, "submit", seen)
     run(out, StandIn(), Counted(100, raw))

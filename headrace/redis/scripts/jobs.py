@@ -57,7 +57,7 @@ SEND_CALLBACKS: Final = 1
 ClaimedRow = tuple[bytes, bytes, bytes, bytes, int, bytes, bytes, bytes]
 _CLAIM_HEAD: Final = 6
 _CLAIM_ROW: Final = 8
-_SUBMIT_HEAD: Final = 8
+_SUBMIT_HEAD: Final = 9
 _SUBMIT_ROW: Final = 4
 _NOTICE_ROW: Final = 3
 

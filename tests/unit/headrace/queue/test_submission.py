@@ -85,7 +85,7 @@ def test_neighbours_of_one_trace_are_one_run() -> None:
     assert [of for _, of in found] == [ids[:1], ids[1:3], ids[3:4], ids[4:5], ids[5:]]
     plain, first, second, quiet, again = (head for head, _ in found)
     assert plain == again
-    assert first == [*plain[:8], 8, *plain[9:], "tr", "a" * 32]
+    assert first == [*plain[:9], 8, *plain[10:], "tr", "a" * 32]
     assert second[-2:] == quiet[-2:] == ["tr", "b" * 32]
 
 

@@ -46,6 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated": {"handler": f"{HANDLERS / 'gated.py'}:Gated", "device": "cpu", "max_batch_size": 1},
     "small": {"handler": "echo", "device": "cpu", "max_queue_depth": 1, "max_jobs": 5},
     "broken": {"handler": TRICKY, "device": "cpu", "options": {"load": "fail"}},
+    "words": {"handler": f"{HANDLERS / 'generating.py'}:Words", "device": "cpu"},
 }  # fmt: skip
 #: Short leases, so that one that is lost is so soon; a job that dies alone once is dead.
 SETTINGS = {"HEADRACE_LEASE_TTL_S": "3", "HEADRACE_MAX_DELIVERIES": "1"}
@@ -118,7 +119,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )  # fmt: skip
         api.wait_for("2 API processes on")
         for one in (worker, doomed):
-            one.wait_ready("tricky", "small", "gated", timeout_s=120)
+            one.wait_ready("tricky", "small", "gated", "words", timeout_s=120)
         # Not before: a model that is not loaded yet has no replica, and that is an alert.
         told = stack.enter_context(receiver())
         manager = stack.enter_context(alertmanager(folder / "alertmanager", told.port))
@@ -161,6 +162,9 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
         assert site.ends(small[-1]) == ["succeeded"]
         small.append(site.submit("small", n))
     assert set(site.ends(*small)) == {"succeeded"}
+    generated = [site.submit("words", {"words": 3}) for _ in range(5)]
+    assert set(site.ends(*generated)) == {"succeeded"}
+    counted["words", "succeeded"] = len(generated)
     counted["tricky", "succeeded"] = len(plain)
     counted["tricky", "failed"] = len(bad)
     counted["tricky", "expired"] = counted["tricky", "cancelled"] = 1
@@ -175,6 +179,7 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
             # that cannot be loaded is tried again at times.
             and site.prometheus.value(RECYCLED) >= 1
             and site.prometheus.value(UNLOADED) >= 2
+            and site.prometheus.value("headrace_generation_tokens_total") == 3 * len(generated)
         ),
         "Prometheus has seen it all",
         60,

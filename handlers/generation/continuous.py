@@ -238,7 +238,8 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
         self._rows = [self._row(one.state) for one in requests_with_new_token]
-        self._names = [one.state.request_id for one in requests_with_new_token]
+        names = (one.state.request_id for one in requests_with_new_token)
+        self._names = list(names) if self.wanted else []
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     def _row(self, state: Any) -> tuple[Sampling, int]:

@@ -13,7 +13,7 @@ from headrace.cli.shared.options import argument, flag, option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.config.model_catalog import ModelConfig
+    from headrace.config.model_catalog import Catalog, ModelConfig
     from headrace.config.optimize import Optimize
     from headrace.optimize.report import Comparison
 
@@ -55,7 +55,9 @@ def optimize(
     texts = {"models_file": str(models)} if models is not None else {}
     settings = load_settings(None, os.environ, texts)
     catalog = load_models(settings)
-    config = catalog.get(model)
+    config = own_model(catalog, model, "optimize")
+    for path in (json_file, html):
+        _check_folder(path)
     device = device or ("cpu" if config.device == "auto" else config.device)
     comparison = compared(
         config,
@@ -71,6 +73,20 @@ def optimize(
         if path is not None:
             _write(path, text(comparison))
     _print(comparison)
+
+
+def own_model(catalog: Catalog, model: str, verb: str) -> ModelConfig:
+    """Return a model of the catalog; `verb` is what the command does with it.
+
+    Raises:
+        ConfigError: it is a pipeline.
+        ModelNotFound: the catalog does not have it.
+    """
+    config = catalog.get(model)
+    if model not in catalog.models:
+        stages = ", ".join(dict.fromkeys(catalog.pipelines[model].models))
+        raise ConfigError(f"{model} is a pipeline", hint=f"{verb} its models: {stages}")
+    return config
 
 
 def compared(
@@ -197,6 +213,11 @@ def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
 
 def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
     if given is not None:
+        if not given.is_dir():
+            what = "it is a file" if given.exists() else "it does not exist"
+            raise ConfigError(f"--input: {given} is not a folder: {what}", hint="give a folder")
+        if not any(path.is_file() for path in given.rglob("[!.]*")):
+            raise ConfigError(f"--input: {given} has no files", hint="put inputs there")
         return str(given.absolute())
     calibrate = config.optimize.calibrate if config.optimize is not None else None
     return str(base / Path(calibrate).expanduser()) if calibrate else ""
@@ -242,6 +263,12 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
             hint="the lines above have the reason",
         )
     return found
+
+
+def _check_folder(path: Path | None) -> None:
+    """Check before the measurement that a file can be written after it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: its folder does not exist")
 
 
 def _write(path: Path, text: str) -> None:

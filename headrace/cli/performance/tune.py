@@ -120,6 +120,7 @@ class _Subject:
 
 
 def _of_models_file(model: str, models: Path | None) -> _Subject:
+    from headrace.cli.performance.optimize import own_model
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras
@@ -127,10 +128,7 @@ def _of_models_file(model: str, models: Path | None) -> _Subject:
     require_extras("tune", *SERVER_EXTRAS, "bench")
     settings = load_settings(None, os.environ, {"models_file": str(models) if models else None})
     catalog = load_models(settings)
-    config = catalog.get(model)
-    if model not in catalog.models:
-        stages = ", ".join(catalog.pipelines[model].models)
-        raise ConfigError(f"{model} is a pipeline", hint=f"tune its models: {stages}")
+    config = own_model(catalog, model, "tune")
     return _Subject(
         model=model,
         present=_present(config),

@@ -53,15 +53,33 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
         (("--variants", "aot:int8"), "aot has no int8; set backend to onnxruntime or openvino"),
         (("--sizes", "1,99"), "no list of batch sizes up to max_batch_size, 4"),
         (("--sizes", "few"), "no list of batch sizes"),
+        (("--input", "missing"), "--input: missing is not a folder: it does not exist"),
+        (("--input", "models.yaml"), "--input: models.yaml is not a folder: it is a file"),
+        (("--input", "empty"), "--input: empty has no files"),
+        (("--json", "missing/c.json"), "missing/c.json cannot be written"),
+        (("--html", "missing/c.html"), "missing/c.html cannot be written"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(
     arguments: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
     write_models(tmp_path, digits={"handler": "digits", "max_batch_size": 4})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/.hidden").touch()
     done = headrace_here("optimize", "digits", *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+@pytest.mark.parametrize("command", [("optimize",), ("tune", "--slo", "p99=1s")])
+def test_a_pipeline_is_told_by_its_models(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(
+        "models: {echo: {handler: echo}}\n"
+        "pipelines: {both: {stages: {one: {model: echo}, two: {model: echo}}}}\n"
+    )
+    done = headrace_here(*command, "both", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"both is a pipeline; {command[0]} its models: echo" in done.stderr
 
 
 def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:

@@ -66,17 +66,18 @@ def test_the_search_finds_the_optimum_with_a_tenth_of_the_grid(
     assert good == 5
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
-def test_of_equal_configurations_none_is_better(noise: float) -> None:
+# Of 300 seeds each it was 0, 6 and 6 times: 2 % at most.
+@pytest.mark.parametrize(("noise", "seeds"), [(0.01, 40), (0.05, 100), (0.1, 40)])
+def test_of_equal_configurations_none_is_better(noise: float, seeds: int) -> None:
     claimed = 0
-    for seed in range(40):
+    for seed in range(seeds):
         model = SimulatedModel(seed=seed, noise=noise, flat=True)
         found = tuned(model)
         others = [trial.candidate for trial in found.best(3)]
         confirmation = confirm(found.present.candidate, others, model.again)
         assert confirmation is not None
         claimed += confirmation.better is not None
-    assert claimed <= 2  # of 40: 19 of 20 are right
+    assert claimed <= seeds / 20  # 19 of 20 are right
 
 
 def test_a_better_configuration_is_confirmed_in_turns() -> None:

@@ -31,6 +31,7 @@ SLOW: Final = (
     "integration/bench/test_bench_command.py",
     "integration/bench/test_measure.py",
     "integration/bench/test_other_servers.py",
+    "integration/bench/test_sweep.py",
     "integration/canvas/test_crash.py",
     "integration/celery/test_flower.py",
     "integration/cli/test_optimize.py",

@@ -75,11 +75,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: CPU seconds.
         memory_mb: the most memory (unique set size where the system has it, else resident) in MiB.
         processes: how many processes it was.
+        memory_total_mb: of the part `device`: the memory of all NVIDIA devices in MiB; else 0.
+        busy: of the part `device`: the share of the time, 0 to 1, in which a kernel ran, the mean
+            of the devices; else 0.
     """
 
     cpu_s: float
     memory_mb: float
     processes: int = 1
+    memory_total_mb: float = 0.0
+    busy: float = 0.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

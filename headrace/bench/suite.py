@@ -202,8 +202,12 @@ def _mean(load: Load, stage: str) -> float:
 def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:
     used = [load.usage[part] for part in _SERVER if part in load.usage]
     cores, memory = environment.get("cores") or 0, environment.get("memory_mb") or 0
-    device = load.usage.get("device")
-    found = {"gpu_memory_used_mean": device.memory_mb if device is not None else 0.0}
+    found = {}
+    if (device := load.usage.get("device")) is not None:
+        found["gpu_percentage_mean"] = 100 * device.busy
+        found["gpu_memory_used_mean"] = device.memory_mb
+        if device.memory_total_mb:
+            found["gpu_memory_percentage_mean"] = 100 * device.memory_mb / device.memory_total_mb
     if used and cores and load.duration_s:
         cpu_s = sum(one.cpu_s for one in used)
         found["cpu_percentage_mean"] = 100 * cpu_s / (load.duration_s * cores)

@@ -11,7 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from statistics import fmean
+from typing import Any, Final, NamedTuple
 
 from headrace.bench.measurement import Usage
 from headrace.bench.targets import Target
@@ -38,7 +39,7 @@ class Meter:
 
     Args:
         parts: the processes of each part, by pid.
-        devices: sample the memory of the NVIDIA devices too.
+        devices: sample the NVIDIA devices too.
     """
 
     def __init__(self, parts: Mapping[str, Iterable[int]], *, devices: bool = False) -> None:
@@ -54,6 +55,8 @@ class Meter:
         self._samples: list[tuple[float, dict[str, float]]] = []
         self._memory: dict[str, float] = {}
         self._devices = _Devices() if devices else None
+        #: (time, what the devices do).
+        self._device_samples: list[tuple[float, _Device]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -72,14 +75,25 @@ class Meter:
 
     def usage(self, start_at: float, end_at: float) -> dict[str, Usage]:
         """Return what each part used between two times of `time.monotonic`."""
-        return {
+        found = {
             part: Usage(
                 cpu_s=max(0.0, self._cpu_at(part, end_at) - self._cpu_at(part, start_at)),
                 memory_mb=self._memory.get(part, 0.0),
-                processes=max(1, len(self._processes.get(part, ()))),
+                processes=len(processes),
             )
-            for part in [*self._processes, *(["device"] if "device" in self._memory else [])]
+            for part, processes in self._processes.items()
         }
+        samples = [one for at, one in self._device_samples if start_at <= at <= end_at]
+        # A part that is shorter than the time between two samples has the last one.
+        samples = samples or [one for _, one in self._device_samples[-1:]]
+        if samples:
+            found["device"] = Usage(
+                cpu_s=0.0,
+                memory_mb=max(one.used_mb for one in samples),
+                memory_total_mb=samples[-1].total_mb,
+                busy=fmean(one.busy for one in samples),
+            )
+        return found
 
     def _cpu_at(self, part: str, at: float) -> float:
         """Return the CPU seconds of a part at a time, between two samples in proportion."""
@@ -114,8 +128,8 @@ class Meter:
                 used = sum(self._of(process, self._unique) for process in processes) / _MIB
                 self._memory[part] = max(self._memory.get(part, 0.0), used)
         self._samples.append((time.monotonic(), cpu))
-        if memory and self._devices is not None and (used := self._devices.used_mb()):
-            self._memory["device"] = max(self._memory.get("device", 0.0), used)
+        if self._devices is not None and (device := self._devices.sample()) is not None:
+            self._device_samples.append((time.monotonic(), device))
 
     def _of(self, process: Any, figure: Any) -> float:
         try:
@@ -135,8 +149,16 @@ class Meter:
             return float(process.memory_info().rss)
 
 
+class _Device(NamedTuple):
+    """What all devices do: memory in MiB, and the mean share of the time with a kernel, 0 to 1."""
+
+    used_mb: float
+    total_mb: float
+    busy: float
+
+
 class _Devices:
-    """The memory of all NVIDIA devices, where NVML is there."""
+    """All NVIDIA devices, where NVML is there."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -151,13 +173,19 @@ class _Devices:
                 for number in range(pynvml.nvmlDeviceGetCount())
             ]
 
-    def used_mb(self) -> float:
-        """Return the memory in use, in MiB; 0 without a device."""
-        total = 0.0
+    def sample(self) -> _Device | None:
+        """Return what the devices do; None without a device."""
+        used = total = 0.0
+        busy = []
         for handle in self._handles:
             with contextlib.suppress(Exception):
-                total += self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB
-        return total
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+                used += memory.used / _MIB
+                total += memory.total / _MIB
+            # A part of a device (MIG) does not have it.
+            with contextlib.suppress(Exception):
+                busy.append(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+        return _Device(used, total, fmean(busy) if busy else 0.0) if total else None
 
     def close(self) -> None:
         """Leave NVML."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import yaml
 from typing_extensions import override
 
+from headrace.bench.serving import NotServed, apply_options, changed_options, last_line
 from headrace.client.models import Model
 from headrace.client.sync_client import Client
 from headrace.config.optimize import OPTIMIZED
@@ -42,12 +43,7 @@ _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
-_WAIT_S: Final = 30.0
 _LOG_BYTES: Final = 4000
-
-
-class NotServed(HeadraceError, title="Not served"):
-    """The model cannot be served with these options; the message has the reason."""
 
 
 class Deployment(Protocol):
@@ -195,7 +191,7 @@ class PrivateDeployment(Deployment):
                 if found is not None:
                     unserved = found.unserved or ""
                     if found.state == "failed":
-                        raise NotServed(_last_line(found.error or ""))
+                        raise NotServed(last_line(found.error or ""))
                     if found.ready_replicas >= max(1, _number(found.replicas)):
                         return found
                 # Before the worker runs no worker can host the model.
@@ -236,7 +232,7 @@ class PrivateDeployment(Deployment):
 
     def _last_lines(self) -> str:
         try:
-            return _last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
+            return last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
 
@@ -290,33 +286,6 @@ class RunningServer(Deployment):
         apply_options(self._client, self._model, options, self._timeout_s)
 
 
-def changed_options(client: Client, model: str) -> dict[str, Any]:
-    """Return the options of the default version that were changed over the API.
-
-    Raises:
-        ModelNotFound: the model is not registered.
-    """
-    versions = client.model_versions(model).versions
-    return next((dict(one.changed) for one in versions if one.default), {})
-
-
-def apply_options(client: Client, model: str, options: Mapping[str, Any], timeout_s: float) -> None:
-    """Set options of a model in the registry, and wait until the workers serve it.
-
-    Raises:
-        NotServed: they cannot load it, or not in time.
-        InvalidRequest, Forbidden: the server refuses an option.
-    """
-    deadline = time.monotonic() + timeout_s
-    done = client.set_model_options(model, dict(options), wait=min(_WAIT_S, timeout_s))
-    while done.state == "pending" and time.monotonic() < deadline:
-        # The same options again change nothing, and wait for the same state.
-        done = client.set_model_options(model, dict(options), wait=min(_WAIT_S, timeout_s))
-    if done.state != "ready":
-        reason = _last_line(done.error or "") or f"it is not loaded after {timeout_s:g} s"
-        raise NotServed(f"the workers cannot serve {model} with these options: {reason}")
-
-
 def revert_command(model: str, before: Mapping[str, Any], keys: list[str], url: str) -> str:
     """Return the command that takes options back to what they were."""
     values = [f"{key}={_argument(before[key]) if key in before else ''}" for key in keys]
@@ -330,8 +299,3 @@ def _argument(value: Any) -> str:
 
 def _number(replicas: Any) -> int:
     return replicas if isinstance(replicas, int) else 1
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

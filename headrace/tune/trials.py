@@ -14,9 +14,10 @@ import msgspec
 
 from headrace.bench.measure import LoadOptions, find_peak
 from headrace.bench.measurement import Load, Measurement, Objective
+from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
-from headrace.tune.deployment import Deployment, NotServed
+from headrace.tune.deployment import Deployment
 from headrace.tune.journal import Journal
 from headrace.tune.search import BudgetSpent, Trial
 from headrace.tune.space import Candidate

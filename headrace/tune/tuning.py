@@ -14,13 +14,14 @@ import msgspec
 from headrace.bench.measure import find_peak
 from headrace.bench.measurement import Load, Measurement, Objective, read_measurement
 from headrace.bench.report import html
+from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.client.models import Model
 from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
 from headrace.tune.calibration import Calibration, calibrated, start_of
 from headrace.tune.confirmation import ROUNDS_MIN, Confirmation, confirm
-from headrace.tune.deployment import Deployment, NotServed
+from headrace.tune.deployment import Deployment
 from headrace.tune.journal import NAME, Header, Journal
 from headrace.tune.models_patch import patch, snippet
 from headrace.tune.report import TuneReport, markdown

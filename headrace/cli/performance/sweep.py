@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ import msgspec
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import client_of
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest
+from headrace.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from headrace.bench.rows import Row
     from headrace.bench.suite import Case
 
-#: The model that an archive of the suite is registered as, and its version; TorchServe's name.
+#: How the name of a model begins that an archive of the suite is registered as; TorchServe's name.
 _NAME: Final = "benchmark"
-_VERSION: Final = "1.0"
 _LOAD_S: Final = 600.0
-_WAIT_S: Final = 30.0
 #: A load of so many requests ends by their number, and not by its time.
 _DURATION_S: Final = 86_400.0
 #: A tenth of the requests are sent first, as TorchServe's suite does.
@@ -47,7 +44,8 @@ def run_sweep(
     Args:
         file: the suite.
         folder: where the files are written.
-        model: a registered model; None registers the archive of each case, and removes it.
+        model: a registered model; None registers the archive of each case under a new name, and
+            removes it.
         inputs: what to send; None takes that of each case.
         url: the server.
         processes: how many processes send the load.
@@ -56,6 +54,7 @@ def run_sweep(
         ConfigError: the suite is wrong, or a file cannot be written.
     """
     from headrace.bench import report
+    from headrace.bench.serving import NotServed
     from headrace.bench.suite import read_suite, report_row, write_report
 
     cases = read_suite(file)
@@ -71,7 +70,7 @@ def run_sweep(
                 output.message(f"{number} of {len(cases)}: {case.name}")
                 try:
                     measured, rows = _measure(client, case, model, inputs, url, processes)
-                except (InvalidRequest, _NotServed) as error:
+                except (InvalidRequest, NotServed) as error:
                     output.message(f"{case.name}: {output.error_text(error)}")
                     failed = True
                     continue
@@ -80,9 +79,10 @@ def run_sweep(
                 failed = failed or bool(measured.loads[-1].refused)
                 write_report(folder / "ab_report.csv", lines)
                 _store(folder / f"{case.name}.json", measured)
-        if found:
-            (folder / "report.md").write_text(report.markdown(found))
-            (folder / "report.html").write_text(report.html(found))
+        if not found:
+            return ExitCode.FAILED
+        (folder / "report.md").write_text(report.markdown(found))
+        (folder / "report.html").write_text(report.html(found))
     except OSError as error:
         raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
     _print(lines)
@@ -95,10 +95,6 @@ def _print(lines: list[dict[str, Any]]) -> None:
     output.table(
         [f">{name}" for name in shown], [[str(line[name]) for name in shown] for line in lines]
     )
-
-
-class _NotServed(HeadraceError, title="Not served"):
-    """The workers cannot serve the model with the options of a case."""
 
 
 def _measure(
@@ -132,55 +128,35 @@ def _measure(
         measure([first], target, options)
         counted = msgspec.structs.replace(options, on_rows=lambda _, found: rows.extend(found))
         load = msgspec.structs.replace(first, requests=case.requests)
-        return measure([load], target, counted, name=case.name), rows
+        found = measure([load], target, counted, name=case.name)
+    # The name under which an archive was registered means nothing to a reader.
+    return (found if model else msgspec.structs.replace(found, model=case.model)), rows
 
 
 @contextmanager
 def _served(client: Client, case: Case, model: str | None) -> Iterator[str]:
     """Serve the model with the options of a case, and take them back at the end."""
+    from headrace.bench.serving import apply_options, changed_options, temporary_model
+
     if model is None:
         if not case.url:
             raise InvalidRequest(f"{case.name} has no url", hint="name a registered model")
         options = {"source": case.url, **case.options}
-        done = client.register_model(_NAME, _VERSION, options, wait=_WAIT_S)
-        try:
-            _wait(client, _NAME, case.options, done.state, done.error)
-            yield _NAME
-        finally:
-            client.remove_model(_NAME, wait=_WAIT_S)
+        with temporary_model(client, _NAME, options, _LOAD_S) as name:
+            yield name
         return
-    versions = client.model_versions(model).versions
-    before = next((one.changed for one in versions if one.default), {})
+    before = changed_options(client, model)
     wanted = case.options
     workers = client.model(model).workers or []
     if all(str(one.get("device", "")).startswith(case.device) for one in workers):
         # It runs there, and a server may not allow a change of the device.
         del wanted["device"]
     try:
-        _wait(client, model, wanted, "pending", None)
+        apply_options(client, model, wanted, _LOAD_S)
         yield model
     finally:
         # None takes a change back.
         client.set_model_options(model, {key: before.get(key) for key in wanted})
-
-
-def _wait(
-    client: Client, model: str, options: Mapping[str, Any], state: str, error: str | None
-) -> None:
-    """Set options, and wait until the workers serve them.
-
-    Raises:
-        _NotServed: they cannot load the model, or not in time.
-    """
-    deadline = time.monotonic() + _LOAD_S
-    while state == "pending" and time.monotonic() < deadline:
-        # The same options again change nothing, and wait for the same state.
-        done = client.set_model_options(model, dict(options), wait=_WAIT_S)
-        state, error = done.state, done.error
-    if state != "ready":
-        lines = (error or "").strip().splitlines()
-        reason = lines[-1] if lines else f"it is not loaded after {_LOAD_S:g} s"
-        raise _NotServed(f"{model} cannot be served with these options: {reason}")
 
 
 def _store(file: Path, measured: Measurement) -> None:

@@ -148,7 +148,7 @@ def _present(config: ModelConfig) -> dict[str, Any]:
 
 
 def _on_server(model: str, url: str) -> _Subject:
-    from headrace.tune.deployment import changed_options
+    from headrace.bench.serving import changed_options
     from headrace.tune.tuning import OPTIONS
 
     with client_of(url) as client:
@@ -273,7 +273,8 @@ def _progress() -> Progress:
 
 def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> TuneReport:
     """Set the better options on the server, and return the report with the way back."""
-    from headrace.tune.deployment import apply_options, changed_options, revert_command
+    from headrace.bench.serving import apply_options, changed_options
+    from headrace.tune.deployment import revert_command
 
     with client_of(url) as client:
         before = changed_options(client, report.model)

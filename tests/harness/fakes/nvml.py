@@ -96,6 +96,11 @@ def _gpu(library: Library, handle: Any) -> Gpu:
     return library.gpus[_place(handle)]
 
 
+def _count(library: Library, out: Any) -> int:
+    out._obj.value = len(library.gpus)
+    return OK
+
+
 def _text(of: str) -> Any:
     def answer(library: Library, handle: Any, buffer: Any, _length: Any) -> int:
         buffer.value = str(getattr(_gpu(library, handle), of)).encode()
@@ -155,6 +160,7 @@ _FUNCTIONS: dict[str, Any] = {
     "nvmlInit_v2": lambda _library: OK,
     "nvmlShutdown": lambda _library: OK,
     "nvmlErrorString": lambda _library, code: f"error {code}".encode(),
+    "nvmlDeviceGetCount_v2": _count,
     "nvmlDeviceGetHandleByIndex_v2": _by_index,
     "nvmlDeviceGetHandleByUUID": _by_uuid,
     "nvmlDeviceGetUUID": _text("uuid"),

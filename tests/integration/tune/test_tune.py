@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.bench.serving import apply_options, changed_options
 from headrace.client.sync_client import Client
-from headrace.tune.deployment import RunningServer, changed_options
+from headrace.tune.deployment import RunningServer, revert_command
 from headrace.tune.space import Candidate
 from tests.harness.processes.processes import descendants
 from tests.harness.servers.up import RunningUp, clean_environment, headrace, running_up
@@ -159,8 +160,6 @@ def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> Non
 def test_a_result_is_applied_and_taken_back_by_one_command(
     server: RunningUp, tmp_path: Path
 ) -> None:
-    from headrace.tune.deployment import apply_options, revert_command
-
     with Client(url_of(server)) as client:
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         before = changed_options(client, "paced")

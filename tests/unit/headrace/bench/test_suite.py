@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.suite import COLUMNS, read_suite
+from headrace.bench.measurement import Usage
+from headrace.bench.suite import COLUMNS, Case, read_suite, report_row
 from headrace.errors import ConfigError
+from tests.harness.measurements import load, measurement
 
 MODEL = """
 vgg16:
@@ -81,3 +83,40 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, words: str)
     with pytest.raises(ConfigError) as caught:
         read_suite(file)
     assert words in caught.value.message
+
+
+CASE = Case(
+    name="eager_mode_vgg16_w1_b8", model="vgg16", url="vgg16.mar", input="kitten.jpg",
+    content_type="", workers=1, batch_size=8, batch_delay_ms=100.0, device="cuda", requests=10_000,
+    concurrency=10,
+)  # fmt: skip
+SERVER = {
+    "api": Usage(cpu_s=20, memory_mb=100),
+    "model": Usage(cpu_s=100, memory_mb=1500, processes=2),
+    "client": Usage(cpu_s=1000, memory_mb=5000),
+}
+
+
+def row_of(usage: dict[str, Usage]) -> dict[str, float]:
+    """Return the figures of the host; the load has 30 s on 8 cores and 32,000 MiB."""
+    found = report_row(CASE, measurement(loads=[load(rate=100, requests=3000, usage=usage)]), [])
+    assert tuple(found) == COLUMNS
+    return {name: value for name, value in found.items() if name in COLUMNS[25:]}
+
+
+def test_the_host_columns_are_of_the_server_and_of_all_devices() -> None:
+    device = Usage(cpu_s=0, memory_mb=20 * 1024, memory_total_mb=80 * 1024, busy=0.62)
+    assert row_of({**SERVER, "device": device}) == {
+        "cpu_percentage_mean": 50.0,
+        "memory_percentage_mean": 5.0,
+        "gpu_percentage_mean": 62.0,
+        "gpu_memory_percentage_mean": 25.0,
+        "gpu_memory_used_mean": 20_480.0,
+    }
+
+
+def test_without_a_device_its_columns_are_0_as_in_torchserves_report() -> None:
+    assert {name: value for name, value in row_of(SERVER).items() if "gpu" in name} == {
+        "gpu_percentage_mean": 0.0, "gpu_memory_percentage_mean": 0.0, "gpu_memory_used_mean": 0.0,
+    }  # fmt: skip
+    assert set(row_of({}).values()) == {0.0}

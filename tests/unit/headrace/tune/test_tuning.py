@@ -11,11 +11,11 @@ import pytest
 
 from headrace.bench.measure import LoadOptions
 from headrace.bench.measurement import Measurement, Objective, Peak, read_measurement
+from headrace.bench.serving import NotServed
 from headrace.bench.targets import Input, Target, target_for
 from headrace.client.models import Model
 from headrace.errors import ConfigError, InvalidRequest, ServerUnreachable
 from headrace.optimize.report import Comparison
-from headrace.tune.deployment import NotServed
 from headrace.tune.report import TuneReport, markdown
 from headrace.tune.search import Trial
 from headrace.tune.space import Candidate

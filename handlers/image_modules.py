@@ -16,11 +16,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.explanations import asked_targets, explain_image, read_target
-from handlers.images import ImageHandler, decode, from_base64, to_rgb
+from handlers.gpu_decoding import JpegDecoder, jpeg_decoder
+from handlers.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
 from handlers.modules import CroppedImageOptions, load_module
 from handlers.tensors import Fetched, Transfer, in_order, use_channels_last
-from handlers.vision import centre_square, tensor_of
-from headrace.errors import HandlerError, InputError
+from handlers.vision import centre_square, centre_square_of, tensor_of
+from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Exportable
 
 #: The batch size at which the memory format is tried at load.
@@ -101,11 +102,16 @@ class CroppedImageHandler(ExplainingHandler):
         """Return a score for each image and class (N, classes), for explanations."""
         raise NotImplementedError
 
+    #: Decodes JPEGs on the device; None for the CPU.
+    decoder: JpegDecoder | None = None
+
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
         options: CroppedImageOptions = self.options
         options.check(context.model_name)
+        if options.decode == "gpu":
+            self.decoder = jpeg_decoder(context)
         self.model = load_module(context, options).to(context.device, self.dtype).eval()
         self.use(self.model)
         self.transfer = Transfer(context.device)
@@ -124,6 +130,17 @@ class CroppedImageHandler(ExplainingHandler):
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
 
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        options: CroppedImageOptions = self.options
+        if options.decode == "gpu":
+            raise ConfigError(
+                f"model {context.model_name}: options.decode: gpu decodes in the model process, "
+                "and a preprocess process has no device",
+                hint="leave preprocess_processes out, or the option",
+            )
+
     def use(self, forward: Callable[[Tensor], Any]) -> None:
         """Run this for predictions."""
         self.forward = forward
@@ -136,6 +153,12 @@ class CroppedImageHandler(ExplainingHandler):
     def item(self, data: Any) -> Tensor:
         """Return the tones (H, W, 3) of an image, or the tensor that a list is."""
         options: CroppedImageOptions = self.options
+        if self.decoder is not None:
+            data = from_base64(data) if isinstance(data, str) else data
+            if is_upright_jpeg(data, options.max_pixels):
+                tones = self.decoder(bytes(data))
+                if tones is not None:
+                    return centre_square_of(tones, options.resize_px, options.crop_px)
         image = image_or_tensor(data, options.max_pixels, options.resize_px)
         if isinstance(image, Tensor):
             return image
@@ -180,10 +203,10 @@ class CroppedImageHandler(ExplainingHandler):
 
 
 def groups(items: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield the places and the items of each size and type, in the order of their first ones."""
+    """Yield the places and the items of each size, type and device, in order of appearance."""
     by_kind: dict[Any, list[int]] = {}
     for place, item in enumerate(items):
-        by_kind.setdefault((item.dtype, item.shape), []).append(place)
+        by_kind.setdefault((item.dtype, item.shape, item.device), []).append(place)
     for places in by_kind.values():
         yield places, [items[place] for place in places]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean, listing
@@ -107,6 +107,26 @@ def _opened(
             image.draft(None, (draft_px, draft_px))
         image.load()
         return image
+
+
+def is_upright_jpeg(data: object, max_pixels: int) -> bool:
+    """Return whether data is a JPEG in grey or RGB, within the limits, that need not be turned.
+
+    It reads the header alone, so the rest of the file may be broken.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        return False
+    try:
+        with Image.open(io.BytesIO(bytes(data)), formats=["JPEG"]) as image:
+            width, height = image.size
+            return (
+                width * height <= max_pixels
+                and max(width, height) <= HIGHEST_SIDE_PX
+                and image.mode in ("L", "RGB")
+                and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            )
+    except Exception:  # noqa: BLE001 - parsers raise any error, and `decode` names what is wrong
+        return False
 
 
 def from_base64(text: str) -> bytes:

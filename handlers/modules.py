@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import torch
@@ -64,12 +64,14 @@ class CroppedImageOptions(
         crop_px: the side of the square cut from the middle.
         mean: subtracted per channel, for values in 0..1.
         std: divides each channel.
+        decode: where JPEGs are decoded; `gpu` is the model's CUDA device, by torchvision.
     """
 
     resize_px: _Side = 256
     crop_px: _Side = 224
     mean: _Three = msgspec.field(default_factory=lambda: list(IMAGENET_MEAN))
     std: _Spread = msgspec.field(default_factory=lambda: list(IMAGENET_STD))
+    decode: Literal["cpu", "gpu"] = "cpu"
 
     def check(self, model_name: str) -> None:
         """Refuse a crop that is larger than the resized image.

@@ -83,7 +83,12 @@ class Transfer:
         return torch.stack(list(items), out=batch)
 
     def to_device(self, items: Sequence[Tensor]) -> Tensor:
-        """Return host tensors of equal shape as one batch on the device, for its current stream."""
+        """Return tensors of equal shape as one batch on the device, for its current stream.
+
+        They are on the host, or on the device already.
+        """
+        if items[0].device.type != "cpu":
+            return torch.stack(list(items))
         batch = self.gather(items)
         if self.stream is None:
             return batch.to(self.device)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from handlers.images import to_rgb
 from headrace.errors import HandlerError, InputError
@@ -135,6 +136,18 @@ def centre_square(image: Image.Image, resize_px: int, crop_px: int) -> Image.Ima
         box=(left, top, left + side, top + side),
         reducing_gap=2.0,
     )
+
+
+def centre_square_of(tones: Tensor, resize_px: int, crop_px: int) -> Tensor:
+    """Return what `centre_square` does, of tones (3, H, W) on any device, as (S, S, 3).
+
+    The square begins at a whole pixel, and tones differ a little from Pillow's.
+    """
+    side = max(1, round(min(tones.shape[1:]) * crop_px / resize_px))
+    top, left = (max(0, round((length - side) / 2)) for length in tones.shape[1:])
+    square = tones[None, :, top : top + side, left : left + side].float()
+    resized = interpolate(square, (crop_px, crop_px), mode="bilinear", antialias=True)
+    return resized[0].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
 def imagenet_transform(resize_px: int = 256, crop_px: int = 224) -> Compose:

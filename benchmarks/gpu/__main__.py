@@ -1,9 +1,10 @@
 """Models on a GPU behind the queue, against the bare loop: `python -m benchmarks.gpu`.
 
 ResNet-50, and with torchvision Mask R-CNN, in float and half. The bare loop and the queue are
-measured in turn, on the same machine. `--write` puts the table into docs/performance.md, `--out`
-into a file, row by row. `--device cpu` tries the same code with tiny models; its figures mean
-nothing.
+measured in turn, on the same machine. `--forms` measures others too: ResNet-50 in half with CUDA
+graphs, with TensorRT, and with JPEGs that are decoded on the GPU. `--write` puts the table into
+docs/performance.md, `--out` into a file, row by row. `--device cpu` tries the same code with tiny
+models; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from statistics import median
 from typing import Final
 
 from benchmarks.gpu.load import Latencies, model_name, p99, run_load, served
-from benchmarks.gpu.workloads import PRECISIONS, Workload, photographs, workloads
+from benchmarks.gpu.workloads import (
+    FORMS,
+    SEED_FORMS,
+    Workload,
+    obstacle,
+    photographs,
+    workloads,
+)
 from benchmarks.line_process import LineProcess, line_process
 from benchmarks.tables import DOC
 from tests.harness.processes.gpu import cuda_names, gpus, used_mib
@@ -30,7 +38,7 @@ from workers.replicas.devices import model_environ, tuned
 BEGIN: Final = "<!-- gpu:begin -->"
 END: Final = "<!-- gpu:end -->"
 COLUMNS: Final = (
-    "model", "precision", "batch", "clients", "bare loop, images/s", "behind the queue",
+    "model", "form", "batch", "clients", "bare loop, images/s", "behind the queue",
     "share (lowest to highest pair)", "model p99, ms", "client p99, ms",
 )  # fmt: skip
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
@@ -48,6 +56,7 @@ class Plan:
     clients: tuple[int, ...]
     seconds: float
     pairs: int
+    forms: tuple[str, ...] = SEED_FORMS
 
     @property
     def environ(self) -> dict[str, str]:
@@ -64,9 +73,11 @@ class Plan:
 def measured(plan: Plan, workload: Workload, bare: LineProcess, url: str) -> Iterator[str]:
     """Yield the rows of a workload."""
     images = photographs(IMAGES, workload.width, workload.height)
-    for precision, batch in product(PRECISIONS, plan.batches):
-        name = model_name(precision, batch)
-        command = f"run {precision} {batch} "
+    for form, batch in product(workload.forms(plan.forms), plan.batches):
+        name = model_name(form, batch)
+        command = f"run {form} {batch} "
+        variant = bare.request(f"load {form} {batch}").strip()
+        shown = f"{form} (refused: eager)" if variant.startswith("eager;") else form
         bare.request(f"{command}{WARM_S}")
         for clients in plan.clients:
             run_load(url, name, images, clients, WARM_S, Latencies())
@@ -76,7 +87,7 @@ def measured(plan: Plan, workload: Workload, bare: LineProcess, url: str) -> Ite
                 pairs.append((alone, run_load(url, name, images, clients, plan.seconds, seen)))
             shares = [queued / alone for alone, queued in pairs]
             yield (
-                f"| {workload.name} | {precision} | {batch} | {clients} "
+                f"| {workload.name} | {shown} | {batch} | {clients} "
                 f"| {median(alone for alone, _ in pairs):,.1f} "
                 f"| {median(queued for _, queued in pairs):,.1f} "
                 f"| {median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) "
@@ -88,7 +99,7 @@ def rows(plan: Plan) -> Iterator[str]:
     """Yield the lines of the table: the machine, the header, and the rows."""
     torch_device = "cpu" if plan.tiny else "cuda:0"
     # The loop has the threads and the memory of a model process behind the queue.
-    processes = len(PRECISIONS) * len(plan.batches)
+    processes = len(plan.forms) * len(plan.batches)
     environ = tuned(model_environ({**os.environ, **plan.environ}, processes), torch_device)
     for n, workload in enumerate(workloads(tiny=plan.tiny)):
         arguments = (torch_device, "tiny" if plan.tiny else "full", workload.name)
@@ -103,7 +114,9 @@ def rows(plan: Plan) -> Iterator[str]:
                 yield described(plan, about, context)
                 yield HEAD
             device = "cpu" if plan.tiny else "auto"
-            url = stack.enter_context(served(workload, device, plan.batches, plan.environ))
+            url = stack.enter_context(
+                served(workload, device, workload.forms(plan.forms), plan.batches, plan.environ)
+            )
             yield from measured(plan, workload, bare, url)
 
 
@@ -135,6 +148,10 @@ def parsed() -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--seconds", type=float, default=1.5, help="length of each half of a pair")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument(
+        "--forms", nargs="+", choices=[*FORMS, "all"], default=list(SEED_FORMS),
+        help="how the models run; all: each form that can run here",
+    )  # fmt: skip
     parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file that gets the table, row by row")
     given = parser.parse_args()
@@ -142,9 +159,14 @@ def parsed() -> tuple[Plan, argparse.Namespace]:
         parser.exit(3, "there is no CUDA device; --device cpu tries the code without one\n")
     if given.device == "cpu" and given.write:
         parser.error("--write is for a GPU's figures")
+    obstacles = {name: obstacle(name, given.device) for name in FORMS}
+    forms = [name for name in FORMS if not obstacles[name]] if "all" in given.forms else given.forms
+    if lacking := [obstacles[name] for name in forms if obstacles[name]]:
+        parser.exit(3, f"{', '.join(lacking)}\n")
     plan = Plan(
-        given.device, tuple(given.batches), tuple(given.clients), given.seconds, given.pairs
-    )
+        given.device, tuple(given.batches), tuple(given.clients), given.seconds, given.pairs,
+        tuple(forms),
+    )  # fmt: skip
     return plan, given
 
 

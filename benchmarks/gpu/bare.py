@@ -2,13 +2,15 @@
 
 It runs the same handler, images and batches as behind the queue in one process, and decodes the
 next batch meanwhile with as many threads. `context` creates CUDA's context and returns the device's
-description; `run PRECISION BATCH SECONDS` returns images per second.
+description; `load FORM BATCH` loads the handler in a form, and returns which variant runs;
+`run FORM BATCH SECONDS` returns images per second.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,18 +18,23 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 
 from benchmarks.gpu.workloads import Workload, photographs, workloads
-from handlers.loader import load_handler
+from headrace.config.model_catalog import model_of
+from headrace.config.optimize import Optimize
 from headrace.handler import Context, Handler
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.startup import context_of, handler_of
+from workers.model_process.variant import describe, install_variant
 
 IMAGES: Final = 64
 #: Batches in flight, as in a model process: one is read, one computes.
 AHEAD: Final = 2
 
 
-def describe(device: str) -> dict[str, str]:
+def described(device: str) -> dict[str, str]:
     """Return the device and its software, after its context is created."""
     torch.ones(1, device=device).add_(1).cpu()
     description = {"name": "CPU", "torch": torch.__version__, "cuda": ""}
@@ -46,13 +53,14 @@ class Loop:
 
     def __init__(self, workload: Workload, device: str) -> None:
         self._workload, self._device = workload, device
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[tuple[str, int], Handler] = {}
+        self._builds = tempfile.TemporaryDirectory()
         made = photographs(IMAGES, workload.width, workload.height)
         self._images: list[Any] = [image.jpeg for image in made]
 
-    def run(self, precision: str, batch: int, seconds: float) -> float:
+    def run(self, form: str, batch: int, seconds: float) -> float:
         """Return images per second."""
-        handler = self._handlers.get(precision) or self._load(precision, batch)
+        handler = self._handlers[form, batch]
         done, started = 0, time.perf_counter()
         with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as reader:
             answers: list[Future[list[Any]]] = []
@@ -77,19 +85,18 @@ class Loop:
             ready, following, first = following, decode(), False
             yield list(chain.from_iterable(future.result() for future in ready))
 
-    def _load(self, precision: str, batch: int) -> Handler:
-        workload = self._workload
-        model = workload.model(self._device, precision, batch)
-        loaded = load_handler(workload.handler, Path())
-        handler = loaded() if isinstance(loaded, type) else loaded
-        handler.initialize(
-            Context(
-                "bare", "1.0", self._device, Path(), options=model["options"],
-                channels_last="on" if model["channels_last"] else "off", max_batch_size=batch,
-            )
-        )  # fmt: skip
-        self._handlers[precision] = handler
-        return handler
+    def load(self, form: str, batch: int) -> str:
+        """Load the handler as a model process does; return which variant runs, "" for none."""
+        values = self._workload.model(self._device, form, batch)
+        if wanted := values.get("optimize"):
+            values["optimize"] = msgspec.convert(wanted, Optimize)
+        frame = model_of("bare", values, Path()).init_frame(Path(), self._device)
+        handler, context = handler_of(frame), context_of(frame, Context)
+        handler.initialize(context)
+        executor = BatchExecutor(handler, context)
+        found = install_variant(executor, {**frame, "optimize_cache": self._builds.name})
+        self._handlers[form, batch] = handler
+        return "" if found is None else describe(found)
 
 
 def main() -> None:
@@ -99,11 +106,15 @@ def main() -> None:
     for line in sys.stdin:
         word, *rest = line.split()
         if word == "context":
-            print(json.dumps(describe(device)), flush=True)
+            print(json.dumps(described(device)), flush=True)
             continue
         loop = loop or Loop(workload, device)
-        precision, batch, seconds = rest
-        print(loop.run(precision, int(batch), float(seconds)), flush=True)
+        if word == "load":
+            form, batch = rest
+            print(loop.load(form, int(batch)), flush=True)
+            continue
+        form, batch, seconds = rest
+        print(loop.run(form, int(batch), float(seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import httpx2
 
-from benchmarks.gpu.workloads import PRECISIONS, Photograph, Workload
+from benchmarks.gpu.workloads import LOAD_S, Photograph, Workload
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import celery_worker, write_models
 
-READY_S: Final = 300
 WAIT_S: Final = 60
 #: What a job's time in the handler is made of.
 STAGES: Final = ("preprocess", "inference", "postprocess")
@@ -50,19 +49,23 @@ def p99(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(len(values) * 0.99) - 1]
 
 
-def model_name(precision: str, batch: int) -> str:
+def model_name(form: str, batch: int) -> str:
     """Return the name of a combination in the models file."""
-    return f"{precision}-{batch}"
+    return f"{form}-{batch}"
 
 
 @contextmanager
 def served(
-    workload: Workload, device: str, batches: Sequence[int], environ: Mapping[str, str]
+    workload: Workload,
+    device: str,
+    forms: Sequence[str],
+    batches: Sequence[int],
+    environ: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield the base URL of an API with all combinations of a workload."""
     models = {
-        model_name(precision, batch): workload.model(device, precision, batch)
-        for precision in PRECISIONS
+        model_name(form, batch): workload.model(device, form, batch)
+        for form in forms
         for batch in batches
     }
     with ExitStack() as stack:
@@ -72,7 +75,7 @@ def served(
         worker = stack.enter_context(
             celery_worker(redis.url, path, folder, environ=dict(environ), arguments=())
         )
-        worker.wait_ready(*models, timeout_s=READY_S)
+        worker.wait_ready(*models, timeout_s=LOAD_S)
         yield stack.enter_context(api_process(redis.url, path)).url
 
 

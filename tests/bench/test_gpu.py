@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import COLUMNS, HEAD, Plan, rows, written
 from benchmarks.gpu.load import p99
-from benchmarks.gpu.workloads import PRECISIONS, workloads
+from benchmarks.gpu.workloads import SEED_FORMS, workloads
 from benchmarks.tables import DOC
 
 
@@ -15,11 +15,14 @@ def test_every_row_is_measured() -> None:
     about, head, *measured = rows(Plan("cpu", (1,), (2,), seconds=0.1, pairs=1))
     assert " on CPU, " in about
     assert head == HEAD
-    assert len(measured) == len(PRECISIONS) * len(workloads(tiny=True))
+    assert len(measured) == len(SEED_FORMS) * len(workloads(tiny=True))
     for line in measured:
         _, *cells, _ = (cell.strip() for cell in line.split("|"))
         assert len(cells) == len(COLUMNS)
-        assert all(float(cells[n].partition(" ")[0].replace(",", "")) > 0 for n in range(2, 9))
+        figures = [float(cell.partition(" ")[0].replace(",", "")) for cell in cells[2:]]
+        share = figures.pop(4)
+        assert share >= 0  # of a server that stood still it is 0 in two digits
+        assert min(figures) > 0
 
 
 def test_the_document_has_its_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.workers.worker import HANDLERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+NEEDS_TORCHVISION = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 
 
 def test_copies_are_pinned_and_run_beside_what_the_device_computes(on_gpu: Start) -> None:
@@ -52,3 +57,24 @@ def test_the_gpu_gives_the_answers_of_the_cpu(on_gpu: Start) -> None:
     assert found["gpu"] == pytest.approx(found["cpu"], abs=0.01)
     assert found["half"] == pytest.approx(found["cpu"], abs=0.05)
     assert found["bfloat16"] == pytest.approx(found["cpu"], abs=0.15)
+
+
+@NEEDS_TORCHVISION
+def test_jpegs_are_decoded_on_the_gpu(on_gpu: Start) -> None:
+    model = {"handler": "image_classifier", "max_batch_size": 4, "timeout_s": 300}
+    models = {
+        "cpu": {**model, "options": {"top_k": 1000}},
+        "gpu": {**model, "options": {"top_k": 1000, "decode": "gpu"}},
+    }
+    images = [image.as_input() for image in photographs(6, 320, 240)]
+    with on_gpu(**models) as (_, client):
+        found = []
+        for name in models:
+            jobs = client.wait(*client.submit(name, *images), timeout_s=LOAD_S)
+            assert {job.state for job in jobs} == {State.SUCCEEDED}, jobs[0].error_json
+            found.append([
+                {one["index"]: one["probability"] for one in client.result(job.id)["classes"]}
+                for job in jobs
+            ])  # fmt: skip
+    for on_cpu, decoded in zip(*found, strict=True):
+        assert decoded == pytest.approx(on_cpu, abs=0.01)

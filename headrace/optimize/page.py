@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from typing import Final
+from xml.etree.ElementTree import Element
 
 import msgspec
 
 from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.pages.charts import Bar, bar_chart
+from headrace.pages.elements import element
+from headrace.pages.page import facts, figure, page, section
+from headrace.pages.page import table as html_table
 
-_BAR_PX: Final = 340
-_ROW_PX: Final = 26
-_NAME_PX: Final = 190
-_STYLE: Final = """
-:root { color-scheme: light dark; --text: #1d2327; --soft: #5c6670; --line: #d5dade;
-  --back: #fff; --bar: #2f7f86; --own: #9aa5ad; --bad: #b3423a; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e8eb; --soft: #9aa5ad; --line: #3a4249;
-  --back: #15191c; --bar: #58b3ba; --own: #6b757d; --bad: #e58a80; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
-  max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; white-space: nowrap; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child, td.why { text-align: left; }
-td.why { white-space: normal; min-width: 18rem; color: var(--bad); }
-dl { display: grid; grid-template-columns: max-content auto; gap: .1rem 1rem; color: var(--soft); }
-dd { margin: 0; } svg { max-width: 100%; height: auto; } svg text { fill: var(--text);
-  font: 13px system-ui, sans-serif; } .bar { fill: var(--bar); } .eager { fill: var(--own); }
-.refused { fill: var(--bad); } .interval { stroke: var(--text); stroke-width: 1.5; }
-@media print { body { margin: 0; max-width: none; } }
-"""
+#: The parts of a bar: one of them has its length, and so its colour.
+_KINDS: Final = ("eager", "variant", "refused")
 
 
 def as_json(comparison: Comparison) -> str:
@@ -113,66 +98,53 @@ def gain_text(comparison: Comparison, variant: Variant, size: int) -> str:
 
 def html(comparison: Comparison) -> str:
     """Return the page."""
-    name = escape(comparison.model)
-    facts = {
+    known = {
         "device": comparison.device,
         "threads": str(comparison.threads),
         "inputs": comparison.inputs,
         **{key.replace("_", " "): str(value) for key, value in comparison.environment.items()},
     }
-    charts = "".join(
-        f"<h2>Milliseconds of a batch of {size}</h2>{_chart(comparison, size)}"
-        for size in sizes_of(comparison)
-    )
-    listed = "".join(
-        f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()
-    )
-    notes = "".join(f"<p>{escape(text)}.</p>" for text in list(remarks(comparison))[-1:])
-    return (
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>Variants of {name}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Variants of {name}</h1>{notes}<div class=wide>{_html_table(comparison)}</div>{charts}"
-        "<p>Bars are medians; lines are 95 % intervals. All variants ran in turns.</p>"
-        f"<h2>Environment</h2><dl>{listed}</dl></body></html>\n"
-    )
+    charts = [_chart(comparison, size) for size in sizes_of(comparison)]
+    return page(
+        f"Variants of {comparison.model}",
+        *(element("p", f"{text}.") for text in list(remarks(comparison))[-1:]),
+        _html_table(comparison),
+        section(
+            "Time of a batch",
+            element(
+                "p", "Bars are medians, and lines are 95 % intervals. All variants ran in turns.",
+                class_="soft",
+            ),
+            element("div", *charts, class_="figures"),
+        ) if charts else None,
+        section("Environment", facts((name, text) for name, text in known.items() if text)),
+    )  # fmt: skip
 
 
-def _html_table(comparison: Comparison) -> str:
+def _html_table(comparison: Comparison) -> Element:
     columns, rows = table(comparison)
-    head = "".join(f"<th>{escape(one.lstrip('>'))}</th>" for one in columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}"
-        f"<td class=why>{escape(variant.refused)}</td></tr>"
+    names = [*(one.lstrip(">") for one in columns), "why it is refused"]
+    texts = [n for n, one in enumerate(columns) if not one.startswith(">")]
+    cells = [
+        [*row, element("span", variant.refused, class_="bad") if variant.refused else ""]
         for variant, row in zip(comparison.variants, rows, strict=True)
-    )
-    return f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{body}</tbody></table>"
+    ]
+    return html_table(names, cells, texts=(*texts, len(columns)))
 
 
-def _chart(comparison: Comparison, size: int) -> str:
-    found = [(one, time) for one in comparison.variants if (time := time_of(one, size)) is not None]
-    most = max((time.high_ms for _, time in found), default=1.0) or 1.0
-    rows = "".join(
-        _bar(n, variant, time, _BAR_PX / most) for n, (variant, time) in enumerate(found)
-    )
-    width, height = _NAME_PX + _BAR_PX + 90, len(found) * _ROW_PX + 6
-    return (
-        f"<svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img' "
-        f"aria-label='Milliseconds of a batch of {size}, by variant'>{rows}</svg>"
-    )
-
-
-def _bar(n: int, variant: Variant, time: BatchTime, px_per_ms: float) -> str:
-    top = n * _ROW_PX + 4
-    kind = "refused" if variant.refused else ("eager" if n == 0 else "bar")
-    width = time.inference_ms * px_per_ms
-    low, high = (_NAME_PX + value * px_per_ms for value in (time.low_ms, time.high_ms))
-    return (
-        f"<text x='0' y='{top + 14}'>{escape(variant.optimize.name)}</text>"
-        f"<rect class='{kind}' x='{_NAME_PX}' y='{top}' width='{width:.1f}' height='18' rx='2'/>"
-        f"<line class='interval' x1='{low:.1f}' x2='{high:.1f}' y1='{top + 9}' y2='{top + 9}'/>"
-        f"<text x='{max(_NAME_PX + width, high) + 8:.1f}' y='{top + 14}'>{_ms(time)}</text>"
-    )
+def _chart(comparison: Comparison, size: int) -> Element:
+    bars, shown = [], set()
+    for n, variant in enumerate(comparison.variants):
+        time = time_of(variant, size)
+        if time is None:
+            continue
+        kind = 2 if variant.refused else min(n, 1)
+        shown.add(kind)
+        parts = [time.inference_ms if one == kind else 0.0 for one in range(len(_KINDS))]
+        bars.append(Bar(variant.optimize.name, parts, time.low_ms, time.high_ms))
+    title = f"Batches of {size}"
+    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, _KINDS, "milliseconds")
+    return figure(title, chart, legend=[(kind, _KINDS[kind]) for kind in sorted(shown)])
 
 
 def _backend(variant: Variant) -> str:

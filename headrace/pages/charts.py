@@ -66,10 +66,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of parts that are stacked from left to right."""
+    """A bar of parts that are stacked from left to right, with an interval of its length."""
 
     name: str
     parts: Sequence[float]
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass
@@ -303,10 +305,11 @@ def bar_chart(title: str, bars: Sequence[Bar], parts: Sequence[str], x: str) -> 
         x: what the length of a bar measures.
     """
     sums = [sum(bar.parts) for bar in bars]
-    across = axis(x, sums or [1.0], 8, WIDTH - 64)
+    ends = [max(total, bar.high or 0.0) for bar, total in zip(bars, sums, strict=True)]
+    across = axis(x, ends or [1.0], 8, WIDTH - 64)
     row = _BAR + _LINE + 10
     made: list[Child] = []
-    for n, (bar, total) in enumerate(zip(bars, sums, strict=True)):
+    for n, (bar, total, end) in enumerate(zip(bars, sums, ends, strict=True)):
         top, at = n * row + 4, 0.0
         made.append(_text(8, top + 11, shorter(bar.name, 68), "start"))
         for colour, value in enumerate(bar.parts):
@@ -320,7 +323,12 @@ def bar_chart(title: str, bars: Sequence[Bar], parts: Sequence[str], x: str) -> 
                         class_=f"part c{colour % COLOURS}",
                     )
                 )  # fmt: skip
-        made.append(_text(across.at(total) + 6, top + 31, number(total), "start", class_="label"))
+        if bar.low is not None and bar.high is not None:
+            low, high, middle = across.at(bar.low), across.at(bar.high), top + 16 + _BAR / 2
+            made.append(
+                element("line", class_="interval of-bar", x1=low, x2=high, y1=middle, y2=middle)
+            )
+        made.append(_text(across.at(end) + 6, top + 31, number(total), "start", class_="label"))
     bottom = len(bars) * row + 6
     made += [_text(across.at(tick), bottom + 10, _tick(tick)) for tick in across.ticks]
     made.append(_text((8 + WIDTH - 64) / 2, bottom + 30, x, class_="name"))

@@ -71,7 +71,7 @@ svg text.label,svg text.limit{paint-order:stroke;stroke:var(--paper);stroke-widt
 svg .grid{stroke:var(--line)}svg .tick,svg .axis{stroke:var(--soft)}
 svg line.limit{stroke:var(--limit);stroke-dasharray:5 3}
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
-.interval{stroke:var(--c);stroke-width:1.5}.dot,.part{fill:var(--c)}
+.interval{stroke:var(--c);stroke-width:1.5}.interval.of-bar{stroke:var(--ink)}.dot,.part{fill:var(--c)}
 .part{stroke:var(--paper);stroke-width:1}
 .hollow{fill:var(--paper);stroke:var(--c);stroke-width:2}
 ul.legend{display:flex;flex-wrap:wrap;gap:.15rem 1rem;list-style:none;margin:.25rem 0;padding:0;

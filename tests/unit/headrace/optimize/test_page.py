@@ -71,7 +71,8 @@ def test_the_page_is_whole_and_asks_no_other_host() -> None:
     assert "&lt;b&gt;" in text
     assert text.count("<svg") == 2
     assert text.count("<rect") == 6  # the missing one has no bar
-    assert "prefers-color-scheme: dark" in text
+    assert text.count("of-bar") == 6 + 1  # each bar has its interval, and the style a rule
+    assert "prefers-color-scheme:dark" in text
 
 
 def test_the_json_is_the_document() -> None:

@@ -294,7 +294,7 @@ class PeakSearch:
                 # Chance moves the medians of a short load; a queue that grows shows in a long one.
                 length_s *= 2
                 continue
-            if verdict.late > verdict.requests * (1 - self._objective.percentile / 100):
+            if verdict.refuted:
                 break
             needed = verdict.needed
         met = verdict is not None and verdict.met and load.steady

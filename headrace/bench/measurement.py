@@ -45,6 +45,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         needed: how many requests confirm it with so many late ones.
         text: the verdict in a sentence.
         fair: the generator's own delay did not decide it.
+        refuted: more requests were late than the objective allows. If it is neither met nor
+            refuted, the load was too short to tell.
     """
 
     met: bool
@@ -54,6 +56,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     needed: int
     text: str
     fair: bool = True
+    refuted: bool = True
+
+    @property
+    def word(self) -> str:
+        """Return the verdict in a word or two."""
+        return "met" if self.met else ("missed" if self.refuted else "not confirmed")
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,16 +119,20 @@ def verdict(requests: int, late: int, objective: Objective) -> Verdict:
     """Return whether so many requests with so many late ones confirm an objective."""
     allowed, needed = allowed_late(requests, objective), needed_requests(late, objective)
     met = late <= allowed
+    refuted = not met and late > requests * (1 - objective.percentile / 100)
     promise = f"p{objective.percentile:g} within {objective.latency_ms:g} ms"
     sure = f"{objective.confidence * 100:g} % confidence"
     counted = f"{late:,} of {requests:,} requests were late or failed"
     if met:
         text = f"{promise} is met with {sure}: {counted}; {allowed:,} may be"
-    elif late > requests * (1 - objective.percentile / 100):
+    elif refuted:
         text = f"{promise} is missed: {counted}"
     else:
         text = f"{promise} is not confirmed with {sure}: {counted}; this needs {needed:,} requests"
-    return Verdict(met=met, requests=requests, late=late, allowed=allowed, needed=needed, text=text)
+    return Verdict(
+        met=met, requests=requests, late=late, allowed=allowed, needed=needed, text=text,
+        refuted=refuted,
+    )  # fmt: skip
 
 
 def rate_interval(counts: Sequence[int], length_s: float) -> tuple[float, float]:

@@ -9,13 +9,13 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.pages.charts import Bar, bar_chart
+from headrace.pages.charts import COLOURS, Bar, bar_chart
 from headrace.pages.elements import element
 from headrace.pages.page import facts, figure, page, section
 from headrace.pages.page import table as html_table
 
-#: The parts of a bar: one of them has its length, and so its colour.
-_KINDS: Final = ("eager", "variant", "refused")
+#: The kinds of bars, with their colours. A bar has one part, at the place of its colour.
+_KINDS: Final = {"eager": 7, "variant": 0, "refused": 1}
 
 
 def as_json(comparison: Comparison) -> str:
@@ -109,6 +109,11 @@ def html(comparison: Comparison) -> str:
         f"Variants of {comparison.model}",
         *(element("p", f"{text}.") for text in list(remarks(comparison))[-1:]),
         _html_table(comparison),
+        *(
+            element("p", element("span", f"{one.optimize.name} ", class_="bad"),
+                    f"is refused: {one.refused}.")
+            for one in comparison.variants if one.refused
+        ),
         section(
             "Time of a batch",
             element(
@@ -123,13 +128,8 @@ def html(comparison: Comparison) -> str:
 
 def _html_table(comparison: Comparison) -> Element:
     columns, rows = table(comparison)
-    names = [*(one.lstrip(">") for one in columns), "why it is refused"]
     texts = [n for n, one in enumerate(columns) if not one.startswith(">")]
-    cells = [
-        [*row, element("span", variant.refused, class_="bad") if variant.refused else ""]
-        for variant, row in zip(comparison.variants, rows, strict=True)
-    ]
-    return html_table(names, cells, texts=(*texts, len(columns)))
+    return html_table([one.lstrip(">") for one in columns], rows, texts=texts)
 
 
 def _chart(comparison: Comparison, size: int) -> Element:
@@ -138,13 +138,16 @@ def _chart(comparison: Comparison, size: int) -> Element:
         time = time_of(variant, size)
         if time is None:
             continue
-        kind = 2 if variant.refused else min(n, 1)
+        kind = "refused" if variant.refused else ("variant" if n else "eager")
         shown.add(kind)
-        parts = [time.inference_ms if one == kind else 0.0 for one in range(len(_KINDS))]
+        parts = [0.0] * COLOURS
+        parts[_KINDS[kind]] = time.inference_ms
         bars.append(Bar(variant.optimize.name, parts, time.low_ms, time.high_ms))
     title = f"Batches of {size}"
-    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, _KINDS, "milliseconds")
-    return figure(title, chart, legend=[(kind, _KINDS[kind]) for kind in sorted(shown)])
+    names = ["time"] * COLOURS
+    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, names, "milliseconds")
+    legend = [(colour, kind) for kind, colour in _KINDS.items() if kind in shown]
+    return figure(title, chart, legend=legend)
 
 
 def _backend(variant: Variant) -> str:

@@ -1,4 +1,4 @@
-"""The report of `headrace bench` in a real browser: readable at any width, without any request."""
+"""The reports of `bench` and `optimize` in a real browser: readable at any width, no request."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from headrace.bench.report import html
+from headrace.config.optimize import Optimize
+from headrace.optimize import page as variants_page
+from headrace.optimize.report import BatchTime, Comparison, Variant
 from tests.harness.clients.browser import browser, browser_page
 from tests.harness.measurements import load, measurement
 
@@ -52,11 +55,30 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {name: folder / f"{name}.html" for name in reports}
     for name, some in reports.items():
         paths[name].write_text(html(some))
+    paths["variants"] = folder / "variants.html"
+    paths["variants"].write_text(variants_page.html(variants()))
     return paths
 
 
+def variants() -> Comparison:
+    """A comparison with a wide interval, and with long reasons."""
+    times = [
+        BatchTime(size=n, inference_ms=9.0 * n, low_ms=1.0 * n, high_ms=90.0 * n) for n in (1, 8)
+    ]
+    reason = "it is slower than eager: " + ", ".join(f"{n} ms for a batch of {n}" for n in range(9))
+    return Comparison(
+        model="resnet", device="cpu", threads=2, inputs="a/folder/with/a/long/name/" * 5,
+        variants=[
+            Variant(optimize=Optimize(), times=times),
+            Variant(optimize=Optimize(backend="openvino", precision="int8"), times=times),
+            Variant(optimize=Optimize(backend="compile"), times=times, refused=reason),
+            Variant(optimize=Optimize(backend="tensorrt"), refused="not installed"),
+        ],
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["one", "two", "many", "close", "hostile", "none"])
+@pytest.mark.parametrize("name", ["one", "two", "many", "close", "hostile", "none", "variants"])
 def test_nothing_is_covered_or_cut_off_and_nothing_is_requested(
     chromium: Browser, pages: dict[str, Path], name: str, scheme: Any
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.bench.measurement import Measurement
 from headrace.bench.report.compare import Difference
-from headrace.bench.report.wording import COLUMNS, about, notes, row, values, verdicts
+from headrace.bench.report.wording import COLUMNS, about, all_notes, row, values, verdicts
 from headrace.pages.elements import clean, number
 
 #: Characters that Markdown or HTML in it reads as something else than text.
@@ -35,7 +35,7 @@ def _measurement(measurement: Measurement) -> str:
         parts.append("No load was run.")
     parts.append("")
     sentences = [text for _, text in verdicts(measurement)]
-    sentences += [text for load in measurement.loads for text in notes(load)]
+    sentences += all_notes(measurement)
     parts += [f"- {escaped(text)}" for text in sentences]
     environment = "; ".join(f"{name}: {text}" for name, text in values(measurement.environment))
     if environment:

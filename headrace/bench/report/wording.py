@@ -62,7 +62,7 @@ def objective_text(load: Load) -> str:
         return "does not count"
     if load.verdict is None:
         return NOTHING
-    return "met" if load.verdict.met else "missed"
+    return load.verdict.word
 
 
 def row(load: Load) -> list[str]:
@@ -99,10 +99,22 @@ def notes(load: Load) -> list[str]:
     return found
 
 
-def verdicts(measurement: Measurement) -> list[tuple[bool, str]]:
-    """Return for each load that counts whether it met the objective, and the verdict's text."""
+def all_notes(measurement: Measurement) -> list[str]:
+    """Return the notes of all loads; of a search none, as of its verdicts."""
+    if measurement.peak is not None:
+        return []
+    return [text for load in measurement.loads for text in notes(load)]
+
+
+def verdicts(measurement: Measurement) -> list[tuple[str, str]]:
+    """Return for each load that counts the verdict in a word or two, and its text.
+
+    Of a search only the end is of interest, so it has none.
+    """
+    if measurement.peak is not None:
+        return []
     return [
-        (load.verdict.met, f"{load_name(load)}: {load.verdict.text}")
+        (load.verdict.word, f"{load_name(load)}: {load.verdict.text}")
         for load in measurement.loads
         if load.verdict is not None and not load.refused
     ]
@@ -155,11 +167,12 @@ def about(measurement: Measurement) -> list[tuple[str, str]]:
 
 
 def values(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return options or an environment as names and texts."""
-    return [
+    """Return options or an environment as names and texts; what is empty is left out."""
+    texts = (
         (str(name).replace("_", " "), value if isinstance(value, str) else _json(value))
         for name, value in fields.items()
-    ]
+    )
+    return [(name, text) for name, text in texts if text]
 
 
 def _json(value: Any) -> str:
@@ -167,6 +180,8 @@ def _json(value: Any) -> str:
         return number(value)
     if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
         return ", ".join(map(str, value))
+    if isinstance(value, dict) and all(isinstance(one, str | int) for one in value.values()):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError):

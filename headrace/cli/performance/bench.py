@@ -128,7 +128,7 @@ def run(
 ) -> None:
     """Measure a running server: its rate, its latency, and whether it meets an objective.
 
-    Exit code 1: an objective was missed, or a load does not count.
+    Exit code 1: an objective was not met, or a load does not count.
     """
     # Imported here to keep other commands fast.
     from headrace.bench.measure import LoadOptions, find_peak, measure, priced
@@ -249,7 +249,7 @@ def _progress(load: Load) -> None:
     if load.refused:
         text += "; does not count"
     elif load.verdict is not None:
-        text += "; met" if load.verdict.met else "; missed"
+        text += f"; {load.verdict.word}"
     output.message(text)
 
 

@@ -20,10 +20,10 @@ import pytest
 
 from headrace.bench.measure import LoadOptions
 from headrace.bench.measurement import Measurement, Objective, Peak
+from headrace.bench.serving import changed_options
 from headrace.bench.targets import Target
 from headrace.client.sync_client import Client
 from headrace.tune import tuning
-from headrace.tune.deployment import changed_options
 from tests.harness.clients.commands import CommandsWithin
 from tests.harness.servers.up import headrace, running_up
 from tests.harness.wait import wait_until

@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         text: the verdict in a sentence.
         fair: the generator's own delay did not decide it.
         refuted: more requests were late than the objective allows. If it is neither met nor
-            refuted, the load was too short to tell.
+            refuted, the load was too short for a verdict.
     """
 
     met: bool

@@ -5,7 +5,6 @@ A prediction is a job whose request waits for its end. The native API shows it l
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ import msgspec
 
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
-from api.http.messages import Answer, ClientGone, Header, Reply, Request
+from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.submit import REPLAYED, request_of_body
 from api.services import Services
@@ -46,12 +45,12 @@ from api.torchserve.errors import (
 )
 from api.torchserve.replies import json_reply, status_reply
 from api.torchserve.results import answer_with, job_headers
+from api.torchserve.streams import cancel_abandoned, wait_for_pieces
 from api.torchserve.tickets import ticket
 from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
 from headrace.jobs.input_details import InputDetails
-from headrace.jobs.job import State
 from headrace.jobs.options import DEFAULT_OPTIONS
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
@@ -348,13 +347,17 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
     if deferred:
         wait_s = preferred_wait_s(prefer, services.settings.max_wait_s) or 0.0
     try:
-        if wait_s:
+        if not deferred and runs_torchserve(model):
+            found = await wait_for_pieces(services, request, validated)
+            if isinstance(found, StreamingReply):
+                return found
+            job, replayed = found
+        elif wait_s:
             job, replayed = await submit_and_wait(services, validated, request.receive, wait_s)
         else:
             job, replayed = await submit(services, validated)
     except ClientGone:
-        if not validated.identity.chosen:
-            await _cancel(services, job_id)
+        await cancel_abandoned(services, validated)
         raise
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)
@@ -362,8 +365,7 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         # Redis may have taken the job; with the id the client can find out.
         return reply._replace(headers=(*job_headers(job_id), *reply.headers))
     if not deferred or job.state.final:
-        native = not runs_torchserve(model)
-        return await answer_with(services, request, job, native=native)
+        return await answer_with(services, request, job, native=not runs_torchserve(model))
     waiting_for = await services.model_statuses.waiting_for(model.name, job.asked_version)
     headers = (
         *job_headers(job_id),
@@ -373,11 +375,3 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         *((REPLAYED,) if replayed else ()),
     )
     return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)
-
-
-async def _cancel(services: Services, job_id: str) -> None:
-    """Cancel a job whose client has hung up, unless it runs by now."""
-    with contextlib.suppress(BrokerError):
-        job = await services.queue.read(job_id)
-        if job is not None and job.state in (State.QUEUED, State.SCHEDULED):
-            await services.queue.cancel_one(job_id)

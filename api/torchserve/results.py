@@ -26,7 +26,12 @@ from headrace.jobs.encoding import kombu_base64
 from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import Job, State, StoredResult
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE
-from headrace.jobs.response import HEADER_NAME, error_response, split_details
+from headrace.jobs.response import (
+    HEADER_NAME,
+    ResponseDetails,
+    error_response,
+    split_details,
+)
 from headrace.jobs.serialization import JOBS_PATH
 
 #: The header with the id of the job that a request has made.
@@ -51,6 +56,13 @@ def job_headers(job_id: str) -> tuple[Header, ...]:
     """Return the headers by which a client finds the job of its request."""
     name = job_id.encode()
     return ((REQUEST_ID, name), (JOB, name))
+
+
+def reply_head(job_id: str, details: ResponseDetails) -> tuple[int, bytes, tuple[Header, ...]]:
+    """Return the status, the content type and the headers of an answer in pieces."""
+    status = details.status if _STATUS_MIN <= details.status <= _STATUS_MAX else 500
+    headers = (*job_headers(job_id), *_headers(details.headers))
+    return status, _chosen_type(details.headers, ""), headers
 
 
 async def answer_with(

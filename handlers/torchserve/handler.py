@@ -7,35 +7,46 @@ the package `ts` on `sys.path`, and makes the folder of the archive the current 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import json
 import logging
-import os
-import re
 import sys
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import yaml
 from typing_extensions import override
 
-from handlers.torchserve.entry import BUILTINS, Entry, fed_by_nodes, load_entry, put_first
-from handlers.torchserve.results import STATUSES, Reply, result_of
+from handlers.torchserve.entry import BUILTINS, Entry, fed_by_nodes, load_entry
+from handlers.torchserve.process import (
+    as_only_rank,
+    context_of,
+    prepare_process,
+    settings_of_process,
+)
+from handlers.torchserve.results import (
+    EMPTY_PIECE,
+    STATUSES,
+    STREAM_NEXT,
+    Reply,
+    head_of,
+    piece_of,
+    result_of,
+)
 from handlers.torchserve.sequences import SequenceKeys, turns
 from headrace.config.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.response import ErrorResponse
-from headrace.torchserve.config import TorchServeConfig, read_config
+from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.model_config import has_sequences, is_parallel
 from headrace.torchserve.workflow import SOURCES_OPTION
 
@@ -45,16 +56,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The folder of the package `ts`.
-SHIM: Final = Path(__file__).parent / "shim"
-MANIFEST: Final = "MAR-INF/MANIFEST.json"
-CONFIG_VARIABLE: Final = "HEADRACE_TORCHSERVE"
 #: Named `body` for a handler: an input that is no form.
 BODY: Final = "body"
 _OUT_OF_RESOURCES: Final = 507
 _YES: Final = "True"
 #: The value and the content type of each member of a form; of another input, that of `body`.
 Members = Mapping[str, tuple[Any, str]]
+#: Takes the id of a request, the JSON of a piece, and the JSON of the status and the headers of the
+#: reply that begins with it, or b"".
+SendPiece = Callable[[str, bytes, bytes], None]
 
 
 class TorchServeHandler(Handler):
@@ -78,7 +88,9 @@ class TorchServeHandler(Handler):
         #: The headers of sequences; None for a model without them.
         self._sequences: SequenceKeys | None = None
         self._runner: asyncio.Runner | None = None
-        self._pieces: dict[int, list[Any]] = {}
+        #: By the id of a request: the pieces of its reply so far.
+        self._pieces: dict[str, list[Any]] = {}
+        self._send_piece: SendPiece | None = None
         self._send_metrics: Callable[[list[MetricRow]], None] | None = None
         self._rows: list[MetricRow] = []
         self._in_batch = False
@@ -90,21 +102,25 @@ class TorchServeHandler(Handler):
         """
         self._send_metrics = send
 
+    def send_pieces_to(self, send: SendPiece | None) -> None:
+        """Set what takes the pieces of replies while `inference` runs; None to keep them only."""
+        self._send_piece = send
+
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        config = self._config or _read_config()
+        config = self._config or settings_of_process()
         # Before the current folder changes.
         folder = context.model_dir.resolve()
         metrics = str(config.metrics_config.absolute()) if config.metrics_config else ""
-        _prepare_process(config, folder, context)
+        prepare_process(config, folder, context)
         from ts.metrics.emission import send_rows_to
 
         send_rows_to(self._take_row)
-        self._ts = _context_of(context, self._reference, config, folder, metrics)
+        self._ts = context_of(context, self._reference, config, folder, metrics)
         self._ts.keep_piece = self._keep_piece
         if is_parallel(self._ts.model_yaml_config):
-            _as_only_rank()
+            as_only_rank()
         if has_sequences(self._ts.model_yaml_config):
             self._sequences = SequenceKeys.of(config)
         sources = context.options.get(SOURCES_OPTION, ())
@@ -134,7 +150,7 @@ class TorchServeHandler(Handler):
     def inference(self, items: list[Any]) -> list[Any]:
         results: list[Any] = [None] * len(items)
         members = [self._members(place, item) for place, item in enumerate(items)]
-        headers = [self._headers(place, own) for place, own in enumerate(members)]
+        headers = [self._with_types(self._headers(place), own) for place, own in enumerate(members)]
         groups = self._groups(headers)
         self._in_batch = True
         try:
@@ -156,11 +172,7 @@ class TorchServeHandler(Handler):
         """
         if self._envelope.startswith("kserve"):
             return [[place] for place in range(len(headers))]
-        alone = [
-            place
-            for place, one in enumerate(headers)
-            if one["explain"] == _YES or one.get("describe") == _YES
-        ]
+        alone = [place for place, one in enumerate(headers) if is_alone(one)]
         rest = [place for place in range(len(headers)) if place not in alone]
         groups = [rest] if rest else []
         if self._sequences is not None:
@@ -179,11 +191,8 @@ class TorchServeHandler(Handler):
         If it raises for its only request, that is the result, so that the other calls count. In
         sequences it is that of all its requests, as another call would change their state twice.
         """
-        from ts.context import RequestProcessor
-
-        ids = self.context.request_ids
-        self._ts.request_ids = {n: ids[place] for n, place in enumerate(places)}
-        self._ts.request_processor = [RequestProcessor(headers[place]) for place in places]
+        ids = [self.context.request_ids[place] for place in places]
+        self._begin_call(ids, [headers[place] for place in places])
         self._pieces = {}
         try:
             rows = [self._row(members[place]) for place in places]
@@ -193,7 +202,19 @@ class TorchServeHandler(Handler):
             if (alone or self._sequences is not None) and not _of_device(error):
                 return [error] * len(places)
             raise
+        for n, request_id in enumerate(ids):
+            if request_id in self._pieces:
+                # An error in the last piece is found again below.
+                with contextlib.suppress(HandlerError):
+                    self._send(request_id, values[n])
         return [result_of(value, self._reply(n)) for n, value in enumerate(values)]
+
+    def _begin_call(self, ids: list[str], headers: list[dict[str, Any]]) -> None:
+        """Set the requests of the next call of the handler."""
+        from ts.context import RequestProcessor
+
+        self._ts.request_ids = dict(enumerate(ids))
+        self._ts.request_processor = [RequestProcessor(one) for one in headers]
 
     def _call(self, rows: list[dict[str, Any]]) -> list[Any]:
         metrics, started = self._ts.metrics, time.perf_counter()
@@ -233,7 +254,7 @@ class TorchServeHandler(Handler):
         # The log lines of the coroutine have the jobs of this batch.
         return self._runner.run(wait(), context=copy_context())
 
-    def _headers(self, place: int, members: Members) -> dict[str, Any]:
+    def _headers(self, place: int) -> dict[str, Any]:
         """Return the headers of a request as the handler finds them."""
         context = self.context
         given = context.headers[place] if place < len(context.headers) else {}
@@ -243,9 +264,13 @@ class TorchServeHandler(Handler):
             headers["explain"] = _YES
         if self._sequences is not None:
             headers = self._sequences.begun(headers)
-        for name, (_, kind) in members.items():
-            headers[name] = {"content-type": _media_type(kind)}
         return headers
+
+    @staticmethod
+    def _with_types(headers: dict[str, Any], members: Members) -> dict[str, Any]:
+        """Return headers with the content type of each member."""
+        types = {name: {"content-type": _media_type(kind)} for name, (_, kind) in members.items()}
+        return {**headers, **types}
 
     def _members(self, place: int, item: Any) -> Members:
         """Return the members of a form, or the body, each with its content type."""
@@ -263,12 +288,42 @@ class TorchServeHandler(Handler):
         }
 
     def _reply(self, place: int) -> Reply:
+        """Return what the handler has set for the reply to a request of this call."""
         one = self._ts.request_processor[place]
         status, phrase = one.get_response_status_code(), one.get_response_status_phrase()
-        return Reply(status, phrase, one.get_response_headers(), self._pieces.get(place, ()))
+        headers = dict(one.get_response_headers())
+        headers.pop(STREAM_NEXT, None)
+        pieces = self._pieces.get((self._ts.request_ids or {})[place], ())
+        return Reply(status, phrase, headers, pieces)
 
-    def _keep_piece(self, place: int, value: Any) -> None:
-        self._pieces.setdefault(place, []).append(value)
+    def _keep_piece(self, place: int, request_id: str, value: Any) -> None:
+        """Take a piece of the reply to a request.
+
+        Raises:
+            HandlerError: it cannot be sent.
+        """
+        if request_id not in (self._ts.request_ids or {}).values():
+            # A thread of the handler goes on after the reply.
+            logger.warning("a piece for the request %s came too late: it is dropped", request_id)
+            return
+        first = request_id not in self._pieces
+        self._send(request_id, value, self._ts.request_processor[place] if first else None)
+        self._pieces.setdefault(request_id, []).append(value)
+
+    def _send(
+        self, request_id: str, value: Any, first: ts.context.RequestProcessor | None = None
+    ) -> None:
+        """Send a piece on; the first one with the status and the headers of its reply.
+
+        Raises:
+            HandlerError: it cannot be sent.
+        """
+        piece, head = piece_of(value), b""
+        if first is not None:
+            reply = Reply(first.get_response_status_code(), headers=first.get_response_headers())
+            head = head_of(reply)
+        if self._send_piece is not None and (head or piece != EMPTY_PIECE):
+            self._send_piece(request_id, piece, head)
 
     def _take_row(self, row: MetricRow) -> None:
         self._rows.append(row)
@@ -279,6 +334,11 @@ class TorchServeHandler(Handler):
         rows, self._rows = self._rows, []
         if rows and self._send_metrics is not None:
             self._send_metrics(rows)
+
+
+def is_alone(headers: Mapping[str, Any]) -> bool:
+    """Return whether a request is the only one of its call: for an explanation or a description."""
+    return headers["explain"] == _YES or headers.get("describe") == _YES
 
 
 def _media_type(content_type: str) -> str:
@@ -308,110 +368,6 @@ def _parsed(text: bytes) -> Any:
         return json.loads(text.decode())
 
 
-def _read_config() -> TorchServeConfig:
-    path = os.environ.get(CONFIG_VARIABLE)
-    return read_config(Path(path)) if path else TorchServeConfig()
-
-
-def _prepare_process(config: TorchServeConfig, folder: Path, context: Context) -> None:
-    """Make the process what TorchServe's handlers expect."""
-    if config.blacklist_env_vars:
-        hidden = re.compile(config.blacklist_env_vars)
-        for name in [name for name in os.environ if hidden.fullmatch(name)]:
-            del os.environ[name]
-    os.environ["TS_DECODE_INPUT_REQUEST"] = str(config.decode_input_request).lower()
-    os.environ["TS_REQUEST_SEQUENCE_ID"] = config.ts_header_key_sequence_id
-    os.environ["TS_REQUEST_SEQUENCE_START"] = config.ts_header_key_sequence_start
-    os.environ["TS_REQUEST_SEQUENCE_END"] = config.ts_header_key_sequence_end
-    if not context.weights_only:
-        # torch.load of a handler names no `weights_only`, and old files have pickled modules.
-        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-    os.chdir(folder)
-    put_first(folder, SHIM)
-
-
-def _as_only_rank() -> None:
-    """Set what torchrun sets in the only process of a model: `init_process_group` needs it."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    # Any free port.
-    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        os.environ.setdefault(name, value)
-
-
-def _context_of(
-    context: Context,
-    reference: HandlerReference,
-    config: TorchServeConfig,
-    folder: Path,
-    metrics_file: str,
-) -> ts.context.Context:
-    """Return the context that lives as long as this process."""
-    from ts.context import Context as TsContext
-    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
-    from ts.version import __version__
-
-    manifest = _manifest(folder, context, reference)
-    metrics = MetricsCacheYamlImpl(metrics_file)
-    metrics.initialize_cache()
-    metrics.model_name = context.model_name
-    found = TsContext(
-        context.model_name,
-        str(folder),
-        manifest,
-        context.max_batch_size,
-        _gpu(context.device),
-        __version__,
-        config.limit_max_image_pixels,
-        metrics,
-        _yaml_config(folder, manifest),
-    )
-    found.header_key_sequence_id = config.ts_header_key_sequence_id
-    found.header_key_sequence_start = config.ts_header_key_sequence_start
-    found.header_key_sequence_end = config.ts_header_key_sequence_end
-    return found
-
-
-def _manifest(folder: Path, context: Context, reference: HandlerReference) -> dict[str, Any]:
-    """Return the manifest; of a folder without one, what is known of it."""
-    model = {
-        "modelName": context.model_name,
-        "modelVersion": context.version,
-        "handler": ":".join(filter(None, (reference.target, reference.name))),
-    }
-    if context.weights is not None:
-        model["serializedFile"] = os.path.relpath(context.weights, folder)
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {"runtime": "python", "model": model}
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", hint="pack the archive again") from error
-    return cast("dict[str, Any]", manifest)
-
-
-def _yaml_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    name = manifest.get("model", {}).get("configFile")
-    if not name:
-        return {}
-    path = folder / name
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"the archive's configFile {path} cannot be read: {error.strerror}",
-            hint="pack the archive again",
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the archive's configFile {path} is not YAML: {error}") from error
-    return config if isinstance(config, dict) else {}
-
-
-def _gpu(device: str) -> int | None:
-    kind, _, number = device.partition(":")
-    return int(number or 0) if kind == "cuda" else None
-
-
 def _enveloped(entry: Entry, name: str) -> Entry:
     """Return the entry behind an envelope, which translates inputs and results."""
     from ts.torch_handler.request_envelope.base import BaseEnvelope
@@ -439,6 +395,11 @@ def _typed(error: Exception) -> Exception:
         text = f"{type(error).__name__}: {error}"
         return HandlerError(text, response=ErrorResponse(status=_OUT_OF_RESOURCES))
     return error
+
+
+def is_lost_device(error: Exception) -> bool:
+    """Return whether nothing more may run on the device after an error."""
+    return "CUDA" in str(error) and not isinstance(error, MemoryError) and not _no_memory(error)
 
 
 def _no_memory(error: Exception) -> bool:

@@ -5,6 +5,7 @@ docs/architecture/torchserve.md has the table.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -18,14 +19,19 @@ import msgspec
 
 from headrace.errors import HandlerError
 from headrace.handler import Response
+from headrace.jobs.encoding import BINARY_FORMS, binary_input
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE
-from headrace.jobs.response import HEADER_NAME, ErrorResponse, check_headers
+from headrace.jobs.response import HEADER_NAME, ErrorResponse, ResponseDetails, check_headers
 
 _SHOWN_CHARS: Final = 500
 _OK: Final = 200
 _ERROR: Final = 400
 #: What a handler may set as a status.
 STATUSES: Final = range(200, 1000)
+#: The header by which TorchServe marks a reply in pieces.
+STREAM_NEXT: Final = "ts_stream_next"
+#: A piece without content, as `piece_of` returns it.
+EMPTY_PIECE: Final = b'""'
 #: What HTTP allows as the value of a header.
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
@@ -83,6 +89,39 @@ def result_of(value: Any, reply: Reply) -> Any:
         return body.data.decode() if body.kind is Kind.TEXT else body.data
     kind = next((one for name, one in headers.items() if name.lower() == "content-type"), body.kind)
     return Response(body.data, str(kind), reply.status, headers)
+
+
+def piece_of(value: Any) -> bytes:
+    """Return a piece of a reply as JSON for the log of its job.
+
+    Text and JSON are as they are; bytes, a tensor, and what JSON cannot express have the form of a
+    binary input. `api/torchserve` makes the bytes of TorchServe's URLs of it.
+
+    Raises:
+        HandlerError: it cannot be sent.
+    """
+    try:
+        body = body_of(value)
+        if body.kind is Kind.TEXT:
+            return msgspec.json.encode(str(value))
+        # A value that has the form of a binary input would be read as one.
+        read_as_bytes = isinstance(value, dict) and value.keys() in BINARY_FORMS
+        if body.kind is Kind.JSON and not read_as_bytes:
+            with contextlib.suppress(ValueError):
+                return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise HandlerError(f"a piece of the handler's reply cannot be sent: {error}") from error
+    return binary_input(body.data, body.kind)
+
+
+def head_of(reply: Reply) -> bytes:
+    """Return the status and the headers of a reply as JSON, for the log of its job.
+
+    Raises:
+        HandlerError: a header cannot be sent.
+    """
+    details = ResponseDetails(reply.status, _checked(reply.headers))
+    return msgspec.json.encode(details)
 
 
 def body_of(value: Any) -> Body:

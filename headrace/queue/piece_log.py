@@ -28,6 +28,8 @@ READ_ALL_S: Final = 1.0
 #: They bound what this process holds for a client that reads slowly.
 READ_MAX_ENTRIES: Final = 256
 READ_MAX_BYTES: Final = 256 * 1024
+#: Seconds for which a model's channel is kept after its last client, if that client asked for it.
+KEEP_S: Final = 60.0
 #: How many logs one call reads.
 READ_MAX_LOGS: Final = 64
 
@@ -40,10 +42,12 @@ class LogEntry(NamedTuple):
     Attributes:
         last: the index of its last piece, from 1.
         pieces: JSON of each piece; empty for a restart mark, which takes one index.
+        head: JSON of the `ResponseDetails` of a response that begins with it; b"" for none.
     """
 
     last: int
     pieces: list[msgspec.Raw]
+    head: bytes = b""
 
     @property
     def first(self) -> int:
@@ -52,13 +56,20 @@ class LogEntry(NamedTuple):
 
 
 class LogFollower:
-    """One client that follows one log. Inside its context, publications wake it."""
+    """One client that follows one log. Inside its context, publications wake it.
 
-    __slots__ = ("_event", "_log", "job_id", "model")
+    Attributes:
+        keeps: the channel of its model is kept for KEEP_S, as the next client may come soon.
+        early: it came before the channel was subscribed to, so a publication may be missed.
+    """
 
-    def __init__(self, log: PieceLog, model: str, job_id: str) -> None:
+    __slots__ = ("_event", "_log", "early", "job_id", "keeps", "model")
+
+    def __init__(self, log: PieceLog, model: str, job_id: str, *, keeps: bool) -> None:
         self.model = model
         self.job_id = job_id
+        self.keeps = keeps
+        self.early = False
         self._log = log
         self._event = asyncio.Event()
 
@@ -72,6 +83,11 @@ class LogFollower:
     def wake(self) -> None:
         """Wake the client."""
         self._event.set()
+
+    @property
+    def may_have_pieces(self) -> bool:
+        """Whether the log of a job that has ended is worth reading."""
+        return self.early or self._log.has_published(self.model)
 
     async def read(self, after: int) -> list[LogEntry]:
         """Return the next entries behind an index; an empty list if it has not grown.
@@ -105,19 +121,28 @@ class PieceLog:
         )
         #: Model -> job -> the clients that follow it.
         self._followers: dict[str, dict[str, set[LogFollower]]] = {}
+        #: The models of which something was published, and those whose channel is kept.
+        self._published: set[str] = set()
+        self._kept: dict[str, asyncio.TimerHandle] = {}
         self._subscribing: set[asyncio.Task[None]] = set()
         self._started = False
 
     async def stop(self) -> None:
         """Close the connection."""
+        for timer in self._kept.values():
+            timer.cancel()
         await cancel_and_wait(*self._subscribing)
         if self._started:
             await self._subscription.stop()
         await self._reads.close()
 
-    def follow(self, model: str, job_id: str) -> LogFollower:
+    def follow(self, model: str, job_id: str, *, keeps: bool = False) -> LogFollower:
         """Return a context within which a client follows a job's log."""
-        return LogFollower(self, model, job_id)
+        return LogFollower(self, model, job_id, keeps=keeps)
+
+    def has_published(self, model: str) -> bool:
+        """Return whether any log of a model has grown since its channel is subscribed to."""
+        return model in self._published
 
     async def read(self, job_id: str, after: int) -> list[LogEntry]:
         """Read one log, together with all that are read at the same time.
@@ -136,6 +161,7 @@ class PieceLog:
         jobs = self._followers.get(follower.model)
         if jobs is None:
             jobs = self._followers[follower.model] = {}
+            follower.early = True
             self._in_background(self._subscribe(follower.model))
         jobs.setdefault(follower.job_id, set()).add(follower)
 
@@ -145,10 +171,21 @@ class PieceLog:
         jobs[follower.job_id].discard(follower)
         if not jobs[follower.job_id]:
             del jobs[follower.job_id]
-        if not jobs:
-            del self._followers[follower.model]
-            channel = keys.piece_channel(follower.model)
-            self._in_background(self._subscription.unsubscribe(channel))
+        if jobs or follower.model in self._kept:
+            return
+        if follower.keeps:
+            loop = asyncio.get_running_loop()
+            self._kept[follower.model] = loop.call_later(KEEP_S, self._leave, follower.model)
+        else:
+            self._leave(follower.model)
+
+    def _leave(self, model: str) -> None:
+        self._kept.pop(model, None)
+        if self._followers[model]:
+            return
+        del self._followers[model]
+        self._published.discard(model)
+        self._in_background(self._subscription.unsubscribe(keys.piece_channel(model)))
 
     async def _subscribe(self, model: str) -> None:
         channel = keys.piece_channel(model)
@@ -169,7 +206,11 @@ class PieceLog:
         return [_entries(flat) for flat in reply]
 
     def _read_publication(self, channel: str, data: bytes) -> None:
-        jobs = self._followers.get(channel.removeprefix(keys.piece_channel), {})
+        model = channel.removeprefix(keys.piece_channel)
+        jobs = self._followers.get(model)
+        if jobs is None:
+            return
+        self._published.add(model)
         for job_id in data.decode().split(" "):
             for follower in jobs.get(job_id, ()):
                 follower.wake()
@@ -188,6 +229,6 @@ class PieceLog:
 def _entries(flat: Sequence[bytes]) -> list[LogEntry]:
     values = iter(flat)
     return [
-        LogEntry(int(last), _PIECES.decode(text) if text else [])
-        for last, text in zip(values, values, strict=True)
+        LogEntry(int(last), _PIECES.decode(text) if text else [], head)
+        for last, text, head in zip(values, values, values, strict=True)
     ]

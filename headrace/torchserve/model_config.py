@@ -42,16 +42,17 @@ RUNTIME: Final = "runtime"
 AT_START: Final = "loaded_at_start"
 REGISTRATION: Final = "registration"
 #: Members that change how requests are taken: one only if a model process is idle
-#: (`useJobTicket`), and all in one model process (`sequenceBatching`).
+#: (`useJobTicket`), all in one model process (`sequenceBatching`), and into a batch that runs
+#: (`continuousBatching`).
 JOB_TICKET: Final = "job_ticket"
 SEQUENCES: Final = "sequences"
+CONTINUOUS: Final = "continuous"
 #: Our own key in `models` of config.properties, which the operator writes. No archive sets it.
 WEIGHTS_ONLY: Final = "weightsOnly"
 #: Keys of TorchServe that are accepted and have no effect.
 _UNUSED: Final = frozenset(
     {
         "asyncCommunication",
-        "continuousBatching",
         "maxNumSequence",
         "maxRetryTimeoutInSec",
         "maxSequenceJobQueueSize",
@@ -151,6 +152,11 @@ def has_sequences(values: Mapping[str, Any]) -> bool:
     return values.get("sequenceBatching") is True or _is_int(1)(values.get("sequenceMaxIdleMSec"))
 
 
+def is_continuous(values: Mapping[str, Any]) -> bool:
+    """Return whether a model-config.yaml asks for continuous batching."""
+    return values.get("continuousBatching") is True
+
+
 def why_refused(values: Mapping[str, Any]) -> str:
     """Return why a model with this model-config.yaml cannot run here; "" if it can."""
     level = values.get("parallelLevel", 1)
@@ -165,7 +171,11 @@ def why_refused(values: Mapping[str, Any]) -> str:
 
 def details_of(values: Mapping[str, Any]) -> dict[str, bool]:
     """Return the members of a version's `options` that a model-config.yaml sets."""
-    found = {JOB_TICKET: values.get("useJobTicket") is True, SEQUENCES: has_sequences(values)}
+    found = {
+        JOB_TICKET: values.get("useJobTicket") is True,
+        SEQUENCES: has_sequences(values),
+        CONTINUOUS: is_continuous(values),
+    }
     return {name: True for name, given in found.items() if given}
 
 
@@ -348,7 +358,7 @@ _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
         lambda value: str(value).lower() in _PARALLEL_TYPES,
     ),
     **dict.fromkeys(
-        ("sequenceBatching", "useJobTicket"),
+        ("continuousBatching", "sequenceBatching", "useJobTicket"),
         ("true or false", lambda value: isinstance(value, bool)),
     ),
     "deviceIds": ("a list of numbers of GPUs", _is_devices),

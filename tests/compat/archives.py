@@ -142,6 +142,14 @@ responseTimeout: 300
 startupTimeout: 300
 """
 
+STEPS: Final = """\
+batchSize: 2
+maxBatchDelay: 20
+continuousBatching: true
+responseTimeout: 300
+startupTimeout: 300
+"""
+
 NAMES: Final = json.dumps({str(n): [f"n{n}", f"name {n}"] for n in range(6)})
 #: TorchServe's handlers of images import torchvision, which is not among our packages.
 TORCHVISION: Final = {"torchvision.py": (HANDLERS / "torchvision.py").read_text()}
@@ -267,7 +275,8 @@ ARCHIVES: Final = {
         Archive("yaml_config", "yaml_config.py", config=YAML),
         Archive("prints", "prints.py"),
         Archive("async_handle", "async_handle.py", config="asyncCommunication: true\n"),
-        Archive("intermediate", "intermediate.py"),
+        Archive("pieces", "pieces.py"),
+        Archive("stepped", "stepped.py", config=STEPS),
         Archive("client_timeout", "sleeps.py", config="clientTimeoutInMills: 500\nbatchSize: 1\n"),
     )
 }

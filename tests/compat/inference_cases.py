@@ -313,14 +313,13 @@ SHAPES: Final = (
         ("needs_package",),
     ),
     Scenario(
-        "async_and_streams",
+        "async_and_metrics",
         (
             predict("async_handle", b"x"),
-            predict("intermediate", b"x", differs="pieces-joined"),
             predict("prints", b"x"),
             predict("custom_metrics", b"x"),
         ),
-        ("async_handle", "intermediate", "prints", "custom_metrics"),
+        ("async_handle", "prints", "custom_metrics"),
     ),
     Scenario(
         "sequences",

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from headrace.torchserve.properties import read_properties
-from tests.compat import guarded_cases
+from tests.compat import guarded_cases, streams
 from tests.compat.builtin_cases import BUILTIN
 from tests.compat.cases import CONFIG, QUEUE, Scenario, models_of
 from tests.compat.compare import Exchange, mismatches, perform, registered
@@ -89,6 +89,15 @@ def test_a_bad_input_fails_alone(both: Both, tmp_path: Path) -> None:
     assert judge(SPOILED, [theirs], [ours]) == []
 
 
+def test_a_reply_in_pieces_is_the_same_chunks(both: Both) -> None:
+    problems: list[str] = []
+    for ask, theirs, ours in zip(streams.ASKS, *in_both(both, streams.streamed), strict=True):
+        more = streams.unlike(theirs, ours)
+        found = judge(ask, [theirs.answer], [ours.answer], more)
+        problems += [f"{ask}\n    {text}" for text in found]
+    assert not problems, "\n".join(problems)
+
+
 def test_a_full_queue_refuses(both: Both, tmp_path: Path) -> None:
     answers = in_both(both, partial(fill, folder=tmp_path))
     for server, (_, accepted) in zip(both, answers, strict=True):
@@ -156,9 +165,14 @@ def settled(both: Both, ask: Ask) -> list[str]:
     return found
 
 
-def judge(ask: Ask, theirs: list[Answer], ours: list[Answer]) -> list[str]:
-    """What is wrong with our answers to a request; nothing if they are as they should be."""
-    found = mismatches(ask, theirs, ours)
+def judge(
+    ask: Ask, theirs: list[Answer], ours: list[Answer], more: Sequence[str] = ()
+) -> list[str]:
+    """What is wrong with our answers to a request; nothing if they are as they should be.
+
+    `more` is what is not alike in another way.
+    """
+    found = [*mismatches(ask, theirs, ours), *more]
     if not ask.differs:
         return found
     row = documented()[ask.differs]
@@ -172,5 +186,5 @@ def judge(ask: Ask, theirs: list[Answer], ours: list[Answer]) -> list[str]:
 
 def test_each_documented_difference_is_seen() -> None:
     scenarios = [*(one for _, one in SCENARIOS), *GUARDED]
-    asks = [FULL, SPOILED, *(ask for one in scenarios for ask in one.asks)]
+    asks = [FULL, SPOILED, *streams.ASKS, *(ask for one in scenarios for ask in one.asks)]
     assert {ask.differs for ask in asks if ask.differs} == set(documented())

@@ -22,7 +22,8 @@ def log(
 ) -> list[tuple[int, str]]:
     (flat,) = queue.send(job_scripts.read_pieces(most, most_bytes, [(job_id, after)]))
     values = iter(flat)
-    return [(int(last), text.decode()) for last, text in zip(values, values, strict=True)]
+    rows = zip(values, values, values, strict=True)
+    return [(int(last), text.decode()) for last, text, _ in rows]
 
 
 def test_pieces_are_read_behind_an_index(queue: Queue) -> None:
@@ -52,6 +53,25 @@ def test_a_long_log_is_read_in_parts(queue: Queue) -> None:
     assert log(queue, job_id, 20, most_bytes=sum(sizes[20:38]) - 1) == entries[20:37]
     assert log(queue, job_id, 39, most_bytes=1) == entries[39:]
     assert log(queue, "unknown") == []
+    queue.settle(leased)
+
+
+def test_an_entry_has_the_head_of_its_response_or_tokens(queue: Queue) -> None:
+    client: Any = queue.client
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    rows = [
+        (job_id, leased.token, 1, 1, b'["a"]', b'{"status":201}'),
+        (job_id, leased.token, 2, 1, b'["b"]', b"[7]"),
+    ]
+    assert queue.send(job_scripts.append_pieces("m", rows)) == 0
+    (flat,) = queue.send(job_scripts.read_pieces(10, 1000, [(job_id, 0)]))
+    assert flat == [b"1", b'["a"]', b'{"status":201}', b"2", b'["b"]', b""]
+    entries = dict(client.xrange(keys.pieces(job_id)))
+    assert entries == {
+        b"1-0": {b"p": b'["a"]', b"h": b'{"status":201}'},
+        b"2-0": {b"p": b'["b"]', b"t": b"[7]"},
+    }
     queue.settle(leased)
 
 

@@ -45,7 +45,7 @@ def loaded(
     found = load_handler(f"torchserve:{handler}", folder)
     assert isinstance(found, TorchServeHandler)
     if config is not None:
-        found = TorchServeHandler(found._reference, config)
+        found = type(found)(found._reference, config)
     context = Context(
         "m", "1.0", device, folder, max_batch_size=max_batch_size, weights_only=weights_only
     )

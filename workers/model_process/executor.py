@@ -58,7 +58,7 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
-from workers.model_process.pieces import PieceSender, piece_json
+from workers.model_process.pieces import PieceSender, SendsPieces, piece_json, sending
 from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
@@ -120,6 +120,11 @@ class SubBatch:
         if len(self.good) == len(self.inputs):
             return self.inputs
         return [self.inputs[n] for n in self.good]
+
+    @property
+    def seq(self) -> int:
+        """The number of the batch; 0 for a warm-up."""
+        return self.progress.seq if self.progress is not None else 0
 
     def gone(self) -> list[int]:
         """Return the indexes of good inputs that were dropped."""
@@ -192,12 +197,14 @@ class BatchExecutor:
     _nested: bool = field(init=False)
     _raw: bool = field(init=False)
     _streams: bool = field(init=False)
+    _sends_pieces: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
         self._nested = bool(getattr(self.handler, "accepts_nested_bytes", False))
         self._raw = bool(getattr(self.handler, "raw_inputs", False))
         self._streams = inspect.isgeneratorfunction(self.handler.inference)
+        self._sends_pieces = isinstance(self.handler, SendsPieces)
 
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
@@ -206,7 +213,7 @@ class BatchExecutor:
 
     def send_pieces_to(self, send: Callable[[list[Any]], None]) -> None:
         """Pass pieces of results on: `send` takes rows of `PieceSender`."""
-        if self._streams:
+        if self._streams or self._sends_pieces:
             self.pieces = PieceSender(send)
 
     def own_preprocess(self, inputs: list[Input]) -> Any:
@@ -400,6 +407,8 @@ class BatchExecutor:
         call, items, good = self.handler.inference, sub_batch.items, sub_batch.good
         if self._streams:
             call = partial(self._stream, sub_batch)
+        elif self._sends_pieces and self.pieces is not None:
+            call = partial(self._with_pieces, sub_batch, self.pieces)
         sub_batch.outputs = self._timed(sub_batch, "inference", call, items, len(good), good)
         sub_batch.items = None
 
@@ -426,6 +435,12 @@ class BatchExecutor:
             steps.close()
         self._drop(sub_batch, sub_batch.gone())
         return None
+
+    def _with_pieces(self, sub_batch: SubBatch, sender: PieceSender, items: Any) -> Any:
+        """Run an `inference` that sends the pieces of its results itself."""
+        ids = [job_id for job_id, *_ in sub_batch.good_inputs]
+        with sending(self.handler, sender, sub_batch.seq, ids):
+            return self.handler.inference(items)
 
     def finish(self, sub_batch: SubBatch) -> None:
         """Run `postprocess`, unless every item is an error or dropped."""
@@ -522,7 +537,7 @@ class ItemPieces:
 
     def __init__(self, sub_batch: SubBatch) -> None:
         self._sub_batch = sub_batch
-        self.seq = sub_batch.progress.seq if sub_batch.progress is not None else 0
+        self.seq = sub_batch.seq
         self.ids = [job_id for job_id, *_ in sub_batch.good_inputs]
         self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
         self._errors: dict[int, BaseException] = {}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -24,6 +26,9 @@ ENTRY_BYTES: Final = 256 * 1024
 
 #: A batch's number, then the arguments of `job_scripts.append_pieces` without the lease's token.
 Row = tuple[int, str, int, int, bytes, bytes]
+#: Takes a job's id, the JSON of a piece, and the JSON of the `ResponseDetails` of a response that
+#: begins with it, or b"".
+SendPiece = Callable[[str, bytes, bytes], None]
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class _JobPieces:
         waiting: JSON of those that were not.
         waiting_bytes: their size.
         tokens: those of the waiting pieces.
+        head: JSON of the `ResponseDetails` with which the waiting pieces begin; b"" for none.
         due_at: when the next are sent at the earliest.
         restarts: the next piece follows a restart mark, as the job runs again.
     """
@@ -43,6 +49,7 @@ class _JobPieces:
     waiting: list[bytes] = field(default_factory=list)
     waiting_bytes: int = 0
     tokens: list[int] = field(default_factory=list)
+    head: bytes = b""
     due_at: float = 0.0
     restarts: bool = False
 
@@ -69,6 +76,7 @@ class PieceSender:
                 known = self._jobs.setdefault((seq, job_id), _JobPieces())
                 known.waiting, known.tokens, known.restarts = [], [], bool(known.sent)
                 known.waiting_bytes = 0
+                known.head = b""
                 self._waiting.pop((seq, job_id), None)
 
     def resume(self, seq: int, job_id: str) -> None:
@@ -96,6 +104,13 @@ class PieceSender:
                     self._thread.start()
                 self._changed.notify()
 
+    def send(self, seq: int, job_id: str, text: bytes, head: bytes) -> None:
+        """Take one piece of a job, and the head of the response that begins with it, or b""."""
+        with self._changed:
+            if head:
+                self._jobs[seq, job_id].head = head
+            self.add([(seq, job_id, text, ())])
+
     def close(self, seq: int, job_ids: Iterable[str]) -> None:
         """Send what is left of these jobs, whose outcomes are about to be sent."""
         with self._changed:
@@ -118,9 +133,10 @@ class PieceSender:
             count = len(known.waiting)
             tokens = msgspec.json.encode(known.tokens) if known.tokens else b""
             pieces = b"[%s]" % b",".join(known.waiting)
-            rows.append((*key, known.sent + 1, count, pieces, tokens))
+            rows.append((*key, known.sent + 1, count, pieces, known.head or tokens))
             known.sent, known.waiting, known.tokens = known.sent + count, [], []
             known.waiting_bytes = 0
+            known.head = b""
             known.due_at = now + INTERVAL_S
         if rows:
             self._send(rows)
@@ -137,6 +153,26 @@ class PieceSender:
                     return
                 due_at = min((one.due_at for one in self._waiting.values()), default=now)
             time.sleep(max(0.0, due_at - now))
+
+
+@runtime_checkable
+class SendsPieces(Protocol):
+    """A handler whose `inference` sends pieces of its results by a call of its own."""
+
+    def send_pieces_to(self, send: SendPiece | None) -> None:
+        """Set what takes pieces from now on; None to drop them."""
+
+
+@contextmanager
+def sending(handler: Any, sender: PieceSender, seq: int, ids: Sequence[str]) -> Iterator[None]:
+    """Pass on what a `SendsPieces` sends while it runs these jobs of a batch."""
+    sender.begin(seq, ids)
+
+    handler.send_pieces_to(partial(sender.send, seq))
+    try:
+        yield
+    finally:
+        handler.send_pieces_to(None)
 
 
 def piece_json(piece: Any) -> bytes:

@@ -37,6 +37,8 @@ logger = logging.getLogger("headrace.model")
 
 PR_SET_PDEATHSIG: Final = 1
 WARM_UP_ID: Final = "warm-up"
+#: Files of handlers/torchserve through which the load of an archive goes.
+_OF_ARCHIVES: Final = ("handler.py", "entry.py", "process.py")
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
@@ -115,7 +117,10 @@ def _their_frames(frames: TracebackType | None) -> TracebackType | None:
     ours = (
         str(Path(__file__).parent),
         str(own),
-        *(str(own.parent / "torchserve" / name) for name in ("handler.py", "entry.py")),
+        *(
+            str(own.parent / "torchserve" / name)
+            for name in ("handler.py", "entry.py", "process.py")
+        ),
         "<frozen importlib",
     )
     importlib_folder = str(Path(importlib.__file__).parent)

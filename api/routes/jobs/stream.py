@@ -234,7 +234,7 @@ class _LogReader:
                 events.append(Restarted(mark.last))
             self.after, self._has_pieces = mark.last, False
         pieces: list[msgspec.Raw] = []
-        for last, found in entries:
+        for last, found, _ in entries:
             first = last - len(found) + 1
             if first > self.after + 1:
                 if pieces:

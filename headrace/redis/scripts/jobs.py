@@ -425,8 +425,9 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, by
     Args:
         model: the model of the jobs.
         rows: id, token, number of the first piece in its attempt (from 1), how many pieces, a JSON
-            array of them, and one of their tokens or b"". One piece and b"" are a restart mark. No
-            piece, as the first row of an attempt: it goes on where the last one ended.
+            array of them, and one of their tokens, or the JSON of a `ResponseDetails` that begins
+            with them, or b"". One piece and b"" are a restart mark. No piece, as the first row of
+            an attempt: it goes on where the last one ended.
     """
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 

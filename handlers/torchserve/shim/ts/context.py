@@ -7,6 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
+#: The header of a response: "true" if another piece follows, "false" with the last one.
+STREAM_NEXT = "ts_stream_next"
+
 
 class Headers(dict[str, Any]):
     """Headers by name; a name is found in any case.
@@ -103,7 +106,7 @@ class Context:
         request_processor: a `RequestProcessor` for each request.
         stopping_criteria: a handler's own function for each request, for continuous batching.
         keep_piece: takes a piece of a reply, from `send_intermediate_predict_response`: the place
-            of the request and the value; None outside of a model process.
+            of the request, its id and the value; None outside of a model process.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class Context:
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
         self.cl_socket: Any = None
-        self.keep_piece: Callable[[int, Any], None] | None = None
+        self.keep_piece: Callable[[int, str, Any], None] | None = None
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Return the id of a request."""

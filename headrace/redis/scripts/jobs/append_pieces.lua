@@ -1,7 +1,8 @@
 -- Append pieces to the logs of leased jobs, each piece once, and publish which logs have grown. KEYS: none.
 -- ARGV: 1 model, then per row: id, token, number of its first piece in this attempt (from 1), how many pieces, the entry
--- (a JSON array of pieces, or '' for a restart mark), and a JSON array of tokens or ''. A row of 0 pieces at the beginning
--- of an attempt means that it goes on where the last one ended. Returns how many rows were of lost leases.
+-- (a JSON array of pieces, or '' for a restart mark), and what belongs to them: a JSON array of tokens, an object with the
+-- status and the headers of a response, or ''. A row of 0 pieces at the beginning of an attempt means that it goes on where
+-- the last one ended. Returns how many rows were of lost leases.
 -- The field pc is "token base last": indexes of this attempt follow `base`, and the log ends with `last`.
 local ours, types, refused = {}, {}, 0
 for i = 2, #ARGV, 6 do
@@ -36,7 +37,8 @@ for _, row in ipairs(ours) do
     if ARGV[i + 5] == '' then
       call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4])
     else
-      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4], 't', ARGV[i + 5])
+      local field = string.sub(ARGV[i + 5], 1, 1) == '{' and 'h' or 't'
+      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4], field, ARGV[i + 5])
     end
     last = to
   end

@@ -70,7 +70,7 @@ def of(name: str, folder: Path) -> BatchExecutor:
         ("custom_metrics", TEXT, "OK"),
         ("prints", TEXT, "OK"),
         ("async_handle", BYTES, {"body": "[1,2,3]"}),
-        ("intermediate", TEXT, "piece 0 piece 1 the end"),
+        ("pieces", request({"pieces": ["a ", "b"]}), "a b"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 import ts
 import ts.service
 import ts.version
-from handlers.torchserve.handler import SHIM
+from handlers.torchserve.process import SHIM
 from ts.context import Context, RequestProcessor
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
@@ -89,11 +89,12 @@ def test_classes_are_found_by_name() -> None:
 
 def test_pieces_are_sent_by_the_first_rank_only(monkeypatch: pytest.MonkeyPatch) -> None:
     found, kept = context(), []
-    found.keep_piece = lambda place, value: kept.append((place, value))
+    found.keep_piece = lambda *piece: kept.append(piece)
     send_intermediate_predict_response(["x", b"y"], {0: "a", 1: "b"}, "", 200, found)
     monkeypatch.setenv("LOCAL_RANK", "1")
     send_intermediate_predict_response(["z", b"z"], {0: "a", 1: "b"}, "", 200, found)
-    assert kept == [(0, "x"), (1, b"y")]
+    assert kept == [(0, "a", "x"), (1, "b", b"y")]
+    assert found.get_response_headers(1) == {"ts_stream_next": "true"}
     send_intermediate_predict_response(["x"], {0: "a"}, "", 200, MockContext())
 
 

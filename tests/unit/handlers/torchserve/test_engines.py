@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from handlers.torchserve.handler import SHIM
+from handlers.torchserve.process import SHIM
 from headrace.errors import ConfigError
 from tests.harness.torchserve import json_of, loaded, request, run, write_archive
 

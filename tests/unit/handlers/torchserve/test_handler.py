@@ -331,6 +331,49 @@ def handle(data, context):
         assert [json_of(one) for one in found] == ["a0 b c", "a1 b c"]
 
 
+def test_pieces_go_to_the_log_of_the_request_whose_id_they_have(tmp_path: Path) -> None:
+    source = """
+from ts.handler_utils.utils import send_intermediate_predict_response as send
+
+def handle(data, context):
+    if data is None:
+        return None
+    names = context.request_ids
+    context.set_response_header(1, "x-own", "1")
+    send(["one "], {0: names[0]}, "ok", 200, context)
+    send(["", b"\\xff"], {1: names[1]}, "ok", 200, context)
+    send(["gone"], {0: "another"}, "ok", 200, context)
+    return ["two", ""]
+"""
+    executor = served(tmp_path, source)
+    rows: list[Any] = []
+    executor.send_pieces_to(rows.extend)
+    one, other = run(executor, [request(1), request(2)])
+    assert json_of(one) == "one two"
+    assert other[2].startswith("application/octet-stream;x-response=")
+    binary = {"content_type": "application/octet-stream", "base64": "/w=="}
+    next_ = {"ts_stream_next": "true"}
+    assert [(row[1], json.loads(row[4]), row[5] and json.loads(row[5])) for row in rows] == [
+        ("job-0", ["one "], {"headers": next_}),
+        ("job-1", [binary], {"headers": {"x-own": "1", **next_}}),
+        ("job-0", ["two"], b""),
+    ]
+
+
+def test_a_piece_that_cannot_be_sent_fails_its_call(tmp_path: Path) -> None:
+    source = """
+from ts.handler_utils.utils import send_intermediate_predict_response as send
+
+def handle(data, context):
+    if data is None:
+        return None
+    send([{1, 2}], context.request_ids, "ok", 200, context)
+    return ["two"]
+"""
+    (found,) = run(served(tmp_path, source), [request(1)])
+    assert "a piece of the handler's reply cannot be sent" in found[2]
+
+
 def test_a_coroutine_function_runs_to_its_end(tmp_path: Path) -> None:
     source = """
 import asyncio

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ts.context import STREAM_NEXT
+
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:
     """Return a class by its name.
@@ -35,7 +37,7 @@ def send_intermediate_predict_response(
 
     Args:
         ret: the pieces, by the places of the requests.
-        req_id_map: the requests' ids, by their places.
+        req_id_map: the requests' ids, by their places; those of some requests are enough.
         message: a text for people; it is not used.
         code: the status of the piece; it is not used.
         context: the handler's context.
@@ -45,5 +47,6 @@ def send_intermediate_predict_response(
     keep = getattr(context, "keep_piece", None)
     if keep is None:
         return
-    for idx in req_id_map:
-        keep(idx, ret[idx])
+    for idx, request_id in req_id_map.items():
+        context.set_response_header(idx, STREAM_NEXT, "true")
+        keep(idx, request_id, ret[idx])

@@ -25,6 +25,8 @@ from headrace.config.handler_reference import (
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 from headrace.handler import Handler
+from headrace.torchserve.manifest import read_manifest, read_settings
+from headrace.torchserve.model_config import is_continuous
 
 VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
 
@@ -41,9 +43,7 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
     """
     parsed = parse_handler(spec)
     if parsed.kind is HandlerKind.TORCHSERVE:
-        from handlers.torchserve.handler import TorchServeHandler
-
-        return TorchServeHandler(parsed)
+        return _of_torchserve(parsed, base_dir)
     module = _import(parsed, base_dir)
     found = _named(parsed, module) if parsed.name else _only(parsed, module)
     missing = [verb for verb in VERBS if not callable(getattr(found, verb, None))]
@@ -54,6 +54,17 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
         )
     _check_overrides(parsed, found)
     return cast("type[Handler] | Handler", found)
+
+
+def _of_torchserve(spec: HandlerReference, folder: Path) -> Handler:
+    """Return the handler of the archive in a folder."""
+    if is_continuous(read_settings(folder, read_manifest(folder))):
+        from handlers.torchserve.continuous import ContinuousHandler
+
+        return ContinuousHandler(spec)
+    from handlers.torchserve.handler import TorchServeHandler
+
+    return TorchServeHandler(spec)
 
 
 def _check_overrides(spec: HandlerReference, found: Any) -> None:

@@ -23,7 +23,7 @@ from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, StageTimes, checked_list, clock
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.overlap import Inbox, Send
-from workers.model_process.pieces import PieceSender, piece_json
+from workers.model_process.pieces import PieceSender, SendsPieces, piece_json
 from workers.model_process.requests import (
     Request,
     WaitingRequests,
@@ -65,6 +65,8 @@ class ContinuousExecutor:
         self._send = send
         self._tag = tag
         self._pieces = PieceSender(lambda rows: send(["pieces", rows]))
+        if isinstance(handler, SendsPieces):
+            handler.send_pieces_to(self._send_piece)
         self._meter = TokenMeter(send, self._state)
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
@@ -284,6 +286,13 @@ class ContinuousExecutor:
     def _pieces_of_step(self) -> list[Piece]:
         with self._executor.span("step", len(self._running)):
             return list(self._handler.step())
+
+    def _send_piece(self, job_id: str, piece: bytes, head: bytes) -> None:
+        """Take a piece that the handler sends during a step; see `pieces.SendPiece`."""
+        one = self._running.get(job_id)
+        if one is not None:
+            one.produced = one.forgets = True
+            self._pieces.send(one.seq, job_id, piece, head)
 
     def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
         """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""

@@ -63,6 +63,7 @@ SLOW: Final = (
     "integration/torchserve/test_management.py",
     "integration/torchserve/test_management_fuzz.py",
     "integration/torchserve/test_management_kills.py",
+    "integration/torchserve/test_sequences.py",
     "integration/tune",
     "integration/torchserve/test_model_config.py",
     "integration/webhooks/test_kills.py",

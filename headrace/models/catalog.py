@@ -22,7 +22,7 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.folder import TORCHSERVE_DEFAULTS, ModelFolder
 from headrace.models.source import SourceReader
-from headrace.torchserve.model_config import PER_WORKER
+from headrace.torchserve.model_config import PER_WORKER, SEQUENCES
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,12 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
     values["options"] = {**found.options.get("options", {}), **model.options}
     for key, text in option_problems(values):
         raise ConfigError(f"{key}: {text}", hint=f"compare {found.kind} with the models file")
+    # A process in each worker, or several of them, would share the requests of one sequence.
+    if values["options"].get(SEQUENCES) and values.get("total_replicas") not in (0, 1):
+        raise ConfigError(
+            "total_replicas: the archive has sequences, whose state is in one model process",
+            hint=f"set total_replicas: 1, and leave out {', '.join(PER_WORKER)}",
+        )
     return msgspec.structs.replace(
         model_of(model.name, values, found.folder),
         folder=str(found.folder),

@@ -363,3 +363,23 @@ def test_a_number_for_all_workers_replaces_those_for_each(tmp_path: Path) -> Non
     (tmp_path / "m" / "model.yaml").write_text("handler: handler.py\ntotal_replicas: 3\n")
     assert load("") == (None, 3)
     assert load(", max_replicas: 2") == (2, None)
+
+
+def test_a_model_with_sequences_has_one_process_in_the_whole_deployment(tmp_path: Path) -> None:
+    files = {
+        "MAR-INF/MANIFEST.json": '{"model": {"modelName": "m", "modelVersion": "1.0",'
+        ' "handler": "h.py", "configFile": "c.yaml"}}',
+        "h.py": "def handle(data, context):\n    return data\n",
+        "c.yaml": "sequenceBatching: true\n",
+    }
+    write_folder(tmp_path / "m", files)
+
+    def load(more: str) -> int | None:
+        (tmp_path / "models.yaml").write_text(f"models: {{m: {{source: m{more}}}}}")
+        catalog = load_models(Settings(models_file=tmp_path / "models.yaml"))
+        return catalog.models["m"].total_replicas
+
+    assert load("") == load(", total_replicas: 1") == 1
+    assert load(", total_replicas: 0") == 0
+    for more in (", replicas: 1", ", max_replicas: 2", ", total_replicas: 2"):
+        assert "the archive has sequences" in refusal(lambda more=more: load(more))

@@ -1,0 +1,156 @@
+"""Sequences of requests over two workers: one process has them all, in order, also after kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.settings import Settings
+from headrace.models.catalog import load_models
+from headrace.torchserve.config import TorchServeConfig, write_config
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import nothing_leaks, redis_server
+from tests.harness.torchserve import write_archive
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
+
+#: Keeps a list for each sequence, until its end. A request with `until` waits for that file.
+HANDLER = """
+import os, time
+
+def handle(data, context):
+    if data is None:
+        context.cache = {}
+        return None
+    answers = []
+    for idx, row in enumerate(data):
+        sequence = context.get_sequence_id(idx)
+        while row["body"].get("until") and not os.path.exists(row["body"]["until"]):
+            time.sleep(0.005)
+        if context.get_request_header(idx, context.header_key_sequence_start) == "true":
+            context.cache[sequence] = []
+        values = context.cache.setdefault(sequence, [])
+        values.append(row["body"]["value"])
+        answers.append({"sequence": sequence, "values": list(values), "pid": os.getpid()})
+        if context.get_request_header(idx, context.header_key_sequence_end) == "true":
+            del context.cache[sequence]
+    return answers
+"""
+
+
+@dataclass
+class Site:
+    api: ApiServer
+    workers: tuple[Worker, Worker]
+
+    def submit(self, sequence: str, value: Any, until: str = "", **ends: str) -> str:
+        """Submit a request; return its job."""
+        headers = {f"ts_request_sequence_{name}": text for name, text in ends.items()}
+        if sequence:
+            headers["ts_request_sequence_id"] = sequence
+        answer = self.api.http.post(
+            "/predictions/m",
+            json={"value": value, "until": until},
+            headers={**headers, "Prefer": "respond-async"},
+        )
+        assert answer.status_code == 202, answer.text
+        return answer.headers["headrace-job"]
+
+    def result(self, job_id: str) -> dict[str, Any]:
+        """The result of a job, which must succeed."""
+
+        def ended() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
+            return None if found["status"] in ("queued", "scheduled", "running") else found
+
+        found = wait_until(ended, f"{job_id} ends", 120)
+        assert found is not None
+        assert found["status"] == "succeeded", found
+        result: dict[str, Any] = found["result"]
+        return result
+
+    def ask(self, sequence: str, value: Any, **ends: str) -> dict[str, Any]:
+        return self.result(self.submit(sequence, value, **ends))
+
+    def host(self) -> Worker:
+        """The worker that has the model process."""
+
+        def found() -> Worker | None:
+            have = [one for one in self.workers if one.states().get("m", {}).get("pids")]
+            return have[0] if len(have) == 1 else None
+
+        worker = wait_until(found, "one worker has the process", 120)
+        assert worker is not None
+        return worker
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    config = "sequenceBatching: true\nbatchSize: 4\nmaxBatchDelay: 5\n"
+    files = {"handler.py": HANDLER, "c.yaml": config}
+    archive = write_archive(tmp_path / "archive", "handler.py", files, configFile="c.yaml")
+    models = write_models(tmp_path, m={"source": str(archive)})
+    file = tmp_path / "config.properties"
+    write_config(file, TorchServeConfig(disable_token_authorization=True))
+    with redis_server() as server:
+        state = tmp_path / "state"
+        settings = Settings(redis_url=server.url, models_file=models, state_dir=state)
+        environ = {
+            "HEADRACE_TORCHSERVE": str(file), "HEADRACE_STATE_DIR": str(state),
+            "HEADRACE_LEASE_TTL_S": "2",
+        }  # fmt: skip
+        (tmp_path / "one").mkdir()
+        (tmp_path / "other").mkdir()
+        with (
+            celery_worker(
+                server.url, models, tmp_path / "one", node="one@test", environ=environ
+            ) as one,
+            celery_worker(
+                server.url, models, tmp_path / "other", node="other@test", environ=environ
+            ) as other,
+            api_server(
+                server.url, load_models(settings), torchserve=file, models_file=models,
+                state_dir=state,
+            ) as api,
+            Client(server.url, models) as client,
+        ):  # fmt: skip
+            yield Site(api, (one, other))
+            nothing_leaks(client.redis)
+
+
+def test_sequences_stay_with_one_process_until_it_dies(site: Site, tmp_path: Path) -> None:
+    host = site.host()
+    gate = tmp_path / "gate"
+    ids = [site.submit("a", 0, str(gate), start="true")]
+    ids += [site.submit("ab"[n % 2], n) for n in range(1, 7)]
+    gate.touch()
+    found = [site.result(one) for one in ids]
+    assert [one["values"] for one in found if one["sequence"] == "a"] == [
+        [0], [0, 2], [0, 2, 4], [0, 2, 4, 6],
+    ]  # fmt: skip
+    assert [one["values"] for one in found if one["sequence"] == "b"] == [[1], [1, 3], [1, 3, 5]]
+    assert len({one["pid"] for one in found}) == 1
+
+    assert site.ask("a", 7, end="true")["values"] == [0, 2, 4, 6, 7]
+    assert site.ask("a", 8)["values"] == [8]
+    own = site.ask("", 1)
+    assert own["sequence"].startswith("ts-seq-")
+    assert own["values"] == [1]
+
+    # The process dies: its state is gone, and the next request of a sequence begins it anew.
+    os.kill(found[0]["pid"], signal.SIGKILL)
+    after = site.ask("b", 9)
+    assert (after["values"], after["pid"] != found[0]["pid"]) == ([9], True)
+
+    # Its worker dies with it: the other one takes over.
+    host.kill()
+    taken_over = site.ask("b", 10)
+    assert taken_over["values"] == [10]
+    assert taken_over["pid"] != after["pid"]
+    assert site.ask("b", 11)["values"] == [10, 11]

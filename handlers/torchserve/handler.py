@@ -147,7 +147,7 @@ class TorchServeHandler(Handler):
             ) from error
 
     @override
-    def inference(self, items: list[Any]) -> list[Any]:
+    def inference(self, items: list[Any]) -> Any:
         results: list[Any] = [None] * len(items)
         members = [self._members(place, item) for place, item in enumerate(items)]
         headers = [self._with_types(self._headers(place), own) for place, own in enumerate(members)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -382,4 +383,4 @@ def test_a_model_with_sequences_has_one_process_in_the_whole_deployment(tmp_path
     assert load("") == load(", total_replicas: 1") == 1
     assert load(", total_replicas: 0") == 0
     for more in (", replicas: 1", ", max_replicas: 2", ", total_replicas: 2"):
-        assert "the archive has sequences" in refusal(lambda more=more: load(more))
+        assert "the archive has sequences" in refusal(partial(load, more))

@@ -22,6 +22,7 @@ from headrace.errors import (
     Conflict,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
 )
 from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport
@@ -114,6 +115,22 @@ class ModelRegistry:
             return await self._store.read()
         except ConfigError as error:
             raise InternalError(error.message, hint=error.hint) from None
+
+    async def model(self, name: str) -> RegisteredModel:
+        """Return a model as Redis has it.
+
+        Raises:
+            ModelNotFound: it is not registered; a pipeline never is.
+            InternalError: what Redis has is not readable.
+        """
+        registry = await self.read()
+        pipeline = self._catalog.pipelines.get(name)
+        if pipeline is not None and name not in registry.models:
+            raise ModelNotFound(
+                f"{name} is a pipeline, and only its models are registered",
+                hint=f"Name one of them: {listing(set(pipeline.models))}.",
+            )
+        return registry.get(name)
 
     async def log(self, count: int) -> list[LoggedChange]:
         """Return the newest changes, the last one first."""

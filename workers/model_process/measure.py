@@ -27,7 +27,7 @@ import msgspec
 import psutil
 
 from headrace.config.optimize import Optimize
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from headrace.optimize.report import BatchTime, Comparison, Variant
 from workers.model_process.context import Input
@@ -243,6 +243,7 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
             inputs = inputs_of(executor, config)
             _run(executor, inputs, 1)
             facts["load_s"] = time.monotonic() - started - facts["build_s"]
+            inputs = _usable(executor, inputs, max(config["sizes"]))
             facts["inputs"] = config["optimize"]["calibrate"] or "example_input"
             facts["memory_mb"] = _memory_mb(executor)
             connection.send(facts)
@@ -272,6 +273,35 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
             "refused": found.verdict.refused,
         }
     return executor, facts
+
+
+def _usable(executor: BatchExecutor, inputs: Sequence[Input], most: int) -> list[Input]:
+    """Return inputs that `preprocess` accepts, `most` at most.
+
+    Raises:
+        ConfigError: it accepts none of them.
+    """
+    usable: list[Input] = []
+    problem: object = None
+    for one in inputs:
+        batch = SubBatch([one], StageTimes(), range(1))
+        try:
+            executor.prepare(batch)
+        except InputError as error:
+            problem = error
+        else:
+            if batch.good:
+                usable.append(one)
+            else:
+                problem = batch.results[0]
+        if len(usable) == most:
+            break
+    if not usable:
+        raise ConfigError(
+            f"the handler accepts none of the {len(inputs)} inputs: {problem}",
+            hint="give inputs that a client would send",
+        )
+    return usable
 
 
 def _run(executor: BatchExecutor, inputs: Sequence[Input], size: int) -> Times:

@@ -32,7 +32,7 @@ class Profiles(msgspec.Struct):
 async def request_profile(services: Services, request: Request, model: str) -> Reply:
     """Profile a model process that is running: its next batches, or its stacks for a time."""
     asked = _REQUEST.decode(await read_body(request, _BODY_MAX_BYTES, fixed=True) or b"{}")
-    registered = (await registry_of(services).read()).get(model)
+    registered = await registry_of(services).model(model)
     version = asked.version or registered.default_version
     registered.version(version)
     await _must_be_loaded(services, model, version)

@@ -272,14 +272,12 @@ async def _remove(services: Services, request: Request, model: str, version: str
 
 async def get_registration(services: Services, _: Request, model: str) -> Reply:
     """Return the versions of a model, and who changed it last."""
-    registry = await registry_of(services).read()
-    return await _registration(services, registry.get(model))
+    return await _registration(services, await registry_of(services).model(model))
 
 
 async def get_traffic(services: Services, _: Request, model: str) -> Reply:
     """Return where the jobs of a model go that name no version."""
-    registry = await registry_of(services).read()
-    return await _traffic(services, registry.get(model))
+    return await _traffic(services, await registry_of(services).model(model))
 
 
 async def put_traffic(services: Services, request: Request, model: str) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,24 @@ def test_a_pipeline_is_told_by_its_models(command: tuple[str, ...], tmp_path: Pa
     done = headrace_here(*command, "both", cwd=tmp_path)
     assert done.returncode == 2
     assert f"both is a pipeline; {command[0]} its models: echo" in done.stderr
+
+
+def test_inputs_that_the_handler_refuses_are_not_measured(tmp_path: Path) -> None:
+    write_models(tmp_path, digits={"handler": "digits", "max_batch_size": 4})
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "0.txt").write_text("no image")
+    arguments = ("optimize", "digits", "--input", "inputs", "--variants", "eager")
+    done = headrace(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the handler accepts none of the 1 inputs: expected an image" in done.stderr
+    assert done.stdout == ""
+    # One good input among others is enough, and each batch is made of it.
+    shutil.copy(next(IMAGES.glob("*.png")), inputs)
+    done = headrace(*arguments, "--json", "c.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
+    assert all(time.inference_ms > 0.01 for time in found.variants[0].times)
 
 
 def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:

@@ -173,7 +173,12 @@ def test_no_model_has_the_name_of_a_pipeline(api: ApiServer) -> None:
     refused = api.http.put("/api/v1/models/chain/versions/1", json={"options": HANDLER})
 
     assert (refused.status_code, "pipeline" in refused.json()["detail"]) == (409, True)
-    assert api.http.get("/api/v1/models/chain/versions").status_code == 404
+    for method, path in (("GET", "versions"), ("GET", "traffic"), ("POST", "profile")):
+        refused = api.http.request(method, f"/api/v1/models/chain/{path}")
+        assert refused.status_code == 404
+        told = refused.json()["detail"]
+        assert "chain is a pipeline, and only its models are registered" in told
+        assert refused.json()["remedy"] == "Name one of them: words."
 
 
 def test_without_workers_a_wait_ends_when_its_time_is_up(api: ApiServer) -> None:

@@ -79,7 +79,10 @@ def kill_in_the_middle(site: Site, kills: int, chance: random.Random) -> None:
         assert reader.names == ["pieces"] * len(pieces) + ["ended"], reader.names
         assert "".join(piece for some in pieces for piece in some) == expected[which]["text"]
         assert found["result"] == expected[which]
-        done += found["attempts"] == 2  # else it had ended before the kill
+        if found["attempts"] == 2:  # else it had ended before the kill
+            done += 1
+            if done % 10 == 0:
+                _say(f"{done} kills")
 
 
 def one_is_too_long(site: Site, prompts: int, chance: random.Random) -> None:

@@ -107,6 +107,8 @@ async def _kill(
         have = lambda share=share: sum(one.count for one in followers) >= share * total  # noqa: E731
         await _until(have, f"{share:.1%} of the pieces have come")
         os.kill(chance.choice(api.pids()), signal.SIGKILL)
+        if number % 10 == 0:
+            _say(f"{number} kills")
         (gate / str(number)).touch()
 
 

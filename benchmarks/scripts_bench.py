@@ -11,16 +11,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from benchmarks.tables import Table, write_tables
+from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import queues as queue_scripts
 from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.servers.redis_servers import FLAVOURS, redis_server
 
@@ -31,6 +35,9 @@ DEPTHS: Final = (1_000, 10_000, 100_000, 1_000_000)
 DEPTH_SIZE: Final = 32
 #: Calls of each script in a round.
 CALLS: Final = 8
+#: Waiting jobs and room of a claim, where the order of a queue is by tokens.
+ARRANGED: Final = ((512, 1), (512, 8), (10_000, 1), (10_000, 8), (10_000, 64))
+KEYS: Final = (Caller("a" * 12, sees_all=False), Caller("b" * 12, sees_all=False))
 MEMORY_JOBS: Final = 20_000
 LEASE_US: Final = 600_000_000
 QUEUE: Final = keys.queue_name("bench")
@@ -46,17 +53,17 @@ class Bench:
     def __init__(self, client: Any, model: ModelConfig) -> None:
         self._client = client
         self._model = model
-        for name in ("jobs/submit", "jobs/claim", "jobs/settle"):
+        for name in ("jobs/submit", "jobs/claim", "jobs/settle", "queues/arrange"):
             self._client.execute_command(*script(name).load_command())
         # The log also has the commands of scripts; few of them take this long.
         self._client.config_set("slowlog-log-slower-than", 15)
         self._client.config_set("slowlog-max-len", 10_000)
 
-    def submit(self, count: int) -> Command:
+    def submit(self, count: int, caller: Caller = EVERYBODY) -> Command:
         """Return a call that enqueues `count` jobs as the API does."""
         now_s = time.time()
         jobs = [
-            submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
+            submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400, caller=caller)
             for _ in range(count)
         ]
         return job_scripts.submit(0, submit_arguments(jobs))
@@ -113,6 +120,20 @@ class Bench:
         claim_us, claimed = self._timed("jobs/claim", [self.claim(size)] * calls)
         settle_us, _ = self._timed("jobs/settle", [self.settle(reply) for reply in claimed])
         return submit_us, claim_us, settle_us
+
+    def arranged(self, room: int, calls: int, callers: Sequence[Caller]) -> tuple[float, float]:
+        """Return the microseconds of an arrange and of the claim behind it, for this room.
+
+        All that is claimed ends, and as many jobs are submitted.
+        """
+        arrange_us, claim_us = [], []
+        for turn in range(calls):
+            took, _ = self._timed("queues/arrange", [queue_scripts.arrange(QUEUE, (room,) * 4)])
+            arrange_us.append(took)
+            took, (claimed,) = self._timed("jobs/claim", [self.claim(room)])
+            claim_us.append(took)
+            self.run([self.settle(claimed), self.submit(room, callers[turn % len(callers)])])
+        return statistics.median(arrange_us), statistics.median(claim_us)
 
     def used_bytes(self) -> int:
         """Return the memory that the server uses."""
@@ -172,6 +193,27 @@ def per_depth(bench: Bench, reference: Bench, depths: tuple[int, ...], rounds: i
     return table
 
 
+def per_room(bench: Bench, rounds: int) -> Table:
+    """Measure the order by tokens by queue length and room, with one API key and with two.
+
+    The jobs of the second key wait behind all jobs of the first one.
+    """
+    table = Table(
+        "jobs in the queue", "room", "arrange with one key, µs a call", "with two keys", "claim"
+    )
+    for depth, room in ARRANGED:
+        took = []
+        for callers in (KEYS[:1], KEYS):
+            bench.clear()
+            for caller in callers:
+                for _ in range(depth // len(callers) // 32):
+                    bench.run([bench.submit(32, caller)])
+            took.append(bench.arranged(room, rounds * CALLS, callers))
+        (one_us, claim_us), (two_us, _) = took
+        table.add(f"{depth:,}", f"{room}", f"{one_us:.0f}", f"{two_us:.0f}", f"{claim_us:.0f}")
+    return table
+
+
 def per_job_bytes(bench: Bench) -> None:
     """Print the bytes of a new server per queued job: message, record and indices."""
     before = bench.used_bytes()
@@ -204,14 +246,17 @@ def main() -> None:
         print(f"{options.flavour}, input {INPUT.decode()}")
         sizes = per_batch_size(bench, rounds)
         lengths = per_depth(bench, Bench(other, model), depths, rounds)
+        by_tokens = msgspec.structs.replace(model, schedule="tokens")
+        rooms = per_room(Bench(client, by_tokens), rounds)
     with redis_server(options.flavour) as server, server.client() as client:
         per_job_bytes(Bench(client, model))
     if options.write:
         description = (
             f"{options.flavour}, times of the server: medians of {rounds} rounds, each the "
-            f"lower quartile of {CALLS} calls; in the second {DEPTH_SIZE} jobs in a call."
+            f"lower quartile of {CALLS} calls; in the second {DEPTH_SIZE} jobs in a call; in the "
+            "third medians of single calls, for a schedule by tokens."
         )
-        write_tables("scripts", description, sizes, lengths)
+        write_tables("scripts", description, sizes, lengths, rooms)
 
 
 if __name__ == "__main__":

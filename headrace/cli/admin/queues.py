@@ -34,6 +34,8 @@ _COLUMNS: Final = (
     ">TOKENS",
     "",
 )
+#: The column that is shown if a model has a schedule by tokens.
+_TOKENS: Final = _COLUMNS.index(">TOKENS")
 
 
 @queues_group.callback(invoke_without_command=True)
@@ -48,7 +50,14 @@ def queues(ctx: typer.Context, as_json: options.Json = False, url: options.Url =
             for queue in queues:
                 output.json_line(queue)
             return
-        output.table(_COLUMNS, [row for queue in queues for row in _rows(queue)])
+        rows = [row for queue in queues for row in _rows(queue)]
+        if any(queue.tokens is not None for queue in queues):
+            output.table(_COLUMNS, rows)
+        else:
+            output.table(
+                (*_COLUMNS[:_TOKENS], *_COLUMNS[_TOKENS + 1 :]),
+                [(*row[:_TOKENS], *row[_TOKENS + 1 :]) for row in rows],
+            )
 
 
 @queues_group.command()

@@ -111,19 +111,22 @@ local function choose(a, room)
   local front, left, moved, looked, coming = a.front, room - a.front, {}, 0, nil
   while left > 0 and front < a.length and looked < LOOK_MAX do
     looked = looked + 1
-    local raw = call('LINDEX', a.list, -front - 1)
-    if raw == TOMBSTONE then
-      front = front + 1
-    elseif not is_ordered(a, raw, front + 1) then
-      front, left = front + 1, left - 1
+    coming = coming or pick(a, front)
+    if coming and coming.place == front + 1 then
+      front, left, chosen, coming = front + 1, left - 1, chosen + 1, nil
     else
-      coming = coming or pick(a, front)
-      if coming and coming.place ~= front + 1 then break end
-      if coming then chosen = chosen + 1 end
-      front, left, coming = front + 1, left - 1, nil
+      local raw = call('LINDEX', a.list, -front - 1)
+      if raw == TOMBSTONE then
+        front = front + 1
+      elseif coming and is_ordered(a, raw, front + 1) then
+        break
+      else
+        front, left = front + 1, left - 1
+      end
     end
   end
-  while left > 0 and looked < LOOK_MAX do
+  -- What was picked must move, even if there is no room left.
+  while coming or left > 0 and looked < LOOK_MAX do
     coming = coming or pick(a, front)
     if not coming then break end
     moved[#moved + 1] = coming

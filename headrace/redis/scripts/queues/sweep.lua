@@ -49,9 +49,12 @@ for s = 1, 4 do
   if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
 if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
--- The same for tokens, which end with jobs.
+-- The same for tokens and the order of jobs, which end with these.
 if tombs[5] and total == 0 and redis.call('ZCARD', KEYS[5]) == 0 and redis.call('ZCARD', KEYS[8]) == 0 then
   redis.call('HDEL', KEYS[7], 'tokens')
+  for s = 1, 4 do
+    if type(redis.pcall('ZCARD', keys.order .. KEYS[s])) == 'number' then redis.call('UNLINK', keys.order .. KEYS[s]) end
+  end
 end
 if paused then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')

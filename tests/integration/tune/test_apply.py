@@ -119,7 +119,7 @@ def test_the_better_options_are_applied_and_taken_back(
             assert done.returncode == 0, told
             assert "times as much" in done.stdout.decode()
             found = client.model("paced")
-            assert (found.state, found.max_batch_size, found.max_batch_delay_ms) == ("ready", 64, 0)
+            assert (found.max_batch_size, found.max_batch_delay_ms) == (64, 0)
             assert changed_options(client, "paced") == {
                 "max_batch_size": 64, "max_batch_delay_ms": 0,
             }  # fmt: skip

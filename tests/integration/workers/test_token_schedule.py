@@ -30,7 +30,12 @@ def models(folder: Path) -> Path:
     handler = f"{HANDLERS / 'gated.py'}:Gated"
     options = {"log": str(folder / "runs.log")}
     common = {"handler": handler, "options": options, "max_batch_size": 1}
-    return write_models(folder, m={**common, "schedule": "tokens", "max_queued_tokens": 10**9})
+    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words", "options": {"slots": 4}}
+    return write_models(
+        folder,
+        m={**common, "schedule": "tokens", "max_queued_tokens": 10**9},
+        g={**generator, "schedule": "tokens"},
+    )
 
 
 @pytest.fixture
@@ -40,7 +45,8 @@ def server() -> Iterator[RedisServer]:
 
 
 def submit(client: Client, caller: Caller, value: Any, count: int = 1, **more: Any) -> list[str]:
-    config, options = client.catalog.get("m"), JobOptions(**more.pop("options", {}))
+    config = client.catalog.get(more.pop("model", "m"))
+    options = JobOptions(**more.pop("options", {}))
 
     def one() -> JobSubmission:
         now_s, new = time.time(), new_id()
@@ -80,6 +86,23 @@ def test_a_small_key_behind_a_backlog_gets_half_and_deadlines_are_kept(
     assert [job_id for job_id in online if job_id in many] == many
     assert [job_id in soon for job_id in rest] == [True] * 5 + [False] * 5
     assert rest == soon + late
+
+
+def test_a_generator_takes_the_jobs_of_a_small_key_in_turn(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    path = models(tmp_path)
+    with Client(server.url, path) as client:
+        many = submit(client, MANY, b'{"words":2}', 120, model="g")
+        few = submit(client, FEW, b'{"words":3}', 20, model="g")
+        with celery_worker(server.url, path, tmp_path) as worker:
+            worker.wait_ready("g")
+            client.wait(*many, *few)
+            claimed = sorted(many + few, key=lambda one: int(client.redis.hget(keys.job(one), "t")))
+            nothing_leaks(client.redis)
+    # The first claim may come before all is known.
+    assert sum(job_id in few for job_id in claimed[:48]) >= 18, claimed.index(few[-1])
+    assert [job_id for job_id in claimed if job_id in many] == many
 
 
 @pytest.mark.slow

@@ -84,6 +84,12 @@ def backlog(deployment: Deployment) -> Iterator[CheckResult]:
                 f"{model.name} has {depth.total:,} jobs of {model.max_queue_depth:,}",
                 "a full queue refuses jobs with 429: add workers, or raise max_queue_depth",
             )
+        most_tokens = model.max_queued_tokens
+        if most_tokens is not None and depth.tokens >= NEARLY_FULL * most_tokens:
+            yield warn(
+                f"{model.name} has {depth.tokens:,} tokens of {most_tokens:,}",
+                "a full queue refuses jobs with 429: add workers, or raise max_queued_tokens",
+            )
         for step, age_s in depth.oldest_ages_s.items():
             if age_s > (OLD_OFFLINE_S if step == keys.OFFLINE_STEP else OLD_S):
                 yield warn(

@@ -215,6 +215,17 @@ def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
         verdict(found("unknown-queues", url, models), "warn", "headrace.gone (1)")
 
 
+@pytest.mark.leaves_keys
+def test_tokens_that_leave_little_room(redis_db: RedisServer, tmp_path: Path) -> None:
+    model = {"handler": "echo", "schedule": "tokens", "max_queued_tokens": 200}
+    url, models = redis_db.url, write_models(tmp_path, echo=model)
+    with Client(url, models) as client:
+        client.submit("echo", "x" * 398)
+        verdict(found("backlog", url, models), "ok")
+        client.submit("echo", "x" * 388)
+        verdict(found("backlog", url, models), "warn", "198 tokens of 200", "max_queued_tokens")
+
+
 @breaks("errands", "batches")
 @pytest.mark.leaves_keys
 def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:

@@ -70,10 +70,11 @@ class ContinuousExecutor:
         self._meter = TokenMeter(send, self._state)
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
-        # By number of the batch: the pieces and tokens of earlier attempts, and for how many
-        # seconds an offline job yields.
+        # By number of the batch: the pieces and tokens of earlier attempts, for how many seconds an
+        # offline job yields, and which jobs have no log.
         self._logs: dict[int, tuple[list[Any], list[int]]] = {}
         self._offline: dict[int, float] = {}
+        self._quiet: set[int] = set()
         self._received = 0
         self._room = (-1, -1, -1)
         self._paused: frozenset[str] = frozenset()
@@ -112,6 +113,9 @@ class ContinuousExecutor:
                 _, seq, yield_s = frame
                 self._offline[seq] = yield_s
                 continue
+            if frame[0] == "quiet":
+                self._quiet.add(frame[1])
+                continue
             _, seq, items, *traces, dropped = frame
             self._received += len(items)
             begin(self._tag, seq, traces)
@@ -121,6 +125,8 @@ class ContinuousExecutor:
         """Let a job wait for room; one whose input is bad, or too large, ends."""
         deltas, tokens = self._logs.pop(seq, ([], []))
         yield_s = self._offline.pop(seq, None)
+        quiet = seq in self._quiet
+        self._quiet.discard(seq)
         state = self._executor.read(items, dropped, seq)
         if not state.readable:
             self._send_outcome(seq, state.outcomes[0], state.times)
@@ -137,6 +143,7 @@ class ContinuousExecutor:
         state.times.preprocess = (clock() - started) * 1000
         one = Request(seq, self._received, read[0], request, cost, dropped, state.times)
         one.deltas, one.tokens = deltas, tokens
+        one.quiet = quiet
         if yield_s is not None:
             one.offline, one.yields_until = True, clock() + yield_s
         self._waiting.add(one)
@@ -269,8 +276,9 @@ class ContinuousExecutor:
                 if not one.offline:
                     self._meter.take(piece)
                 outcome, text = self._take(one, piece)
-                if text:
-                    taken.append((one.seq, one.job_id, text, one.unsent))
+                if piece.delta is not None:
+                    if text:
+                        taken.append((one.seq, one.job_id, text, one.unsent))
                     one.unsent = []
                 if outcome is not None:
                     ended[piece.id] = outcome
@@ -303,7 +311,7 @@ class ContinuousExecutor:
         one.unsent += piece.tokens
         try:
             if piece.delta is not None:
-                text = piece_json(piece.delta)
+                text = b"" if one.quiet else piece_json(piece.delta)
                 one.deltas.append(piece.delta)
                 one.forgets = one.forgets or not one.unsent
             if piece.error is not None:

@@ -28,6 +28,7 @@ class Request:
         request: what `preprocess` returned for its input.
         cost: the most that it takes of the budget.
         offline: it makes way for online requests until `yields_until`.
+        quiet: it has no log, so its pieces are not sent.
         favoured: it is offline and has yielded for too long, so it yields no more.
         dropped: not empty once the worker has dropped it.
         times: how long it was prepared, and how long it has run.
@@ -54,6 +55,7 @@ class Request:
     times: StageTimes
     offline: bool = False
     yields_until: float = float("inf")
+    quiet: bool = False
     favoured: bool = False
     deltas: list[Any] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

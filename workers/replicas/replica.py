@@ -284,6 +284,8 @@ class Replica:
         if batch.offline:
             yields_s = job.overdue_at - batch.started_at
             self.frames.send(["offline", batch.seq, yields_s])
+        if job.message is not None and job.message.quiet:
+            self.frames.send(["quiet", batch.seq])
 
     def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""

@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from headrace.config.model_catalog import load_catalog
+from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import reading
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
@@ -104,3 +106,23 @@ def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
         if found["attempts"] == 2:
             return  # else it had ended before the kill
     raise AssertionError("each of ten jobs ended before its process was killed")
+
+
+def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
+    values = [question(NAMES[n], ignore_eos=True, max_tokens=300) for n in range(SLOTS)]
+    values[1] |= {"temperature": 1.0, "seed": 7}
+    values[3] |= {"temperature": 0.7, "top_p": 0.9, "seed": 8}
+    expected = [result(site, site.submit(value)) for value in values]
+    ids = [site.submit(value, priority=OFFLINE_STEP) for value in values]
+    with ExitStack() as streams:
+        readers = [streams.enter_context(reading(site.stream(job_id))) for job_id in ids]
+        for reader in readers:
+            reader.wait_for("pieces")
+        for n in range(3 * SLOTS):
+            short = site.submit(question(NAMES[n % len(NAMES)], max_tokens=5))
+            assert result(site, short)["usage"]["completion_tokens"] == 5
+        for reader in readers:
+            reader.wait_for("ended")
+            assert "restarted" not in reader.names
+    assert [result(site, job_id) for job_id in ids] == expected
+    assert [streamed(site, job_id) for job_id in ids] == [found["text"] for found in expected]

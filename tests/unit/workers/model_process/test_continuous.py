@@ -107,10 +107,13 @@ class Script:
         at: int = 0,
         offline: float | None = None,
         drop_at: int | None = None,
+        quiet: bool = False,
     ) -> None:
         dropped: set[int] = set()
         if offline is not None:
             self.frames.append((at, ["offline", seq, offline]))
+        if quiet:
+            self.frames.append((at, ["quiet", seq]))
         row = (f"job{seq}", json.dumps(value).encode())
         self.frames.append((at, ["batch", seq, [row], dropped]))
         if drop_at is not None:
@@ -236,6 +239,31 @@ def test_the_newest_request_is_put_back_when_the_memory_runs_out() -> None:
         assert script.text(seq) == words(9)
         assert script.logged(seq) == (words(9), list(range(9)))
     assert [frame[1] for frame in script.sent if frame[0] == "done"] == [2, 3, 1]
+
+
+def test_a_quiet_job_sends_no_pieces_and_keeps_its_tokens_when_it_is_put_back() -> None:
+    script = Script(Counting(slots=1, memory=100))
+    script.job(1, {"words": 6}, offline=LONG, quiet=True)
+    script.job(2, {"words": 4}, at=3)
+    script.run()
+    assert script.generator.joined == ["job1", "job2", "job1"]
+    assert script.logged(1) == ("", [])
+    assert script.text(1) == words(6)
+    assert script.logged(2)[0] == words(4)
+
+
+def test_a_request_without_tokens_keeps_its_place() -> None:
+    class Forgetful(Counting):
+        def advance(self, name: str, request: Any, n: int) -> Piece:
+            piece = super().advance(name, request, n)
+            return Piece(name, piece.delta, finish=piece.finish)
+
+    script = Script(Forgetful(slots=1, memory=100))
+    script.job(1, {"words": 6}, offline=LONG, quiet=True)
+    script.job(2, {"words": 4}, at=3)
+    script.run()
+    assert script.generator.joined == ["job1", "job2"]
+    assert script.text(1) == words(6)
 
 
 def test_a_request_that_is_put_back_can_be_cancelled() -> None:

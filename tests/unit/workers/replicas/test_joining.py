@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.jobs.message import Message
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
@@ -49,6 +50,16 @@ def test_the_process_is_told_which_jobs_are_offline_and_how_long_they_yield() ->
     found.run(batch(2, step=9))
     assert [frame[:3] for frame in frames.sent if frame[0] == "offline"] == [["offline", 2, 600.0]]
     assert [frame[:2] for frame in frames.sent][1:] == [["offline", 2], ["batch", 2]]
+
+
+def test_the_process_is_told_which_jobs_have_no_log() -> None:
+    found, frames = replica(4, 4)
+    one = batch(1)
+    one.jobs[0].message = Message(
+        "job1", "m", b"1", None, None, None, False, None, 0, "job1", None, None, quiet=True
+    )
+    found.run(one)
+    assert [frame[:2] for frame in frames.sent] == [["quiet", 1], ["batch", 1]]
 
 
 def test_the_clock_of_a_timeout_stands_still_while_a_job_waits() -> None:

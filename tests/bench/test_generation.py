@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.generation import CLIENTS, COLUMNS, measure
+from benchmarks.generation_classes import measure as compare
+from benchmarks.generation_classes import served
 from benchmarks.tables import Table
 
 
@@ -14,3 +16,10 @@ def test_each_number_of_clients_has_a_row() -> None:
         assert len(row) == len(COLUMNS)
         # Rates and shares are rounded, so on a machine that stands still they may be 0.
         assert all(float(first_ms) > 0 for first_ms in row[-2:])
+
+
+def test_online_answers_beside_a_batch_have_their_ratios() -> None:
+    with served(rate=4, seconds=2) as site:
+        table, ratios = compare(site, turns=1)
+    assert [row[0] for row in table.rows] == ["online alone", "batch alone", "both"]
+    assert all(float(row[1]) > 0 for row in ratios.rows)

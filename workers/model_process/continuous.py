@@ -276,9 +276,8 @@ class ContinuousExecutor:
                 if not one.offline:
                     self._meter.take(piece)
                 outcome, text = self._take(one, piece)
-                if piece.delta is not None:
-                    if text:
-                        taken.append((one.seq, one.job_id, text, one.unsent))
+                if text:
+                    taken.append((one.seq, one.job_id, text, one.unsent))
                     one.unsent = []
                 if outcome is not None:
                     ended[piece.id] = outcome
@@ -300,7 +299,8 @@ class ContinuousExecutor:
         one = self._running.get(job_id)
         if one is not None:
             one.produced = one.forgets = True
-            self._pieces.send(one.seq, job_id, piece, head)
+            if not one.quiet:
+                self._pieces.send(one.seq, job_id, piece, head)
 
     def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
         """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""
@@ -311,9 +311,12 @@ class ContinuousExecutor:
         one.unsent += piece.tokens
         try:
             if piece.delta is not None:
-                text = b"" if one.quiet else piece_json(piece.delta)
+                if not one.quiet:
+                    text = piece_json(piece.delta)
                 one.deltas.append(piece.delta)
                 one.forgets = one.forgets or not one.unsent
+                if one.quiet:
+                    one.unsent = []
             if piece.error is not None:
                 return failure(piece.error), text
             if not ends:

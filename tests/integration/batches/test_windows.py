@@ -13,7 +13,7 @@ from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
 GATED = "/api/v1/models/gated/jobs"
-#: More lines than jobs in flight.
+#: All of them can be in flight.
 LINES = 12
 
 
@@ -21,10 +21,15 @@ LINES = 12
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("windows")
     handler = f"{ROOT / 'tests/harness/handlers/gated.py'}:Gated"
-    models = {"gated": {"handler": handler, "max_batch_size": 1, "schedule": "tokens"}}
+    models = {
+        "gated": {
+            "handler": handler, "max_batch_size": 1, "schedule": "tokens",
+            "options": {"log": str(folder / "runs.log")},
+        }
+    }  # fmt: skip
     with running_up(
         folder, models=write_models(folder, models), runner=True,
-        HEADRACE_RUNNER_BATCHES="1", HEADRACE_BATCH_IN_FLIGHT="4",
+        HEADRACE_RUNNER_BATCHES="3", HEADRACE_BATCH_IN_FLIGHT=str(LINES),
     ) as running:  # fmt: skip
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
         yield running
@@ -41,36 +46,76 @@ def job(up: RunningUp, batch: Any, n: int) -> dict[str, Any]:
     return found
 
 
-def test_a_batch_whose_window_ends_first_overtakes_one_that_is_executed(
+def queue(up: RunningUp, *below: str) -> Any:
+    status, found = up.request("POST", "/".join(["/api/v1/queues/headrace.gated", *below]))
+    assert status == 200
+    return found
+
+
+def test_a_batch_whose_window_ends_first_overtakes_those_that_are_executed(
     batches: Batches, up: RunningUp, tmp_path: Path
 ) -> None:
-    gates = [tmp_path / f"gate{n}" for n in range(LINES)]
-    lines = [line(str(n), "gated", {"until": str(gate)}) for n, gate in enumerate(gates)]
-    long = batches.create(lines, GATED, "48h")
+    places = [(window, n) for window in ("48h", "49h", "50h") for n in range(LINES)]
+    gates = {place: tmp_path / "-".join(map(str, place)) for place in places}
+    long = {
+        window: batches.create(
+            [line(str(n), "gated", {"until": str(gates[window, n])}) for n in range(LINES)],
+            GATED, window,
+        )
+        for window in ("48h", "49h", "50h")
+    }  # fmt: skip
 
-    def running() -> list[int]:
-        return [n for n in range(LINES) if job(up, long, n).get("status") == "running"]
+    def running() -> list[tuple[str, int]]:
+        return [(w, n) for w, n in places if job(up, long[w], n).get("status") == "running"]
 
-    wait_until(running, "one of its jobs runs", 60)
+    wait_until(running, "one of their jobs runs", 60)
     short = batches.create([line(str(n), "gated", n) for n in range(LINES)], GATED, "24h")
-    # The runner executes one batch at a time, so it has released the long one for this.
-    wait_until(lambda: job(up, short, 0).get("status") == "queued", "the short one has jobs", 60)
+    # The runner executes three batches at a time, so it has released one of them for this.
+
+    def queued() -> bool:
+        return all(job(up, short, n).get("status") == "queued" for n in range(LINES))
+
+    wait_until(queued, "the short one has its jobs", 60)
 
     def ended() -> bool:
         # What the worker has taken by then runs before; each of these waits for its gate.
-        for n in running():
-            gates[n].touch()
+        for place in running():
+            gates[place].touch()
         return bool(batches.client.batches.retrieve(short.id).status == "completed")
 
     wait_until(ended, "the short one ends", 90)
     assert len(batches.both(batches.client.batches.retrieve(short.id))[0]) == LINES
-    left = [n for n in range(LINES) if not gates[n].exists()]
-    assert len(left) >= LINES - 4, "no more of its jobs were in flight"
-    found = batches.client.batches.retrieve(long.id)
-    assert (found.status, found.completed_at) == ("in_progress", None)
-    for n in left:
-        gates[n].touch()
-    whole = batches.ended(long)
-    assert whole.status == "completed"
-    good, bad = batches.both(whole)
-    assert (len(good), bad) == (LINES, {})
+    left = [place for place in places if not gates[place].exists()]
+    assert len(left) >= len(places) - 4, "no more of their jobs ran before"
+    for batch in long.values():
+        assert batches.client.batches.retrieve(batch.id).completed_at is None
+    for place in left:
+        gates[place].touch()
+    for batch in long.values():
+        whole = batches.ended(batch)
+        good, bad = batches.both(whole)
+        assert (whole.status, len(good), bad) == ("completed", LINES, {})
+
+
+def test_jobs_of_three_batches_run_by_the_ends_of_their_windows(
+    batches: Batches, up: RunningUp
+) -> None:
+    queue(up, "pause")
+    windows = ("72h", "24h", "48h")
+    made = {
+        window: batches.create([line(str(n), "gated", n) for n in range(4)], GATED, window)
+        for window in windows
+    }
+
+    def waiting() -> bool:
+        _, found = up.request("GET", "/api/v1/queues")
+        return bool(found["queues"][0]["depth"]["9"] == 4 * len(windows))
+
+    wait_until(waiting, "all of their jobs wait", 60)
+    queue(up, "resume")
+    for batch in made.values():
+        assert batches.ended(batch).status == "completed"
+    ran = (up.folder / "runs.log").read_text().split("\n")
+    of = {batch.id: window for window, batch in made.items()}
+    order = [of[name] for text in ran if (name := text.partition(".")[0]) in of]
+    assert order == ["24h"] * 4 + ["48h"] * 4 + ["72h"] * 4

@@ -401,6 +401,18 @@ def test_a_key_of_another_type_changes_nothing(queue: Queue, name: str) -> None:
     assert len(served(queue, 5)) == 35
 
 
+def test_entries_of_other_places_are_dropped_some_at_a_time(queue: Queue) -> None:
+    jobs = [*jobs_of(A, 1400), *jobs_of(B, 200)]
+    queue.submit_runs(jobs)
+    # As after a compaction: no message is where its ticket has it.
+    queue.client.hincrby(keys.count(queue.name), "out0", 7)
+    assert queue.arrange(5) == (0, 0)
+    assert len(queue.order()) == 1600 - 1024
+    assert queue.arrange(10) == (0, 0)
+    assert queue.order() == []
+    assert served(queue, 200) == ids(jobs), "they run in the order of arrival"
+
+
 def test_an_order_that_was_lost_means_the_order_of_arrival(queue: Queue) -> None:
     jobs = [*jobs_of(A, 10), *jobs_of(B, 10)]
     queue.submit(*jobs)

@@ -8,8 +8,8 @@
 -- an entry in the order keeps its place, and comes before all that move. The types of all keys are read first, and the first
 -- write removes something (see begin_with_removal).
 local queue, chosen, moved_count = ARGV[1], 0, 0
--- How many jobs, messages at the head, and API keys one call looks at in a list.
-local ROOM_MAX, LOOK_MAX, KEYS_MAX = 512, 512, 64
+-- How many jobs, messages at the head, entries and API keys one call looks at in a list.
+local ROOM_MAX, LOOK_MAX, PICK_MAX, KEYS_MAX = 512, 512, 1024, 64
 -- For how long the shares of idle API keys are kept.
 local SHARES_TTL_S = 86400
 
@@ -74,9 +74,9 @@ local function job_at(a, entry, ticket, front)
   return {id = id, place = place, raw = raw, tokens = math.max(1, tokens_in(r[3]))}
 end
 
--- The next job; nil if no entry is left.
+-- The next job; nil if no entry is left, or if too many are those of no job at its place.
 local function pick(a, front)
-  while true do
+  while a.picked < PICK_MAX do
     if not a.flows or #a.flows == 0 then
       find_flows(a)
       if #a.flows == 0 then return nil end

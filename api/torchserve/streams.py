@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import math
-from contextlib import ExitStack
 from typing import Final
 
 import msgspec
@@ -32,7 +31,7 @@ from headrace.errors import BrokerError, HeadraceError
 from headrace.jobs.encoding import BINARY_FORMS
 from headrace.jobs.job import Job, State
 from headrace.jobs.response import NO_DETAILS, ResponseDetails, error_response
-from headrace.queue.piece_log import READ_ALL_S, LogEntry, LogFollower
+from headrace.queue.piece_log import LogEntry, LogFollower
 from headrace.torchserve.model_config import CONTINUOUS
 
 _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
@@ -53,18 +52,24 @@ async def wait_for_pieces(
         HeadraceError: as `submit_and_wait`.
     """
     prediction = _Prediction(services, request, validated)
-    with ExitStack() as stack:
-        stack.callback(prediction.close)
+    head = None
+    try:
         head = await prediction.begin()
         if head is None:
             return await prediction.accepted()
-        stack.pop_all()
+    finally:
+        if head is None:
+            prediction.close()
     status, content_type, headers = reply_head(validated.identity.job_id, head)
     return StreamingReply(status, prediction.run, content_type, (*headers, _UNBUFFERED))
 
 
 class _Prediction:
     """A job, and the client that waits for it. `close` follows in any case, or `run`."""
+
+    __slots__ = (
+        "_after", "_begun", "_ending", "_first", "_follower", "_services", "_validated",
+    )  # fmt: skip
 
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
         self._services = services
@@ -77,11 +82,14 @@ class _Prediction:
         self._ending = asyncio.create_task(
             submit_and_wait(services, validated, request.receive, math.inf)
         )
-        self._ending.add_done_callback(lambda _: self._follower.wake())
+        self._ending.add_done_callback(self._wake)
         # The index of the last piece that was read, and those that were not written yet.
         self._after = 0
         self._first: list[msgspec.Raw] = []
         self._begun = False
+
+    def _wake(self, _: object) -> None:
+        self._follower.wake()
 
     def close(self) -> None:
         """Follow the job no longer."""
@@ -143,7 +151,8 @@ class _Prediction:
         """
         while True:
             if not self._ending.done():
-                await self._follower.woken(READ_ALL_S)
+                # Without a timer, which each prediction would pay for: a lost connection wakes too.
+                await self._follower.published()
             over = self._ending.done()
             if over and (self._ending.exception() or not self._follower.may_have_pieces):
                 return []
@@ -153,6 +162,7 @@ class _Prediction:
                 if over:
                     raise
                 await asyncio.sleep(LOOK_AGAIN_S)
+                self._follower.wake()
                 continue
             if entries or over:
                 return entries

@@ -99,6 +99,10 @@ class LogFollower:
         self._event.clear()
         return await self._log.read(self.job_id, after)
 
+    async def published(self) -> None:
+        """Wait for a publication since the last `read`, a new subscription, or a `wake`."""
+        await self._event.wait()
+
     async def woken(self, seconds: float) -> None:
         """Wait until the log may have grown since the last `read`, or the time has passed."""
         with contextlib.suppress(TimeoutError):

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from headrace.config.handler_reference import TORCHSERVE
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
 from headrace.redis.keys import OFFLINE_STEP
@@ -130,6 +131,7 @@ class HeldJobs:
         for seq, job_id, *rest in rows:
             if seq not in jobs:
                 jobs[seq] = self._streaming(replica, seq)
+                self._extend(model, replica.batch_of(seq))
             job = jobs[seq].get(job_id)
             if job is not None:
                 wanted.append((job.id, job.token, *rest))
@@ -143,6 +145,19 @@ class HeldJobs:
             # Before the settlement, which is resent after an outage too, and in the same order.
             pieces: Any = job_scripts.append_pieces(model.config.name, wanted)
             self._leases.send(pieces, resend=True)
+
+    @staticmethod
+    def _extend(model: ServedModel, batch: Batch | None) -> None:
+        """Let the timeout of an archive's batch count from its last piece, as with TorchServe.
+
+        A timeout that a client has set for its job is for the whole attempt.
+        """
+        if batch is None or not model.config.handler.startswith(TORCHSERVE):
+            return
+        jobs = [job for job in batch.jobs if not job.dropped]
+        if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
+            limit_s = model.deadlines.timeout_s(jobs)
+            batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:
         """Return the jobs of a batch that have a log, by id, and note that they have begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -11,13 +12,15 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.config.settings import Settings
+from headrace.jobs.message import decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
 from workers.consumer.held_jobs import HeldJobs
-from workers.jobs.leased_job import LeasedJob
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.replicas.replica import Replica
 
 NOW = 1000.0
 LEASE_S = 15.0
@@ -30,10 +33,14 @@ class Desk:
     settings: Settings = field(default_factory=lambda: Settings(lease_ttl_s=LEASE_S))
     connected: bool = True
     settled: list[Settlement] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
     stops: list[float] = field(default_factory=list)
     renewals: list[tuple[list[LeasedJob], Callable[[list[LeasedJob], list[Any]], None]]] = field(
         default_factory=list
     )
+
+    def send(self, call: Any, *, resend: bool) -> None:
+        self.sent.append(call)
 
     def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements
@@ -176,3 +183,28 @@ def test_after_a_pause_that_has_cost_the_connection_the_leases_are_in_doubt_unti
     desk.answer(FENCED)
     assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 2)
     assert not model.held
+
+
+@pytest.mark.parametrize(
+    ("handler", "own_s", "extended"),
+    [("torchserve:h.py", None, True), ("torchserve:h.py", 5.0, False), ("echo", None, False)],
+)
+def test_the_timeout_of_an_archives_reply_counts_from_its_last_piece(
+    desk: Desk, handler: str, own_s: float | None, extended: bool
+) -> None:
+    config = ModelConfig(name="m", handler=handler, timeout_s=100.0)
+    model = ServedModel(config, 0, [])
+    message = decode_message(write_message("a", "m", "headrace.m", b"1"))
+    message = msgspec.structs.replace(message, timeout_s=own_s)
+    job = LeasedJob("a", "token", message, 0, 0.0, 0.0, 1)
+    begun = time.monotonic() - 50
+    batch = Batch([job], "full", begun, begun + 100, seq=7, start_due_at=NEVER)
+    replica = Replica({}, {}, batch=batch)
+    held = HeldJobs([model], cast(LeaseManager, desk))
+    held.write_pieces(model, replica, [(7, "a", 1, 1, b'["x"]', b"")])
+    assert (batch.deadline >= begun + 150) == extended
+    assert len(desk.sent) == 1
+    # A job that is to leave is not given more time.
+    job.dropped, batch.deadline = "timeout", begun + 55
+    held.write_pieces(model, replica, [(7, "a", 2, 1, b'["x"]', b"")])
+    assert batch.deadline == begun + 55

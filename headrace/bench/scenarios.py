@@ -129,7 +129,10 @@ def recorded(file: Path) -> tuple[float, ...]:
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeError) as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(
+            f"{file}: cannot be read: {reason}", hint="check the file of replay"
+        ) from error
     times = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

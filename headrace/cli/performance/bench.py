@@ -14,8 +14,10 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from headrace.cli.performance.compare import compare
+from headrace.cli.performance.optimize import check_folder
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import argument, flag, option
 from headrace.errors import ConfigError, InvalidRequest
 
@@ -137,7 +139,9 @@ def run(
     if sweep is not None:
         from headrace.cli.performance.sweep import run_sweep
 
-        raise typer.Exit(run_sweep(sweep, folder, model, inputs, url, processes=processes))
+        with _stoppable():
+            code = run_sweep(sweep, folder, model, inputs, url, processes=processes)
+        raise typer.Exit(code)
     if model is None or inputs is None:
         missing = "the model" if model is None else "the input"
         raise InvalidRequest(
@@ -145,8 +149,10 @@ def run(
         )
     objective = objective_of(slo, confidence=confidence) if slo is not None else None
     scenarios = _scenarios(scenario, rate, requests, peak=peak)
-    target = _target(protocol, url, model, version, inputs, content_type, param)
-    with _rows_to(rows) as writer:
+    for file in (json_file, html, markdown):
+        check_folder(file)
+    with _stoppable(), _rows_to(rows) as writer:
+        target = _target(protocol, url, model, version, inputs, content_type, param)
         chosen = LoadOptions(
             duration_s=duration, warm_up_s=warm_up, timeout_s=timeout, processes=processes,
             seed=seed, on_load=_progress,
@@ -161,6 +167,18 @@ def run(
     _print(found)
     _write(found, json_file, html, markdown)
     raise typer.Exit(verdict(found))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """End in words on Ctrl-C, SIGTERM and SIGHUP; what is under way is taken back first."""
+    try:
+        with InterruptHandler(None):
+            yield
+    except (KeyboardInterrupt, Terminated) as error:
+        code, reason = stop_reason(error, "a file")
+        output.message(reason)
+        raise typer.Exit(code) from None
 
 
 def _scenarios(

@@ -57,7 +57,7 @@ def optimize(
     catalog = load_models(settings)
     config = own_model(catalog, model, "optimize")
     for path in (json_file, html):
-        _check_folder(path)
+        check_folder(path)
     device = device or ("cpu" if config.device == "auto" else config.device)
     comparison = compared(
         config,
@@ -265,10 +265,20 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
     return found
 
 
-def _check_folder(path: Path | None) -> None:
-    """Check before the measurement that a file can be written after it."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: its folder does not exist")
+def check_folder(path: Path | None) -> None:
+    """Check before a measurement that a file can be written after it.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is a folder.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(
+            f"{path} cannot be written: its folder does not exist", hint="create the folder"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder", hint="name a file in it")
 
 
 def _write(path: Path, text: str) -> None:

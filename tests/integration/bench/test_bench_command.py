@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,6 +161,24 @@ def test_a_suite_writes_its_report_and_takes_the_options_back(cli: Commands, up:
     assert versions[0]["changed"] == {}
 
 
+def test_a_suite_that_is_ended_takes_the_options_back(cli: Commands, up: RunningUp) -> None:
+    (cli.folder / "suite.yaml").write_text(
+        "echo: {eager_mode: {batch_size: [2], requests: 1000000000, input: in.json}}\n"
+    )
+
+    def changed() -> Any:
+        return up.request("GET", "/api/v1/models/echo/versions")[1]["versions"][0]["changed"]
+
+    with cli.started("bench", "echo", "--sweep", "suite.yaml", "-o", "results") as process:
+        wait_until(lambda: changed().get("max_batch_size") == 2, "the case has begun", 60)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert b"ended by SIGTERM" in told
+    assert b"Traceback" not in told
+    assert changed() == {}
+
+
 def test_a_suite_without_a_model_needs_a_server_that_allows_models(cli: Commands) -> None:
     (cli.folder / "suite.yaml").write_text("m: {eager_mode: {url: m.mar, input: in.json}}\n")
     text = cli.complaint("bench", "--sweep", "suite.yaml", rc=2)
@@ -209,6 +228,8 @@ def refused(up: RunningUp) -> int:
         (("echo", "-i", "in.json", "--find-peak", "--rate", "3"), "remove --rate"),
         (("echo", "-i", "in.json", "--protocol", "grpc"), "use headrace, torchserve or triton"),
         (("echo", "-i", "in.json", "--rate", "5", "--rows", "x.csv"), ".parquet or .jsonl"),
+        (("echo", "-i", "in.json", "--json", "no/x.json"), "its folder does not exist"),
+        (("echo", "-i", "in.json", "--html", "."), "it is a folder"),
         (("echo", "--sweep", "in.json"), "expected modes of the model"),
     ],
 )

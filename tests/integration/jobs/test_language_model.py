@@ -89,9 +89,8 @@ def test_a_cancelled_answer_makes_room(site: Site) -> None:
     assert {site.ended(job_id)["status"] for job_id in ids} == {"cancelled"}
 
 
-def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
-    asked = question("zip", ignore_eos=True, max_tokens=400)
-    expected = result(site, site.submit(asked))
+def killed_in_the_middle(site: Site, asked: Any) -> tuple[str, Any]:
+    """A job whose process was killed while it wrote, and its result."""
     for _ in range(10):
         job_id = site.submit(asked)
         with reading(site.stream(job_id)) as reader:
@@ -101,10 +100,8 @@ def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
             reader.wait_for("ended")
             assert "restarted" not in reader.names
         found = site.ended(job_id)
-        assert found["result"] == expected
-        assert streamed(site, job_id) == expected["text"]
         if found["attempts"] == 2:
-            return  # else it had ended before the kill
+            return job_id, found["result"]  # else it had ended before the kill
     raise AssertionError("each of ten jobs ended before its process was killed")
 
 
@@ -126,3 +123,30 @@ def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
             assert "restarted" not in reader.names
     assert [result(site, job_id) for job_id in ids] == expected
     assert [streamed(site, job_id) for job_id in ids] == [found["text"] for found in expected]
+
+
+def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
+    asked = question("zip", ignore_eos=True, max_tokens=400)
+    expected = result(site, site.submit(asked))
+    job_id, found = killed_in_the_middle(site, asked)
+    assert found == expected
+    assert streamed(site, job_id) == expected["text"]
+
+
+def test_log_probabilities_survive_a_killed_process(site: Site) -> None:
+    asked = question("zip", ignore_eos=True, max_tokens=400, logprobs=1)
+    first = site.submit(asked)
+    assert site.ended(first)["status"] == "succeeded"
+    job_id, _ = killed_in_the_middle(site, asked)
+    # They are too long for the job objects.
+    expected, found = (
+        site.api.http.get(f"/api/v1/jobs/{one}/result").json() for one in (first, job_id)
+    )
+    assert found["text"] == expected["text"]
+    assert [one["token"] for one in found["logprobs"]] == [
+        one["token"] for one in expected["logprobs"]
+    ]
+    # The tokens before the kill are computed one by one, and those after it as a prompt.
+    assert [one["logprob"] for one in found["logprobs"]] == pytest.approx(
+        [one["logprob"] for one in expected["logprobs"]], abs=1e-3
+    )

@@ -51,6 +51,7 @@ def test_a_batch_of_chats_has_the_answers_of_single_ones(batches: Batches) -> No
     names = ["zip", "json.loads", "random.choice", "the with statement"]
     lines = [chat(name, f"What is {name}?") for name in names]
     lines += [chat("long", "x", max_tokens=5000), chat("wrong", "x", model="echo")]
+    lines.append(chat("likely", "What is zip?", logprobs=True, top_logprobs=2))
     ended = batches.ended(batches.create(lines, CHAT))
     assert ended.status == "completed"
     good, bad = batches.both(ended)
@@ -62,6 +63,10 @@ def test_a_batch_of_chats_has_the_answers_of_single_ones(batches: Batches) -> No
         alone = batches.client.chat.completions.create(**asked)
         assert answer.choices == alone.choices
         assert answer.usage == alone.usage
+    (choice,) = ChatCompletion.model_validate(good["likely"]["response"]["body"]).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content
+    assert "".join(one.token for one in choice.logprobs.content) == choice.message.content
     assert bad.keys() == {"long", "wrong"}
     response = bad["long"]["response"]
     assert response["status_code"] == 400

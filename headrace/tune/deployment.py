@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
 import yaml
 from typing_extensions import override
 
@@ -44,6 +45,8 @@ _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
 _LOG_BYTES: Final = 4000
+#: The file with what a running server had before the trials.
+BEFORE: Final = "before.json"
 
 
 class Deployment(Protocol):
@@ -242,6 +245,50 @@ def builds_of(folder: Path) -> Path:
     return folder / OPTIMIZED
 
 
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running server had before the trials. A file has it while a trial may be in force.
+
+    Attributes:
+        url: the server.
+        model: the model.
+        options: what the trials have changed, as it was; None: not changed.
+    """
+
+    url: str
+    model: str
+    options: dict[str, Any]
+
+
+def take_back(client: Client, model: str, folder: Path, load_timeout_s: float) -> bool:
+    """Take back the options of a tuning that was killed; return whether there was one.
+
+    Args:
+        client: the server.
+        model: the model.
+        folder: the folder of the tuning. No process may be using it.
+        load_timeout_s: how long a change may take.
+
+    Raises:
+        ConfigError: the folder is that of another server or model, or it cannot be read.
+        NotServed: the workers cannot serve the options.
+    """
+    file = folder / BEFORE
+    try:
+        before = msgspec.json.decode(file.read_bytes(), type=Before)
+    except FileNotFoundError:
+        return False
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", hint="see docs/tune.md") from None
+    if (before.url, before.model) != (client.session.url, model):
+        raise ConfigError(
+            f"{file}: a tuning of {before.model} on {before.url} was killed",
+            hint="continue that one first, or choose another --output",
+        )
+    apply_options(client, model, before.options, load_timeout_s)
+    file.unlink(missing_ok=True)
+    return True
+
+
 class RunningServer(Deployment):
     """A server that runs already; each trial sets the options of the model in its registry.
 
@@ -249,9 +296,11 @@ class RunningServer(Deployment):
         url: its address.
         model: the model.
         load_timeout_s: how long a change may take.
+        folder: the folder of the tuning; `take_back` reads it after a kill.
     """
 
-    def __init__(self, url: str, model: str, load_timeout_s: float) -> None:
+    def __init__(self, url: str, model: str, load_timeout_s: float, folder: Path) -> None:
+        self._file = folder / BEFORE
         self._client = Client(url)
         self._model = model
         self._timeout_s = load_timeout_s
@@ -264,7 +313,9 @@ class RunningServer(Deployment):
     def use(self, candidate: Candidate) -> Model:
         # What an earlier trial has set and this one does not returns to what it was.
         options = {key: self._before.get(key) for key in self._touched}
-        self._touched |= candidate.options.keys()
+        if candidate.options.keys() - self._touched:
+            self._touched |= candidate.options.keys()
+            self._note()
         wanted = {**options, **candidate.options}
         if wanted:
             self._set(wanted)
@@ -279,8 +330,20 @@ class RunningServer(Deployment):
         try:
             if self._touched:
                 self._set({key: self._before.get(key) for key in self._touched})
+                self._file.unlink(missing_ok=True)
         finally:
             self._client.close()
+
+    def _note(self) -> None:
+        """Write what the trials change before they do."""
+        options = {key: self._before.get(key) for key in sorted(self._touched)}
+        found = Before(url=self.url, model=self._model, options=options)
+        partly = self._file.with_suffix(".part")
+        try:
+            partly.write_bytes(msgspec.json.encode(found))
+            partly.replace(self._file)
+        except OSError as error:
+            raise ConfigError(f"{self._file}: cannot be written: {error.strerror}") from None
 
     def _set(self, options: dict[str, Any]) -> None:
         apply_options(self._client, self._model, options, self._timeout_s)

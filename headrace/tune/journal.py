@@ -31,7 +31,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         where: the URL of the server, or "private".
         input: the inputs in words.
         present: the present options.
-        revert: the command that brings them back on the server.
     """
 
     model: str
@@ -39,7 +38,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     input: str
     present: dict[str, Any]
-    revert: str = ""
     format: int = FORMAT
 
 
@@ -166,6 +164,18 @@ class Journal:
             os.fsync(self._file)
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+
+def in_use(path: Path) -> bool:
+    """Return whether a process writes a journal."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _without_trials(data: bytes) -> bool:

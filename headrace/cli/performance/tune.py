@@ -37,6 +37,8 @@ SIZES: Final = (1, 4, 16, 64)
 _ROUNDS: Final = 3
 #: The part of the budget that the calibration may take.
 _CALIBRATION: Final = 0.4
+#: How long a running server may take to load the model with other options.
+_LOAD_S: Final = 600.0
 
 
 def tune(
@@ -67,7 +69,8 @@ def tune(
     from headrace.tune import tuning
 
     objective, budget_s = objective_of(slo), _seconds(budget)
-    subject = _on_server(model, url) if url else _of_models_file(model, models)
+    folder = folder or Path(f"tune-{model}")
+    subject = _on_server(model, url, folder) if url else _of_models_file(model, models)
     if apply:
         # An error here costs nothing; after the trials it costs the whole budget.
         with client_of(url) as client:
@@ -75,7 +78,7 @@ def tune(
     sent, described = _inputs(inputs, subject.example, model)
     plan = tuning.Plan(
         model=model, objective=objective, budget_s=budget_s, present=subject.present,
-        folder=folder or Path(f"tune-{model}"), input=described, where=url or _PRIVATE,
+        folder=folder, input=described, where=url or _PRIVATE,
         models_file=subject.models_file, resume=resume,
     )  # fmt: skip
     try:
@@ -147,11 +150,16 @@ def _present(config: ModelConfig) -> dict[str, Any]:
     return found | ({"replicas": "auto"} if config.auto_replicas else {})
 
 
-def _on_server(model: str, url: str) -> _Subject:
+def _on_server(model: str, url: str, folder: Path) -> _Subject:
     from headrace.bench.serving import changed_options
+    from headrace.tune.deployment import take_back
+    from headrace.tune.journal import NAME, in_use
     from headrace.tune.tuning import OPTIONS
 
     with client_of(url) as client:
+        # A tuning that runs in the folder takes its options back itself.
+        if not in_use(folder / NAME) and take_back(client, model, folder, _LOAD_S):
+            output.message("an earlier tuning was killed: its options are taken back")
         shown = client.model(model)
         changed = changed_options(client, model)
         address = client.session.url
@@ -160,7 +168,7 @@ def _on_server(model: str, url: str) -> _Subject:
     known = {name: value for name, value in found.items() if value is not None}
     known |= {name: value for name, value in changed.items() if name in OPTIONS}
     return _Subject(
-        model=model, present=known, example=_example(shown.inputs), load_timeout_s=600.0,
+        model=model, present=known, example=_example(shown.inputs), load_timeout_s=_LOAD_S,
         url=address,
     )  # fmt: skip
 
@@ -169,7 +177,7 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
     from headrace.tune.deployment import PrivateDeployment, RunningServer
 
     if subject.models_file is None:
-        return RunningServer(subject.url, subject.model, subject.load_timeout_s)
+        return RunningServer(subject.url, subject.model, subject.load_timeout_s, folder)
     return PrivateDeployment(
         subject.model, subject.present, subject.written, subject.models_file, folder,
         subject.load_timeout_s, os.environ,

@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from headrace.bench.serving import apply_options, changed_options
 from headrace.client.sync_client import Client
-from headrace.tune.deployment import RunningServer, revert_command
+from headrace.tune.deployment import Before, RunningServer, revert_command
 from headrace.tune.space import Candidate
 from tests.harness.processes.processes import descendants
 from tests.harness.servers.up import RunningUp, clean_environment, headrace, running_up
@@ -34,6 +35,18 @@ PACED: dict[str, Any] = {
     "max_batch_size": 2,
     "inputs": {"content_types": ["application/json"], "example": {"x": 1}},
 }
+
+
+#: A tuning of a running server that is killed in its first trial.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from headrace.tune.deployment import RunningServer
+from headrace.tune.space import Candidate
+server = RunningServer(sys.argv[1], "paced", 120.0, Path(sys.argv[2]))
+server.use(Candidate(label="", options={"max_batch_size": 8, "max_batch_delay_ms": 2.0}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def models_file(folder: Path, **options: Any) -> Path:
@@ -142,10 +155,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> None:
+def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp, tmp_path: Path) -> None:
     with Client(url_of(server)) as client:
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
-        deployment = RunningServer(url_of(server), "paced", 120.0)
+        deployment = RunningServer(url_of(server), "paced", 120.0, tmp_path)
         options = {"max_batch_size": 8, "max_batch_delay_ms": 2.0}
         shown = deployment.use(Candidate(label="", options=options))
         assert (shown.max_batch_size, shown.max_batch_delay_ms) == (8, 2.0)
@@ -154,7 +167,39 @@ def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> Non
         assert shown.ready_replicas == 2
         deployment.close()
         assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
+        assert not list(tmp_path.iterdir())
         client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+
+
+def test_the_options_of_a_killed_tuning_are_taken_back_by_the_next_one(
+    server: RunningUp, tmp_path: Path
+) -> None:
+    folder, url = tmp_path / "tune-paced", url_of(server)
+    folder.mkdir()
+    with Client(url) as client:
+        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, url, str(folder)], env=clean_environment(), check=False
+        )
+        assert killed.returncode == -signal.SIGKILL
+        assert changed_options(client, "paced")["max_batch_size"] == 8
+        done = headrace("tune", "paced", "--slo", SLO, "--url", url, "--budget", "1s", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "an earlier tuning was killed: its options are taken back" in done.stderr
+        assert "ended before one trial" in done.stderr
+        assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
+        assert not (folder / "before.json").exists()
+        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+
+
+def test_the_folder_of_a_killed_tuning_is_for_no_other_server(
+    server: RunningUp, tmp_path: Path
+) -> None:
+    other = Before(url="http://127.0.0.1:9", model="paced", options={"max_batch_size": 2})
+    (tmp_path / "before.json").write_bytes(msgspec.json.encode(other))
+    done = headrace("tune", "paced", "--slo", SLO, "--url", url_of(server), "-o", ".", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "a tuning of paced on http://127.0.0.1:9 was killed; continue that" in done.stderr
 
 
 def test_a_result_is_applied_and_taken_back_by_one_command(

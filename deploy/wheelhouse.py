@@ -1,8 +1,8 @@
 """Gather what a GPU host without a network needs besides its own torch: `make wheelhouse`.
 
 That is what tests/gpu and benchmarks/gpu import: Headrace's own dependencies of API and worker, the
-embedded Redis and pytest, as wheels for Linux x86-64, at the versions of constraints.txt. Flower is
-left out, as nothing there needs it. deploy/gpu_host.sh installs them.
+embedded Redis, transformers and pytest, as wheels for Linux x86-64, at the versions of
+constraints.txt. deploy/gpu_host.sh installs them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The file that says which Python the wheels are for.
 PYTHON_FILE = "python.txt"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis")
-LEFT_OUT = ("flower",)
+#: Flower, as nothing there needs it, and the extra with torch.
+LEFT_OUT = ("flower", "headrace")
 #: pip takes each name by itself, and not all that is older than the newest.
 GLIBC = ("2_5", "2_12", "2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34")
 OLD_NAMES = ("manylinux1", "manylinux2010", "manylinux2014")
@@ -31,7 +32,7 @@ def requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"]]
-    for extra in ("api", "worker", "embedded"):
+    for extra in ("api", "worker", "embedded", "generation"):
         wanted += extras[extra]
     wanted += [line for line in extras["dev"] if name_of(line) in TOOLS]
     return [line for line in wanted if name_of(line) not in LEFT_OUT]

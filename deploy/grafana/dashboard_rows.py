@@ -39,6 +39,12 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 ],
             ),
             (
+                "Tokens that wait or run",
+                "short",
+                "An estimate, of models with a schedule by tokens.",
+                [(f"sum by (model) (headrace_queue_tokens{{{M}}}) > 0", "{{model}}")],
+            ),
+            (
                 "The oldest of them",
                 "s",
                 "How long the oldest waiting job has waited.",

@@ -161,10 +161,12 @@ class ReplicaManager:
     def _hung(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
         logger.error("batch exceeded its timeout", extra=about_batches(model, [batch]))
         begun, untouched = replica.take_batches()
-        self._release(model, untouched, "free")
         alone = len(begun) == 1 and len(batch.jobs) == 1
-        others = begun
-        if alone or batch.jobs[0].dropped == TIMED_OUT:
+        others, ends = begun, alone or batch.jobs[0].dropped == TIMED_OUT
+        # If jobs have just joined a generator, the one that ends may be among the untouched ones.
+        free = [one for one in untouched if not (ends and one is batch)]
+        self._release(model, free, "free")
+        if ends:
             settlement = model.batch_timed_out(batch, now, replica.trace())
             self._leases.settle(model, [settlement])
             self._observer.finished(batch, [])

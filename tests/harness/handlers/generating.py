@@ -4,9 +4,9 @@ An input is an object: `words` is how many words it gets. `until` is a folder: t
 n-th word once there is a file of that number in it. `finish` replaces "stop". `refuses`
 raises in `add`; `fails` is the word in whose place it gets an error, `raises` and `kills` that in
 whose place `step` raises and the process kills itself; with a folder `until` the latter happens
-once. `cost` is what it takes of the 100 tokens at most, and `likely` what it takes probably; with
-the option `grows` it really takes a token for each word. A request that `forgets` has no tokens to
-go on from.
+once. `hangs` is the word in whose place `step` does not return, once for a folder `until`. `cost`
+is what it takes of the 100 tokens at most, and `likely` what it takes probably; with the option
+`grows` it really takes a token for each word. A request that `forgets` has no tokens to go on from.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class Words(Generator):
         if request.get("kills") == n and not Path(request["until"], "killed").exists():
             Path(request["until"], "killed").touch()
             os.kill(os.getpid(), signal.SIGSEGV)
+        if request.get("hangs") == n and not Path(request["until"], "hung").exists():
+            Path(request["until"], "hung").touch()
+            signal.pause()
         if request.get("fails") == n:
             del self.running[request_id]
             return Piece(request_id, error=InputError("failed in the middle"))

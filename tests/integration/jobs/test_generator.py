@@ -165,6 +165,17 @@ def test_a_request_beyond_its_timeout_leaves_and_the_process_lives(
     assert again["result"]["usage"] == {"completion_tokens": 1, "beside": 1, "pid": pid}
 
 
+def test_a_request_that_hangs_ends_once_although_a_newer_one_has_joined(
+    site: Site, tmp_path: Path
+) -> None:
+    opened(tmp_path, 0, 1)
+    hangs = site.submit({"words": 2, "until": str(tmp_path), "hangs": 1}, "brief")
+    wait_until(lambda: (tmp_path / "hung").exists(), "the step hangs", 60)
+    newer = site.submit({"words": 1}, "brief", timeout=600)
+    assert site.ended(hangs)["error"]["type"] == "timeout"
+    assert site.ended(newer)["status"] == "succeeded"
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_after_a_crash_requests_go_on_where_they_were(
     site: Site, tmp_path: Path, forgets: bool

@@ -304,7 +304,7 @@ class TorchServeHandler(Handler):
         """
         if request_id not in (self._ts.request_ids or {}).values():
             # A thread of the handler goes on after the reply.
-            logger.warning("a piece for the request %s came too late: it is dropped", request_id)
+            logger.warning("a piece came after the reply: it is dropped", extra={"job": request_id})
             return
         first = request_id not in self._pieces
         self._send(request_id, value, self._ts.request_processor[place] if first else None)

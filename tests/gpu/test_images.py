@@ -63,8 +63,8 @@ def test_the_gpu_gives_the_answers_of_the_cpu(on_gpu: Start) -> None:
 def test_jpegs_are_decoded_on_the_gpu(on_gpu: Start) -> None:
     model = {"handler": "image_classifier", "max_batch_size": 4, "timeout_s": 300}
     models = {
-        "cpu": {**model, "options": {"top_k": 1000}},
-        "gpu": {**model, "options": {"top_k": 1000, "decode": "gpu"}},
+        "cpu": {**model, "options": {"top_k": 50}},
+        "gpu": {**model, "options": {"top_k": 50, "decode": "gpu"}},
     }
     images = [image.as_input() for image in photographs(6, 320, 240)]
     with on_gpu(**models) as (_, client):
@@ -77,4 +77,7 @@ def test_jpegs_are_decoded_on_the_gpu(on_gpu: Start) -> None:
                 for job in jobs
             ])  # fmt: skip
     for on_cpu, decoded in zip(*found, strict=True):
-        assert decoded == pytest.approx(on_cpu, abs=0.01)
+        both = on_cpu.keys() & decoded.keys()
+        assert len(both) >= 25
+        for index in both:
+            assert decoded[index] == pytest.approx(on_cpu[index], rel=0.2, abs=1e-4)

@@ -258,6 +258,10 @@ def test_a_process_that_dies_in_the_middle_cuts_the_answer(site: Site, tmp_path:
     assert reader.chunks == [b"a"]
     with site.ask("streams", pieces=WORDS) as again:
         assert again.wait_over().whole
+    # Its job would kill the process again in the tests that follow.
+    job_id = reader.headers["headrace-job"]
+    site.api.http.delete(f"/api/v1/jobs/{job_id}")
+    wait_until(lambda: site.status(job_id) in ("cancelled", "failed"), "its job has ended", 60)
 
 
 def test_the_handler_goes_on_if_its_client_hangs_up(site: Site, tmp_path: Path) -> None:

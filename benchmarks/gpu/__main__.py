@@ -124,7 +124,7 @@ def described(plan: Plan, about: dict[str, str], context_mib: float) -> str:
     """Return the line above the table."""
     torch = f"torch {about['torch']}"
     if about["cuda"]:
-        torch += f", CUDA {about['cuda']}; {context_mib:,.0f} MiB of context per process"
+        torch += f", CUDA {about['cuda']};\n{context_mib:,.0f} MiB of context per process"
     return (
         f"Measured {datetime.now(UTC).date().isoformat()} on {about['name']}, {os.cpu_count()} "
         f"cores, {torch}; {plan.pairs} pairs of {plan.seconds:g} s each.\n"

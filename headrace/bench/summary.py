@@ -150,7 +150,9 @@ def _steady_part(
         return Part(0.0, length_s), True
     each_s = windows[0].length_s
     if warm_up_s is None:
-        first = statistics.warm_up_windows([window.p50_ms for window in windows if window.p50_ms])
+        with_results = [index for index, window in enumerate(windows) if window.p50_ms]
+        skipped = statistics.warm_up_windows([windows[index].p50_ms for index in with_results])
+        first = with_results[skipped] if skipped else 0
     else:
         first = min(len(windows) - 1, math.ceil(warm_up_s / each_s - 1e-9))
     rest = windows[first:]

@@ -84,7 +84,10 @@ def _save(client: Client, found: Profile, folder: Path) -> list[str]:
             # A server chooses the names, and no file may be outside of the folder.
             (folder / Path(file.name).name).write_bytes(body)
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"{folder} cannot be written: {error.strerror}",
+                hint=f"save it elsewhere: headrace profile --fetch {found.id} --output DIR",
+            ) from error
         if file.name in _TABLES:
             tables.append(body.decode("utf-8", "replace"))
     return tables

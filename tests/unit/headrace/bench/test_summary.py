@@ -98,6 +98,18 @@ def test_a_slow_start_is_left_out() -> None:
     assert [window.steady for window in found.windows[:4]].count(False) >= 3
 
 
+def test_windows_without_a_result_at_the_start_are_left_out_too() -> None:
+    sent = closed_load(30)
+    # The first results come after three seconds, and are slow for three more.
+    sent.rows[:] = [row for row in sent.rows if row.due_s >= 3]
+    for row in sent.rows:
+        if row.due_s < 6:
+            row.answered_s += 0.5
+    found = summarise(scenario_of("single"), sent)
+    assert 6 <= found.warm_up_s <= 7
+    assert found.latency.max < 2 * SERVICE_S * 1000
+
+
 def test_results_after_the_end_are_no_rate_and_do_not_count() -> None:
     sent = Sent([Row(0, 0.1, 0.1, 3.0), Row(0, 0.2, 0.2, 3.1)], [], 1.0, 0.1)
     found = summarise(scenario_of("closed:2"), sent, warm_up_s=0)

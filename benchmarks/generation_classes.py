@@ -181,8 +181,8 @@ def line(number: int) -> dict[str, Any]:
 class Site:
     """The system under measurement."""
 
-    def __init__(self, stack: Headrace, rate: float, seconds: float) -> None:
-        self._http = httpx2.Client(base_url=stack.url, timeout=60, verify=PLAIN)
+    def __init__(self, stack: Headrace, http: httpx2.Client, rate: float, seconds: float) -> None:
+        self._http = http
         self._clients = Clients(stack.url, rate)
         self._seconds = seconds
         states = stack.worker.states()
@@ -231,8 +231,9 @@ def served(rate: float, seconds: float) -> Iterator[Site]:
             [sys.executable, "-m", "headrace", "runner"], Path(folder, "runner.log"),
             HEADRACE_REDIS_URL=stack.redis.url, HEADRACE_URL=stack.url,
         ),
+        httpx2.Client(base_url=stack.url, timeout=60, verify=PLAIN) as http,
     ):  # fmt: skip
-        yield Site(stack, rate, seconds)
+        yield Site(stack, http, rate, seconds)
 
 
 def share_of_rest(online: Run, offline: Run, both: Run) -> float:

@@ -42,7 +42,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 "Tokens that wait or run",
                 "short",
                 "An estimate, of models with a schedule by tokens.",
-                [(f"sum by (model) (headrace_queue_tokens{{{M}}}) > 0", "{{model}}")],
+                [(f"sum by (model) (headrace_queue_tokens{{{M}}})", "{{model}}")],
             ),
             (
                 "The oldest of them",

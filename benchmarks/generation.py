@@ -52,6 +52,8 @@ SERVED_COLUMNS = (
 )  # fmt: skip
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ONE_THREAD = dict.fromkeys(THREADS, "1")
+#: Where jobs are submitted.
+PATH = "/api/v1/models/writer/jobs"
 NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement", "dict")
 
 
@@ -93,13 +95,16 @@ def measured(clients: int, rounds: int, tokens: int, ask: Callable[[int], float]
 
 
 def ask_headrace(url: str, tokens: int, number: int) -> float:
+    """Submit a question, and return the seconds to the first piece of its answer."""
+    return first_piece_s(url, msgspec.json.encode(asked(number, tokens)))
+
+
+def first_piece_s(url: str, body: bytes) -> float:
     """Submit a job, read its stream to the end, and return the seconds to its first piece."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
     try:
         started = time.perf_counter()
-        body = msgspec.json.encode(asked(number, tokens))
-        path = "/api/v1/models/writer/jobs"
-        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        connection.request("POST", PATH, body, {"Content-Type": "application/json"})
         job = json.loads(connection.getresponse().read())
         connection.request("GET", f"{job['urls']['self']}/stream?format=text")
         answer = connection.getresponse()

@@ -12,7 +12,6 @@ of it with the clients alone. `--write` puts the table into docs/performance.md.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import random
 import re
@@ -27,13 +26,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 import psutil
 
-from benchmarks.generation import NAMES, ONE_THREAD, SLOTS
+from benchmarks.generation import NAMES, ONE_THREAD, PATH, SLOTS, first_piece_s
 from benchmarks.stack import Headrace, process
 from benchmarks.tables import Table, write_tables
 from tests.harness.clients.plain_http import PLAIN
@@ -44,7 +42,6 @@ LINES: Final = 10_000
 LINE_TOKENS: Final = 64
 ANSWER_TOKENS: Final = 32
 PROMPT_TOKENS: Final = 300
-PATH: Final = "/api/v1/models/writer/jobs"
 ENDED: Final = re.compile(
     r'^headrace_jobs_ended_total\{.*model="writer".* ([0-9.e+]+)$', re.MULTILINE
 )
@@ -75,7 +72,7 @@ class Clients:
     """Online clients, which ask at a fixed rate whether they are answered or not."""
 
     def __init__(self, url: str, rate: float) -> None:
-        self._address = urlsplit(url).netloc
+        self._url = url
         self._gap_s = 1 / rate
         self._random = random.Random(1)
 
@@ -86,7 +83,7 @@ class Clients:
             asked = []
             for number in range(round(seconds / self._gap_s)):
                 time.sleep(max(0.0, started + number * self._gap_s - time.perf_counter()))
-                asked.append(pool.submit(self._ask, self._prompt()))
+                asked.append(pool.submit(first_piece_s, self._url, self._prompt()))
             return [one.result() for one in asked]
 
     def _prompt(self) -> bytes:
@@ -95,21 +92,6 @@ class Clients:
         return msgspec.json.encode(
             {"prompt": tokens, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
         )
-
-    def _ask(self, body: bytes) -> float:
-        connection = http.client.HTTPConnection(self._address, timeout=120)
-        try:
-            started = time.perf_counter()
-            connection.request("POST", PATH, body, {"Content-Type": "application/json"})
-            job = json.loads(connection.getresponse().read())
-            connection.request("GET", f"{job['urls']['self']}/stream?format=text")
-            answer = connection.getresponse()
-            answer.read1()
-            first = time.perf_counter() - started
-            answer.read()
-            return first
-        finally:
-            connection.close()
 
 
 class Ended:

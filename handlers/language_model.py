@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -119,7 +119,6 @@ class _Answer:
     text: Detokenizer
     count: int = 0
     logprobs: AnswerLogprobs | None = None
-    resumed: list[int] = field(default_factory=list)
 
 
 class LanguageModel(Generator):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,20 +58,29 @@ class Site:
         return f"{self.api.url}/api/v1/jobs/{job_id}/stream"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("generator")
-    models = {"m": model(), "brief": model(timeout_s=0.5, min_timeout_s=0.5)}
+@contextmanager
+def running(
+    folder: Path, models: Mapping[str, Mapping[str, Any]], **environ: str
+) -> Iterator[Site]:
+    """A site with these models; `environ` is for its worker."""
     path = write_models(folder, **models)
     with (
         redis_server() as server,
-        celery_worker(server.url, path, folder) as worker,
+        celery_worker(server.url, path, folder, environ=environ) as worker,
         Client(server.url, path) as client,
         api_server(server.url, load_catalog(path)) as api,
     ):
         worker.wait_ready(*models)
         yield Site(server, api, worker, client)
         nothing_leaks(client.redis)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("generator")
+    models = {"m": model(), "brief": model(timeout_s=0.5, min_timeout_s=0.5)}
+    with running(folder, models) as found:
+        yield found
 
 
 def opened(folder: Path, *names: int) -> None:

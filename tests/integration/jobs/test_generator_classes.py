@@ -11,30 +11,18 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import Reader, reading
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import Client, celery_worker, write_models
-from tests.integration.jobs.test_generator import SLOTS, Site, model, opened, words
+from tests.integration.jobs.test_generator import SLOTS, Site, model, opened, running, words
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("classes")
     models = {"m": model(), "grows": model(options={"slots": SLOTS, "grows": True})}
-    path = write_models(folder, **models)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready(*models)
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
+    with running(folder, models) as found:
+        yield found
 
 
 class Offline:

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
 from tests.harness.clients.events import reading
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
-from tests.integration.jobs.test_generator import Site, opened
+from tests.harness.workers.worker import HANDLERS
+from tests.integration.jobs.test_generator import Site, opened, running
 from tests.integration.observability.test_metrics import samples
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -38,16 +35,8 @@ GAUGES = (
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("metrics")
-    path = write_models(folder, **MODELS)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready(*MODELS)
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
+    with running(folder, MODELS, OMP_NUM_THREADS="1") as found:
+        yield found
 
 
 def gauges(site: Site, model: str = "m") -> list[float | None]:

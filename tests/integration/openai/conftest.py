@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
 from tests.harness.clients.openai_batches import sdk
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
-from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
-from tests.integration.jobs.test_generator import Site
+from tests.harness.workers.worker import HANDLERS
+from tests.integration.jobs.test_generator import Site, running
 
 MODELS: dict[str, Any] = {
     "docs": {"handler": "language_model", "max_batch_size": 4},
@@ -25,16 +22,8 @@ MODELS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("openai")
-    path = write_models(folder, **MODELS)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready(*MODELS)
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
+    with running(folder, MODELS, OMP_NUM_THREADS="1") as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 """Commands that make a model faster and show by how much: `optimize`, `bench`, `tune`, `profile`.
 
-One module per command. May import tune, bench, optimize, the client and cli.shared.
+One module per command; arguments.py has what they share. May import tune, bench, optimize, the
+client and cli.shared.
 """

@@ -13,13 +13,13 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from headrace.cli.performance.arguments import check_folder, write_file
 from headrace.cli.performance.compare import compare
-from headrace.cli.performance.optimize import check_folder
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import argument, flag, option
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from headrace.bench.measurement import Load, Measurement, Objective, Protocol
@@ -313,18 +313,13 @@ def _write(
     from headrace.bench import report
 
     if json_file is not None:
-        _store(json_file, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        write_file(
+            json_file, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n"
+        )
     if html is not None:
-        _store(html, report.html([found]))
+        write_file(html, report.html([found]))
     if markdown is not None:
-        _store(markdown, report.markdown([found]))
-
-
-def _store(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{file} is not written: {error.strerror}") from error
+        write_file(markdown, report.markdown([found]))
 
 
 def verdict(found: Measurement) -> ExitCode:

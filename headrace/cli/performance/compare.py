@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
+from headrace.cli.performance.arguments import write_file
 from headrace.cli.shared import options, output
 from headrace.cli.shared.options import argument, flag, option
-from headrace.errors import ConfigError
 
 
 def compare(
@@ -26,10 +26,7 @@ def compare(
     one, other = read_measurement(before), read_measurement(after)
     found, limits = report.compare(one, other)
     if html is not None:
-        try:
-            html.write_text(report.html([one, other]))
-        except OSError as error:
-            raise ConfigError(f"{html} is not written: {error.strerror}") from error
+        write_file(html, report.html([one, other]))
     if as_json:
         differences = [
             {**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()}

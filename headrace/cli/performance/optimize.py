@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from headrace.cli.performance.arguments import check_folder, own_model, write_file
 from headrace.cli.shared import output
 from headrace.cli.shared.options import argument, flag, option
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.config.model_catalog import Catalog, ModelConfig
+    from headrace.config.model_catalog import ModelConfig
     from headrace.config.optimize import Optimize
     from headrace.optimize.report import Comparison
 
@@ -71,22 +72,8 @@ def optimize(
     )
     for path, text in ((json_file, page.as_json), (html, page.html)):
         if path is not None:
-            _write(path, text(comparison))
+            write_file(path, text(comparison))
     _print(comparison)
-
-
-def own_model(catalog: Catalog, model: str, verb: str) -> ModelConfig:
-    """Return a model of the catalog; `verb` is what the command does with it.
-
-    Raises:
-        ConfigError: it is a pipeline.
-        ModelNotFound: the catalog does not have it.
-    """
-    config = catalog.get(model)
-    if model not in catalog.models:
-        stages = ", ".join(dict.fromkeys(catalog.pipelines[model].models))
-        raise ConfigError(f"{model} is a pipeline", hint=f"{verb} its models: {stages}")
-    return config
 
 
 def compared(
@@ -263,26 +250,3 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
             hint="the lines above have the reason",
         )
     return found
-
-
-def check_folder(path: Path | None) -> None:
-    """Check before a measurement that a file can be written after it.
-
-    Raises:
-        ConfigError: its folder does not exist, or it is a folder.
-    """
-    if path is None:
-        return
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(
-            f"{path} cannot be written: its folder does not exist", hint="create the folder"
-        )
-    if path.is_dir():
-        raise ConfigError(f"{path} cannot be written: it is a folder", hint="name a file in it")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -123,7 +123,7 @@ class _Subject:
 
 
 def _of_models_file(model: str, models: Path | None) -> _Subject:
-    from headrace.cli.performance.optimize import own_model
+    from headrace.cli.performance.arguments import own_model
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras

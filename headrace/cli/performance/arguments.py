@@ -1,0 +1,53 @@
+"""Arguments that these commands share: a model of the models file, and files to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.config.model_catalog import Catalog, ModelConfig
+
+
+def own_model(catalog: Catalog, model: str, verb: str) -> ModelConfig:
+    """Return a model of the catalog; `verb` is what the command does with it.
+
+    Raises:
+        ConfigError: it is a pipeline.
+        ModelNotFound: the catalog does not have it.
+    """
+    config = catalog.get(model)
+    if model not in catalog.models:
+        stages = ", ".join(dict.fromkeys(catalog.pipelines[model].models))
+        raise ConfigError(f"{model} is a pipeline", hint=f"{verb} its models: {stages}")
+    return config
+
+
+def check_folder(path: Path | None) -> None:
+    """Check before a measurement that a file can be written after it.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is a folder.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(
+            f"{path} cannot be written: its folder does not exist", hint="create the folder"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder", hint="name a file in it")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that an option names.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,4 +1,8 @@
-"""How many tokens a job may need, as the API estimates it without a tokenizer, and its order."""
+"""How many tokens a job may need: the API's estimate, made without a tokenizer.
+
+Queues with `schedule: tokens` order their jobs by it. The record's field `tk` holds the estimate,
+the deadline and the prompt's prefix.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,19 @@ from typing import Any, Final
 
 import msgspec
 
-#: English has about four letters per token; other scripts have fewer, but more bytes per letter.
+#: English text has about four letters in a token. Other scripts have fewer letters in a token, and
+#: more bytes in a letter.
 BYTES_PER_TOKEN: Final = 4
-#: Jobs whose prompts begin with the same so many characters have a common prefix.
+#: Jobs have a common prefix if this many first characters of their prompts are equal.
 PREFIX_CHARS: Final = 256
-#: In the place of a deadline and of a prefix.
+#: What `tk` holds for a job without a deadline, and for one without a prefix.
 NO_DEADLINE: Final = "~"
 NO_PREFIX: Final = "-"
-#: The header of a bulk request with the deadline of its jobs. An older server ignores it.
+#: The header with the deadline of the jobs of a bulk request. An older server ignores it.
 DEADLINE_HEADER: Final = "Headrace-Deadline"
-#: The most tokens that one job counts as.
+#: An estimate is never larger than this.
 TOKENS_MAX: Final = 1_000_000_000
-#: The new tokens of a request, by handler, where neither it nor the model's options name them.
+#: By handler: the new tokens of a request if neither it nor the model's options set `max_tokens`.
 _NEW_TOKENS: Final = {"language_model": 256}
 
 
@@ -29,7 +34,7 @@ class _Part(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """What is read of an input; its other members are not decoded."""
+    """The members of an input that the estimate needs; others are not decoded."""
 
     messages: list[_Part] | None = None
     prompt: str | list[Any] | None = None
@@ -42,18 +47,18 @@ _REQUEST: Final = msgspec.json.Decoder(_Request)
 def estimate(
     input_json: bytes, stored_bytes: int | None, options: Mapping[str, Any], handler: str
 ) -> tuple[int, str]:
-    """Return how many tokens a job may need, those of its prompt and new ones, and its prefix.
+    """Return how many tokens a job may need, prompt and new ones together, and its prefix.
 
-    An input that cannot be read counts by its bytes. The model process finds out what is wrong.
+    An input that cannot be decoded counts by its bytes; its error comes from the model process.
 
     Args:
-        input_json: the input in its message.
-        stored_bytes: the length of an input that is not in its message; None if it is there.
-        options: those of the model.
-        handler: that of the model.
+        input_json: the input, if it is in the message.
+        stored_bytes: the length of an input in the payload store; None if it is in the message.
+        options: the model's options.
+        handler: the model's handler.
     """
-    usual = options.get("max_tokens")
-    new = usual if isinstance(usual, int) else _NEW_TOKENS.get(handler, 0)
+    default = options.get("max_tokens")
+    new = default if isinstance(default, int) else _NEW_TOKENS.get(handler, 0)
     size, prefix = len(input_json) if stored_bytes is None else stored_bytes, NO_PREFIX
     prompt = -(-size // BYTES_PER_TOKEN)
     if stored_bytes is None and input_json.startswith(b"{"):
@@ -72,7 +77,7 @@ def estimate(
 def _prefix(request: _Request) -> str:
     begin: Any = request.prompt
     if request.messages:
-        # A system prompt counts as a whole.
+        # Prompts with the same system prompt have a common prefix, however long it is.
         first = request.messages[0]
         begin = first.content
         if first.role in ("system", "developer") and isinstance(begin, str):
@@ -87,8 +92,14 @@ def _digest(text: str) -> str:
 
 
 def token_field(tokens: int, prefix: str, deadline_s: float | None) -> str:
-    """Return the record's `tk`; `deadline_s` is in seconds since 1970."""
+    """Return the text of the record's field `tk`.
+
+    Args:
+        tokens: the estimate.
+        prefix: the digest of the prompt's prefix.
+        deadline_s: the deadline in seconds since 1970; None if the job has none.
+    """
     if deadline_s is None:
         return f"{tokens} {NO_DEADLINE} {prefix}"
-    # Whole seconds with the same number of digits, so that they sort as text.
+    # Ten digits each, so that deadlines sort as text.
     return f"{tokens} {min(max(int(deadline_s), 0), 9_999_999_999):010d} {prefix}"

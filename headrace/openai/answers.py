@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API, made from the results of jobs, whole and as the chunks of a stream."""
+"""OpenAI's answers, made from the results of jobs: whole, or as the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ class ChosenToken(LikelyToken, kw_only=True):
 
 
 class Part(msgspec.Struct):
-    """A part of an answer: what a piece of a job has.
+    """A part of an answer, as one piece of a job holds it.
 
     Attributes:
-        logprobs: of its tokens; None if it has none.
+        text: its text.
+        logprobs: the log probabilities of its tokens; None without log probabilities.
     """
 
     text: str
@@ -61,11 +62,11 @@ class Part(msgspec.Struct):
 
 
 class Generation(Part):
-    """The result of a job that generates text, as `language_model` has it.
+    """The result of a job that generates text, as `language_model` returns it.
 
     Attributes:
-        finish_reason: why it ended; all but "length" count as "stop".
-        usage: its tokens; None if the handler does not count them.
+        finish_reason: why the text ended. Each value other than "length" counts as "stop".
+        usage: how many tokens it has; None if the handler does not count them.
     """
 
     finish_reason: str = "stop"
@@ -73,12 +74,12 @@ class Generation(Part):
 
     @property
     def finish(self) -> Finish:
-        """Why it ended, in OpenAI's words."""
+        """Why the text ended, as OpenAI names it."""
         return "length" if self.finish_reason == "length" else "stop"
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What every answer has, and every chunk of one."""
+    """The fields that all answers and chunks have."""
 
     id: Annotated[str, Meta(description="The id of its job; of the first one with `n`.")]
     created: Annotated[Count, Meta(description="Seconds since 1970.")]
@@ -119,14 +120,14 @@ class ChatCompletion(Answer, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
-    """What is new in a chunk."""
+    """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """A part of one answer to a chat."""
+    """What a chunk adds to one answer."""
 
     index: Count
     delta: ChatDelta
@@ -210,10 +211,10 @@ _PLAIN_VECTOR: Final = msgspec.json.Decoder(list[float])
 
 
 def read_generation(result: bytes, model: str) -> Generation:
-    """Read the result of a job: a text, or an object with `text`.
+    """Decode the result of a job: a text, or an object with `text`.
 
     Raises:
-        InvalidParameter: it is something else, so the model is no language model.
+        InvalidParameter: it is neither, so the model is no language model.
     """
     try:
         found = _GENERATION.decode(result)
@@ -228,10 +229,12 @@ def read_generation(result: bytes, model: str) -> Generation:
 
 
 def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
-    """Read pieces of a job, each a text or an object with `text`, as one part.
+    """Decode pieces of a job and join them to one part.
+
+    Each piece is a text, or an object with `text`.
 
     Raises:
-        HandlerError: a piece is something else.
+        HandlerError: a piece is neither.
     """
     try:
         found = [_PART.decode(piece) for piece in pieces]
@@ -246,10 +249,10 @@ def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
 
 
 def check_logprobs(request: GenerationRequest, part: Part) -> None:
-    """Check that an answer has log probabilities if the request wants them.
+    """Check that an answer has log probabilities if the request asks for them.
 
     Raises:
-        InvalidParameter: it has none.
+        InvalidParameter: the model returned none.
     """
     if request.likeliest is not None and part.logprobs is None:
         raise InvalidParameter(
@@ -265,11 +268,11 @@ def answer(
     Args:
         request: the request.
         answer_id: the id of the answer.
-        created: when its first job was made, in seconds since 1970.
-        results: the results of its jobs as JSON, in the order of its inputs.
+        created: when the first job was submitted, in seconds since 1970.
+        results: the results of the jobs as JSON, in the order of the inputs.
 
     Raises:
-        InvalidParameter: a result does not fit this kind of request.
+        InvalidParameter: the model's results are not what this kind of request needs.
     """
     if isinstance(request, EmbeddingRequest):
         return _embeddings(request, results)
@@ -310,7 +313,10 @@ def answer(
 
 
 def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage | None:
-    """Return the tokens of all answers; a prompt with several answers counts once."""
+    """Return the tokens of all answers together; None if one has no count.
+
+    A prompt with several answers counts once.
+    """
     usages = [one.usage for one in found if one.usage is not None]
     if len(usages) < len(found):
         return None
@@ -326,11 +332,11 @@ def _of_chat(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
 def _of_completion(
     logprobs: list[ChosenToken] | None, before: int = 0
 ) -> CompletionLogprobs | None:
-    """Return log probabilities in the form of a completion.
+    """Return log probabilities as a completion has them.
 
     Args:
-        logprobs: of its tokens.
-        before: how long the text before them is.
+        logprobs: one for each token.
+        before: how many characters of the continuation come before the first token.
     """
     if logprobs is None:
         return None
@@ -338,7 +344,7 @@ def _of_completion(
     return CompletionLogprobs(
         tokens=[one.token for one in logprobs],
         token_logprobs=[one.logprob for one in logprobs],
-        # Two tokens may have one text; the likelier one comes first.
+        # Tokens can have the same text. The likeliest comes last, so it is kept.
         top_logprobs=[
             {other.token: other.logprob for other in (one, *reversed(one.top_logprobs))}
             for one in logprobs
@@ -348,12 +354,12 @@ def _of_completion(
 
 
 class Chunks:
-    """Writes the answers to a request as chunks.
+    """Makes the chunks of the answers to one request.
 
     Args:
         request: the request.
         answer_id: the id of the answer.
-        created: when its first job was made, in seconds since 1970.
+        created: when the first job was submitted, in seconds since 1970.
     """
 
     def __init__(
@@ -366,16 +372,16 @@ class Chunks:
         }  # fmt: skip
 
     def begin(self, index: int) -> ChatChunk | None:
-        """Return the chunk with which an answer begins; None for a completion."""
+        """Return the first chunk of an answer; None for a completion, which has no such chunk."""
         return self._of_chat(index, ChatDelta("assistant", "")) if self._chat else None
 
     def text(self, index: int, part: Part, before: int) -> Answer:
-        """Return a chunk with more of an answer.
+        """Return a chunk with the next part of an answer.
 
         Args:
-            index: which answer.
-            part: the new part.
-            before: how long the text before it is.
+            index: the number of the answer, from 0.
+            part: the next part.
+            before: how many characters the answer had before.
         """
         if self._chat:
             logprobs = _of_chat(part.logprobs)
@@ -383,13 +389,13 @@ class Chunks:
         return self._of_completion(index, part.text, None, _of_completion(part.logprobs, before))
 
     def end(self, index: int, finish: Finish) -> Answer:
-        """Return the chunk with which an answer ends."""
+        """Return the last chunk of an answer."""
         if self._chat:
             return self._of_chat(index, ChatDelta(), finish)
         return self._of_completion(index, "", finish)
 
     def usage(self, usage: Usage | None) -> Answer:
-        """Return the chunk that has the usage, and no answer."""
+        """Return the chunk that has the usage and no part of an answer."""
         if self._chat:
             return ChatChunk(**self._head, usage=usage, choices=[])
         return Completion(**self._head, usage=usage, choices=[])

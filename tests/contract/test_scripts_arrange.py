@@ -1,4 +1,7 @@
-"""queues/arrange.lua: which jobs come next, and that no message is lost, doubled or changed."""
+"""queues/arrange.lua brings the next jobs of a schedule by tokens to the head of their list.
+
+It loses, doubles and changes no message.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,13 @@ def ids(*groups: Sequence[Job]) -> list[str]:
 
 
 def served(queue: Queue, room: int, rounds: int | None = None) -> list[str]:
-    """The ids of jobs in the order in which a worker with this room claims them; they end."""
+    """Arrange, claim and settle until the queue is empty; return the ids in the order of claims.
+
+    Args:
+        queue: the queue.
+        room: how many jobs each round arranges and claims.
+        rounds: stop after this many rounds.
+    """
     found: list[str] = []
     while rounds is None or rounds > 0:
         queue.arrange(room)
@@ -55,18 +64,18 @@ def served(queue: Queue, room: int, rounds: int | None = None) -> list[str]:
 
 
 def messages(queue: Queue) -> Counter[bytes]:
-    """The messages in the lists, without tombstones."""
+    """Count each message in the lists, without tombstones."""
     return Counter(raw for raw in queue.listed() if b"x-headrace-cancelled" not in raw)
 
 
-def test_an_empty_queue_and_a_short_one_are_left_alone(queue: Queue) -> None:
+def test_a_queue_that_one_claim_empties_is_not_arranged(queue: Queue) -> None:
     assert queue.arrange(5) == (0, 0)
     queue.submit(*jobs_of(A, 5))
-    assert queue.arrange(5) == (0, 0), "the claim takes all"
+    assert queue.arrange(5) == (0, 0), "one claim takes all of them"
     assert queue.arrange(0) == (0, 0)
 
 
-def test_one_key_is_served_in_order_and_nothing_moves(queue: Queue) -> None:
+def test_jobs_of_one_key_run_in_order_of_arrival_and_none_moves(queue: Queue) -> None:
     jobs = jobs_of(A, 20)
     queue.submit(*jobs)
     assert queue.arrange(4) == (4, 0)
@@ -76,17 +85,17 @@ def test_one_key_is_served_in_order_and_nothing_moves(queue: Queue) -> None:
     assert queue.order() == []
 
 
-def test_a_small_key_behind_a_long_backlog_gets_half(queue: Queue) -> None:
+def test_a_key_with_few_jobs_gets_half_behind_the_backlog_of_another_key(queue: Queue) -> None:
     many, few = jobs_of(A, 500), jobs_of(B, 30)
     queue.submit_runs(many)
     queue.submit_runs(few)
     first = served(queue, 4, rounds=15)
     assert sum(job_id in ids(few) for job_id in first) == 30
-    assert [job_id for job_id in first if job_id in ids(many)] == ids(many)[:30], "in order"
-    assert served(queue, 64) == ids(many)[30:], "and then all is the other's"
+    assert [job_id for job_id in first if job_id in ids(many)] == ids(many)[:30], "by arrival"
+    assert served(queue, 64) == ids(many)[30:], "the other key gets the rest"
 
 
-def test_shares_are_of_tokens_and_not_of_jobs(queue: Queue) -> None:
+def test_keys_get_equal_tokens_and_not_equal_numbers_of_jobs(queue: Queue) -> None:
     long, short = jobs_of(A, 40, tokens=1000), jobs_of(B, 400, tokens=100)
     queue.submit_runs(long)
     queue.submit_runs(short)
@@ -97,7 +106,7 @@ def test_shares_are_of_tokens_and_not_of_jobs(queue: Queue) -> None:
     assert 0.45 <= by_key[A] / sum(by_key.values()) <= 0.55, by_key
 
 
-def test_a_key_that_was_idle_has_saved_no_credit(queue: Queue) -> None:
+def test_an_idle_key_saves_no_share_for_later(queue: Queue) -> None:
     queue.submit_runs(jobs_of(A, 300))
     served(queue, 4, rounds=25)
     late = jobs_of(B, 100)
@@ -117,13 +126,13 @@ def test_a_key_that_cancels_its_jobs_is_not_charged_for_them(queue: Queue) -> No
     assert sum(job_id in ids(again) for job_id in first) == 20
 
 
-def test_many_keys_with_one_job_each_are_served_in_order(queue: Queue) -> None:
+def test_keys_with_one_job_each_are_served_in_order_of_arrival(queue: Queue) -> None:
     jobs = [Job(key=f"{n * 7919 % 1000:012x}", tokens="10 ~ -") for n in range(50)]
     queue.submit(*jobs)
     assert served(queue, 3) == ids(jobs)
 
 
-def test_more_keys_than_one_call_looks_at_are_all_served(queue: Queue) -> None:
+def test_more_keys_than_one_call_reads_are_all_served(queue: Queue) -> None:
     jobs = [Job(key=f"{n:012x}", tokens="10 ~ -") for n in range(150) for _ in range(2)]
     queue.submit(*jobs)
     first = served(queue, 60, rounds=3)
@@ -138,8 +147,8 @@ def test_offline_jobs_run_by_deadline_and_those_without_one_last(queue: Queue) -
     assert served(queue, 7) == ids(soon, late, none)
 
 
-def test_three_windows_that_the_order_of_arrival_misses_are_met(queue: Queue) -> None:
-    """Virtual time: each job takes one second, and four run side by side."""
+def test_deadlines_that_the_order_of_arrival_misses_are_met(queue: Queue) -> None:
+    """In this model each job takes one second, and four jobs run at the same time."""
     begin = 1_900_000_000
     batches = {
         60: offline(100, begin + 60),
@@ -154,12 +163,12 @@ def test_three_windows_that_the_order_of_arrival_misses_are_met(queue: Queue) ->
         return {window: max(at[job_id] for job_id in ids(jobs)) for window, jobs in batches.items()}
 
     by_arrival = end_s(ids(*batches.values()))
-    assert by_arrival[30] > 30 < by_arrival[10], "first come, first served misses two"
+    assert by_arrival[30] > 30 < by_arrival[10], "the order of arrival misses two of the three"
     ended = end_s(served(queue, 4))
     assert all(seconds <= window for window, seconds in ended.items()), ended
 
 
-def test_equal_deadlines_are_shared_and_same_prefixes_come_together(queue: Queue) -> None:
+def test_keys_share_a_deadline_and_jobs_with_one_prefix_run_together(queue: Queue) -> None:
     mixed = [job for _ in range(10) for prefix in "xyz" for job in offline(1, prefix=prefix)]
     queue.submit(*mixed)
     prefixes = [queue.record(job_id)["tk"][-1] for job_id in served(queue, 3)]
@@ -190,7 +199,7 @@ def test_tombstones_of_a_better_list_take_no_room_from_the_next_one(queue: Queue
     assert queue.record(queue.claim(7).ids[-1])["tk"] == "100 1900000000 -"
 
 
-def test_what_was_returned_comes_first(queue: Queue) -> None:
+def test_returned_jobs_come_first(queue: Queue) -> None:
     queue.submit_runs(jobs_of(A, 50))
     few = jobs_of(B, 4)
     queue.arrange(4)
@@ -201,7 +210,7 @@ def test_what_was_returned_comes_first(queue: Queue) -> None:
     assert queue.claim(6).ids[:4] == taken.ids
 
 
-def test_what_was_arranged_and_not_claimed_is_not_overtaken(queue: Queue) -> None:
+def test_arranged_jobs_that_no_claim_has_taken_stay_first(queue: Queue) -> None:
     many = jobs_of(A, 50)
     queue.submit_runs(many)
     queue.arrange(4)
@@ -213,7 +222,7 @@ def test_what_was_arranged_and_not_claimed_is_not_overtaken(queue: Queue) -> Non
     assert queue.claim(4).ids[:2] == ids(many)[2:4]
 
 
-def test_places_stay_exact_and_a_cancel_finds_what_moved(queue: Queue) -> None:
+def test_places_are_exact_after_a_move_and_a_cancel_finds_the_message(queue: Queue) -> None:
     many, few = jobs_of(A, 30), jobs_of(B, 3)
     queue.submit_runs(many)
     queue.submit_runs(few)
@@ -223,22 +232,22 @@ def test_places_stay_exact_and_a_cancel_finds_what_moved(queue: Queue) -> None:
         found = next(n for n, raw in enumerate(listed) if job.id.encode() in raw)
         assert queue.place(job.id) == found + 1
     assert queue.cancel(few[0].id, many[10].id) == ["removed", "removed"]
-    assert queue.client.exists(keys.tomb(queue.name)) == 0, "both were found at their places"
+    assert queue.client.exists(keys.tomb(queue.name)) == 0, "each cancel found its message"
     assert sorted(served(queue, 4)) == sorted(set(ids(many, few)) - {few[0].id, many[10].id})
 
 
-def test_jobs_that_joined_again_have_their_place_in_the_order(queue: Queue) -> None:
+def test_a_retried_job_has_its_place_in_the_order(queue: Queue) -> None:
     (first,) = jobs_of(B, 1)
     queue.submit(first)
     queue.settle(queue.claim_one(), retry_us="0", state="f", extra=("e", "{}"))
     queue.submit_runs(jobs_of(A, 40))
-    assert queue.tokens() == 4100, "it has not ended"
+    assert queue.tokens() == 4100, "the job that waits for its retry counts too"
     assert queue.sweep()[0] == 1
     queue.arrange(2)
     assert first.id in queue.claim(2).ids
 
 
-def test_a_dead_letter_counts_again_once_it_is_requeued(queue: Queue) -> None:
+def test_the_tokens_of_a_dead_letter_count_again_after_requeue(queue: Queue) -> None:
     (job,) = jobs_of(A, 1)
     queue.submit(job)
     queue.settle(queue.claim_one(), state="f", extra=("e", "{}"), retry_us="dead")
@@ -250,7 +259,7 @@ def test_a_dead_letter_counts_again_once_it_is_requeued(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("end", ["settle", "cancel", "purge", "expire", "revoke"])
-def test_whatever_ends_a_job_ends_its_tokens(queue: Queue, end: str) -> None:
+def test_each_end_of_a_job_subtracts_its_tokens(queue: Queue, end: str) -> None:
     job = Job(key=A, tokens="70 ~ -", begin_us=1 if end == "expire" else 0)
     queue.submit(job)
     assert (queue.tokens(), len(queue.order())) == (70, 1)
@@ -270,17 +279,17 @@ def test_whatever_ends_a_job_ends_its_tokens(queue: Queue, end: str) -> None:
     assert (queue.tokens(), queue.order()) == (0, [])
 
 
-def test_tokens_of_a_queue_that_another_program_has_emptied_end_too(queue: Queue) -> None:
+def test_a_sweep_clears_the_tokens_of_a_queue_that_another_program_emptied(queue: Queue) -> None:
     queue.submit(*jobs_of(A, 5))
     queue.client.delete(queue.name)
     queue.sweep()
     assert (queue.tokens(), queue.order()) == (0, [])
 
 
-def test_the_limit_refuses_tokens_and_takes_a_large_job_alone(queue: Queue) -> None:
+def test_the_limit_refuses_jobs_but_takes_a_larger_one_into_an_empty_queue(queue: Queue) -> None:
     full = 7
     huge = Job(tokens="5000 ~ -", max_tokens=1000)
-    assert queue.submit(huge)[0][0] == 1, "it would never be taken otherwise"
+    assert queue.submit(huge)[0][0] == 1, "otherwise no queue could ever take it"
     ((code, wait_us, depth),) = queue.submit(Job(tokens="1 ~ -", max_tokens=1000))
     assert (code, wait_us, depth) == (full, 0, 5000)
     queue.settle(queue.claim_one())
@@ -289,9 +298,10 @@ def test_the_limit_refuses_tokens_and_takes_a_large_job_alone(queue: Queue) -> N
     assert [code for code, _, _ in answers] == [1, 1, full, full]
     _, wait_us, depth = answers[2]
     assert depth == 800
-    # One job of 5,000 tokens has ended; a mean of less than a second counts as one of a second.
+    # 5,000 tokens have ended, within at least one second: 200 more need at most 40 ms. A slow
+    # machine gets 600 times that.
     assert 0 < wait_us <= 200 / 5000 * 1_000_000 * 600
-    assert queue.submit(Job(tokens="400 ~ -"))[0][0] == 1, "without a limit"
+    assert queue.submit(Job(tokens="400 ~ -"))[0][0] == 1, "a job without a limit"
 
 
 def test_a_queue_without_tokens_has_no_keys_for_them(queue: Queue) -> None:
@@ -331,7 +341,7 @@ def test_no_list_loses_doubles_or_changes_a_message(
     made: list[Job] = []
     for one in given_messages:
         if isinstance(one, Job):
-            # hypothesis repeats values; ids may not.
+            # Hypothesis repeats values, but each job needs an id of its own.
             job = Job(id=new_id(), key=one.key, step=one.step, tokens=one.tokens)
             queue.submit(job)
             made.append(job)
@@ -357,7 +367,7 @@ def test_no_list_loses_doubles_or_changes_a_message(
     assert (depth.waiting, depth.leased, queue.tokens()) == (0, 0, 0)
 
 
-def test_foreign_messages_at_the_head_go_first(queue: Queue) -> None:
+def test_a_message_of_a_stock_client_at_the_head_stays_there(queue: Queue) -> None:
     stock = foreign()
     queue.push(stock)
     queue.submit_runs(jobs_of(A, 20))
@@ -370,6 +380,7 @@ def test_foreign_messages_at_the_head_go_first(queue: Queue) -> None:
 
 @contextmanager
 def another_type(queue: Queue, name: str) -> Iterator[None]:
+    """Hold a text under this key, which another application wrote; put the old value back."""
     kept: Any = queue.client.dump(name)
     queue.client.set(name, "another application's")
     yield
@@ -401,10 +412,10 @@ def test_a_key_of_another_type_changes_nothing(queue: Queue, name: str) -> None:
     assert len(served(queue, 5)) == 35
 
 
-def test_entries_of_other_places_are_dropped_some_at_a_time(queue: Queue) -> None:
+def test_entries_with_wrong_places_are_dropped_in_parts(queue: Queue) -> None:
     jobs = [*jobs_of(A, 1400), *jobs_of(B, 200)]
     queue.submit_runs(jobs)
-    # As after a compaction: no message is where its ticket has it.
+    # As after a compaction: the place in each entry is wrong.
     queue.client.hincrby(keys.count(queue.name), "out0", 7)
     assert queue.arrange(5) == (0, 0)
     assert len(queue.order()) == 1600 - 1024
@@ -413,7 +424,7 @@ def test_entries_of_other_places_are_dropped_some_at_a_time(queue: Queue) -> Non
     assert served(queue, 200) == ids(jobs), "they run in the order of arrival"
 
 
-def test_an_order_that_was_lost_means_the_order_of_arrival(queue: Queue) -> None:
+def test_all_jobs_run_after_the_order_is_lost(queue: Queue) -> None:
     jobs = [*jobs_of(A, 10), *jobs_of(B, 10)]
     queue.submit(*jobs)
     queue.arrange(2)
@@ -451,7 +462,7 @@ def test_no_history_with_an_order_loses_a_job(any_redis: RedisServer) -> None:
             assert self.queue.tokens() == 10 * unfinished
             drain(self)
             assert self.queue.tokens() == 0
-            assert not self.client.keys("hr:order:*"), "nothing leaks"
+            assert not self.client.keys("hr:order:*"), "keys of the order remain"
             super().teardown()
 
     run_state_machine_as_test(

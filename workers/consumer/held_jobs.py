@@ -1,8 +1,8 @@
-"""The jobs that a worker holds: renews leases, cancels or drops jobs, writes starts and pieces.
+"""The jobs that a worker holds, between claim and settlement.
 
-Also writes the progress that handlers report.
-Redis publishes a cancel to the worker that holds the job. The renewal of the leases finds a cancel
-that was missed, and a job that another worker has claimed since.
+`HeldJobs` renews their leases, cancels them, and writes their starts, pieces and progress to Redis.
+Redis publishes each cancel to the worker that holds the job. If that message is lost, the next
+renewal finds the cancel. It also finds a job that another worker has claimed meanwhile.
 """
 
 from __future__ import annotations
@@ -30,29 +30,36 @@ logger = logging.getLogger(__name__)
 
 
 class HeldJobs:
-    """The jobs of one worker."""
+    """The jobs that one worker holds.
+
+    Args:
+        models: the served models of the worker.
+        leases: the worker's lease manager.
+    """
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
         self._models = models
         self._leases = leases
         self._in_doubt: dict[str, ServedModel] = {}
         self._turned_at: float | None = None
-        # The latest progress of each held job, to write again after an outage; and its number.
+        # The latest progress of each held job, which is written again after an outage.
         self._progress: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
         self._number = 0
 
     def leases_in_doubt(self, now: float) -> bool:
-        """Return at the beginning of a turn whether leases may have expired unnoticed.
+        """Return whether another worker may have claimed jobs that this one holds.
 
-        Then nothing may be dispatched.
-        This is so after the worker was paused for most of a lease, until its leases are renewed:
-        after an outage that the pause has caused, once Redis is back. It is not so after an outage
-        of Redis alone, because then no worker could claim the jobs.
+        The worker calls it at the beginning of each turn. While it returns True, nothing may be
+        dispatched.
+
+        A worker that was paused for most of a lease is in doubt until its leases are renewed. If
+        Redis is away too, that is after the outage. An outage of Redis alone causes no doubt,
+        because no worker can claim jobs without Redis.
         """
         turned_at, self._turned_at = self._turned_at, now
         connected = self._leases.connected
         if turned_at is not None and now - turned_at > self._leases.settings.lease_ttl_s * 2 / 3:
-            # If the whole host was suspended, its other workers have yet to renew their leases.
+            # Other workers on a host that was suspended need time to renew their leases too.
             self._leases.delay_reaping(now)
             self._in_doubt = {model.key: model for model in self._models if model.held}
             for model in self._models if connected else ():
@@ -60,7 +67,7 @@ class HeldJobs:
         return any(model.held for model in self._in_doubt.values())
 
     def renew(self, model: ServedModel) -> None:
-        """Renew the leases of a model, and handle the cancelled and lost jobs that this finds."""
+        """Renew the leases of a model's jobs; cancel or drop the jobs whose lease is gone."""
 
         def answered(jobs: list[LeasedJob], codes: list[Any]) -> None:
             self._in_doubt.pop(model.key, None)
@@ -98,7 +105,10 @@ class HeldJobs:
             self._leases.settle(model, model.cancel(job_id, token))
 
     def write_start(self, batch: Batch) -> None:
-        """Write that the jobs of a batch run; if Redis is away, after the outage."""
+        """Write to Redis that the jobs of a batch run; during an outage, do nothing.
+
+        The worker calls it again after the outage.
+        """
         if not self._leases.connected:
             return
         batch.start_due_at = NEVER
@@ -110,7 +120,7 @@ class HeldJobs:
         self._leases.send(job_scripts.start(rows))
 
     def write_starts_again(self) -> None:
-        """Write all starts again that were written; the outage may have lost them."""
+        """Write the starts of all running batches again, because an outage can lose them."""
         for model in self._models:
             for replica in model.replicas:
                 for batch in replica.running:
@@ -120,10 +130,15 @@ class HeldJobs:
     def write_pieces(
         self, model: ServedModel, replica: Replica, rows: Sequence[Sequence[Any]]
     ) -> None:
-        """Append pieces that a replica sends; ignore those of batches that it does not have.
+        """Append the pieces that a replica sends to the piece logs of their jobs.
 
-        Each row is a batch's number, a job id, and the rest of `job_scripts.append_pieces`. Quiet
-        jobs have no log.
+        Pieces of a batch that the replica no longer has, and of quiet jobs, are ignored.
+
+        Args:
+            model: the model of the replica.
+            replica: the replica.
+            rows: one per piece: the batch's number, the job's id, and then the values of
+                `job_scripts.append_pieces` from the first index on.
         """
         wanted = []
         first_s: list[float] = []
@@ -136,21 +151,21 @@ class HeldJobs:
             if job is not None:
                 wanted.append((job.id, job.token, *rest))
                 first, _, text, *_ = rest
-                # Offline jobs wait by design, and one with a log has had its first piece before.
+                # An offline job waits by design. A job with a log had its first piece before.
                 if first == 1 and text and job.step != OFFLINE_STEP and job.log is None:
                     first_s.append(time.monotonic() - job.enqueued_at)
         if first_s:
             model.stats.observe(worker_report.FIRST_PIECE_S, first_s)
         if wanted:
-            # Before the settlement, which is resent after an outage too, and in the same order.
+            # Settlements are resent too. Both keep their order, so pieces stay before the end.
             pieces: Any = job_scripts.append_pieces(model.config.name, wanted)
             self._leases.send(pieces, resend=True)
 
     @staticmethod
     def _extend(model: ServedModel, batch: Batch | None) -> None:
-        """Let the timeout of an archive's batch count from its last piece, as with TorchServe.
+        """Count the timeout of an archive's batch from its last piece, as TorchServe does.
 
-        A timeout that a client has set for its job is for the whole attempt.
+        A timeout that a client has set still counts from the start of the attempt.
         """
         if batch is None or not model.config.handler.startswith(TORCHSERVE):
             return
@@ -160,7 +175,7 @@ class HeldJobs:
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:
-        """Return the jobs of a batch that have a log, by id, and note that they have begun."""
+        """Return the jobs of a batch that have a log, by id; write the batch's start first."""
         batch = replica.batch_of(seq)
         if batch is None:
             return {}
@@ -173,9 +188,10 @@ class HeldJobs:
         }
 
     def write_progress(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Write the progress that a replica reports for a batch; ignore batches it does not have.
+        """Write the progress that a replica reports for the jobs of a batch.
 
-        Each row is a job id and the fields of a `Progress`.
+        Progress of a batch that the replica no longer has is ignored. Each row is a job's id and
+        the fields of a `Progress`.
         """
         batch = replica.batch_of(seq)
         if batch is None:
@@ -185,14 +201,14 @@ class HeldJobs:
         fields = {job_id: rest for job_id, *rest in rows}
         jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
         for job in jobs:
-            # The number orders the progress under one token.
+            # Redis keeps the progress with the highest number under one fencing token.
             self._number += 1
             text = msgspec.json.encode(Progress(*fields[job.id]))
             self._progress[job] = b"%d %s" % (self._number, text)
         self._send_progress(jobs)
 
     def write_progress_again(self) -> None:
-        """Write the latest progress of all held jobs again; the outage may have lost it."""
+        """Write the latest progress of all held jobs again, because an outage can lose it."""
         self._send_progress(list(self._progress))
 
     def _send_progress(self, jobs: Iterable[LeasedJob]) -> None:

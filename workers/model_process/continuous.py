@@ -19,8 +19,9 @@ import msgspec
 
 from headrace.errors import HandlerError, InputError
 from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
+from workers.model_process.batch_state import StageTimes
 from workers.model_process.context import Input, begin
-from workers.model_process.executor import CANCELLED, BatchExecutor, StageTimes, checked_list, clock
+from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.overlap import Inbox, Send
 from workers.model_process.pieces import PieceSender, SendsPieces, piece_json

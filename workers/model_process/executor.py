@@ -15,7 +15,7 @@ import gc
 import inspect
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -28,7 +28,6 @@ from headrace.errors import (
     JobCancelled,
     JobExpired,
 )
-from headrace.generator import joined
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import (
     decode_input,
@@ -40,6 +39,7 @@ from headrace.jobs.encoding import (
 from headrace.jobs.input_details import GivenDetails, read_details
 from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability import logs
+from workers.model_process.batch_state import BatchState, SubBatch, rows_of
 from workers.model_process.context import (
     TRACES,
     Input,
@@ -58,117 +58,12 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
-from workers.model_process.pieces import PieceSender, SendsPieces, piece_json, sending
+from workers.model_process.pieces import ItemPieces, PieceSender, SendsPieces, sending
 from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
 #: The outcome of an item that was dropped before its verbs. The worker knows of the cancellation.
 CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
-
-
-@dataclass(slots=True)
-class StageTimes:
-    """The times of a batch, summed over all its attempts.
-
-    Attributes:
-        preprocess, inference, postprocess: milliseconds in that verb.
-        starved: milliseconds for which the device was idle because the batch was not prepared yet.
-        padding: inputs that were added to reach an allowed size.
-    """
-
-    preprocess: float = 0.0
-    inference: float = 0.0
-    postprocess: float = 0.0
-    starved: float = 0.0
-    padding: int = 0
-
-    def as_list(self) -> list[float]:
-        """Return the milliseconds as the worker receives them."""
-        return [self.preprocess, self.inference, self.postprocess, self.starved]
-
-
-@dataclass(slots=True)
-class SubBatch:
-    """Inputs that go through the verbs together.
-
-    Attributes:
-        results: one per input; an error that `preprocess` returned stays there.
-        good: indexes of the inputs that are no errors.
-        items: what `preprocess` returned for the good inputs, and then the padding.
-        padding: how many copies of the last item `items` ends with.
-        places: the inputs' places in the batch.
-        dropped: places in the batch whose jobs were cancelled.
-        left_out: indexes of the inputs that skip the remaining verbs because they were dropped.
-        progress: takes what the handler reports for their batch; None discards it.
-    """
-
-    inputs: list[Input]
-    times: StageTimes
-    places: Sequence[int] = ()
-    dropped: Collection[int] = ()
-    left_out: frozenset[int] = frozenset()
-    results: list[Any] = field(default_factory=list)
-    good: list[int] = field(default_factory=list)
-    items: Any = None
-    padding: int = 0
-    outputs: Any = None
-    progress: BatchProgress | None = None
-
-    @property
-    def good_inputs(self) -> list[Input]:
-        """The inputs whose items are no errors and were not left out, in order."""
-        if len(self.good) == len(self.inputs):
-            return self.inputs
-        return [self.inputs[n] for n in self.good]
-
-    @property
-    def seq(self) -> int:
-        """The number of the batch; 0 for a warm-up."""
-        return self.progress.seq if self.progress is not None else 0
-
-    def gone(self) -> list[int]:
-        """Return the indexes of good inputs that were dropped."""
-        return [n for n in self.good if self.places[n] in self.dropped] if self.dropped else []
-
-
-@dataclass(slots=True)
-class BatchState:
-    """One batch.
-
-    Attributes:
-        outcomes: one per item; empty until it is known.
-        readable: the inputs that could be decoded, by their places.
-        ran: the size of the largest sub-batch that went through all verbs.
-        too_large: the places of each sub-batch that ran out of memory.
-        dropped: places of items whose jobs were cancelled; another thread adds to it.
-        device_lost: the device failed under the batch, and nothing more can run in this process.
-        progress: what the handler reports for the batch.
-    """
-
-    outcomes: list[Outcome]
-    readable: dict[int, Input]
-    times: StageTimes = field(default_factory=StageTimes)
-    ran: int = 0
-    too_large: list[list[int]] = field(default_factory=list)
-    dropped: set[int] = field(default_factory=set)
-    device_lost: bool = False
-    progress: BatchProgress = field(default_factory=BatchProgress)
-
-    def sub_batch(self, places: list[int]) -> SubBatch:
-        """Return the items at these places, to go through the verbs together."""
-        inputs = [self.readable[place] for place in places]
-        return SubBatch(inputs, self.times, places, self.dropped, progress=self.progress)
-
-    @property
-    def fits(self) -> int:
-        """How many items fit into memory, if the batch did not; else 0.
-
-        A sub-batch with an input that is too large by itself does not count.
-        """
-        alone = {places[0] for places in self.too_large if len(places) == 1}
-        if all(alone.intersection(places) for places in self.too_large):
-            return 0
-        return max(1, self.ran)
 
 
 @dataclass(slots=True)
@@ -527,67 +422,6 @@ class BatchExecutor:
             self.context.traceparents = traces_of(ids)
 
 
-class ItemPieces:
-    """The pieces of a sub-batch's items, while a streaming `inference` runs.
-
-    Attributes:
-        seq: the number of their batch.
-        ids: the jobs of the good items; the rows behind them are padding.
-    """
-
-    def __init__(self, sub_batch: SubBatch) -> None:
-        self._sub_batch = sub_batch
-        self.seq = sub_batch.seq
-        self.ids = [job_id for job_id, *_ in sub_batch.good_inputs]
-        self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
-        self._errors: dict[int, BaseException] = {}
-
-    def take(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
-        """Return the pieces of a step, for `PieceSender.add`; keep them for the results.
-
-        An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
-        """
-        taken: list[tuple[int, str, bytes, tuple[int, ...]]] = []
-        for row, piece in enumerate(step):
-            if piece is None or row in self._errors:
-                continue
-            if isinstance(piece, BaseException):
-                self._errors[row] = piece
-                continue
-            try:
-                text = piece_json(piece)
-            except Exception as error:  # noqa: BLE001 - a piece's methods are the handler's code
-                self._errors[row] = error
-                continue
-            self._pieces[row].append(piece)
-            if row < len(self.ids):
-                taken.append((self.seq, self.ids[row], text, ()))
-        return taken
-
-    def outputs(self, returned: Any) -> Any:
-        """Return the outputs of the items without an error, and of the padding.
-
-        The items with an error leave the sub-batch.
-
-        Raises:
-            HandlerError: the generator returned a value without rows, and some items have errors.
-        """
-        failed = [row for row in self._errors if row < len(self.ids)]
-        if returned is None:
-            returned = [joined(pieces) for pieces in self._pieces]
-        if not failed:
-            return returned
-        kept = [row for row in range(len(self._pieces)) if row not in failed]
-        outputs = rows_of(returned, kept)
-        if outputs is None:
-            raise HandlerError(f"inference returned {type(returned).__name__}, not a list")
-        sub_batch = self._sub_batch
-        for row in failed:
-            sub_batch.results[sub_batch.good[row]] = self._errors[row]
-        sub_batch.good = [n for row, n in enumerate(sub_batch.good) if row not in failed]
-        return outputs
-
-
 def free_memory() -> None:
     """Free cached memory, so that a smaller batch has room."""
     gc.collect()
@@ -611,13 +445,6 @@ def checked_list(values: Any, length: int, verb: str) -> list[Any]:
     if len(listed) != length:
         raise HandlerError(f"{verb} returned {len(listed)} values for {length} inputs")
     return listed
-
-
-def rows_of(items: Any, rows: list[int]) -> Any:
-    """Return these rows of what `preprocess` returned; None if its type has no rows."""
-    if hasattr(items, "shape"):
-        return items[rows]
-    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
 
 
 def padded(items: Any, count: int, padding: int) -> Any:

@@ -30,8 +30,9 @@ from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from headrace.optimize.report import BatchTime, Comparison, Variant
+from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
-from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import context_of, die_with_parent, handler_of
 from workers.model_process.variant import inputs_of, install_variant
 

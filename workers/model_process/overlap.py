@@ -21,8 +21,9 @@ from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
+from workers.model_process.batch_state import BatchState, SubBatch
 from workers.model_process.context import begin
-from workers.model_process.executor import BatchExecutor, BatchState, SubBatch, clock
+from workers.model_process.executor import BatchExecutor, clock
 from workers.threads import SOFTWARE_ERROR_STATUS, run_critical
 
 logger = logging.getLogger("headrace.model")

@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from headrace.errors import HandlerError
+from headrace.generator import joined
+from workers.model_process.batch_state import SubBatch, rows_of
 from workers.model_process.outcomes import encode_result
 
 #: The minimum time between two entries of one job, in seconds.
@@ -173,6 +175,67 @@ def sending(handler: Any, sender: PieceSender, seq: int, ids: Sequence[str]) -> 
         yield
     finally:
         handler.send_pieces_to(None)
+
+
+class ItemPieces:
+    """The pieces of a sub-batch's items, while a streaming `inference` runs.
+
+    Attributes:
+        seq: the number of their batch.
+        ids: the jobs of the good items; the rows behind them are padding.
+    """
+
+    def __init__(self, sub_batch: SubBatch) -> None:
+        self._sub_batch = sub_batch
+        self.seq = sub_batch.seq
+        self.ids = [job_id for job_id, *_ in sub_batch.good_inputs]
+        self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
+        self._errors: dict[int, BaseException] = {}
+
+    def take(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
+        """Return the pieces of a step, for `PieceSender.add`; keep them for the results.
+
+        An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
+        """
+        taken: list[tuple[int, str, bytes, tuple[int, ...]]] = []
+        for row, piece in enumerate(step):
+            if piece is None or row in self._errors:
+                continue
+            if isinstance(piece, BaseException):
+                self._errors[row] = piece
+                continue
+            try:
+                text = piece_json(piece)
+            except Exception as error:  # noqa: BLE001 - a piece's methods are the handler's code
+                self._errors[row] = error
+                continue
+            self._pieces[row].append(piece)
+            if row < len(self.ids):
+                taken.append((self.seq, self.ids[row], text, ()))
+        return taken
+
+    def outputs(self, returned: Any) -> Any:
+        """Return the outputs of the items without an error, and of the padding.
+
+        The items with an error leave the sub-batch.
+
+        Raises:
+            HandlerError: the generator returned a value without rows, and some items have errors.
+        """
+        failed = [row for row in self._errors if row < len(self.ids)]
+        if returned is None:
+            returned = [joined(pieces) for pieces in self._pieces]
+        if not failed:
+            return returned
+        kept = [row for row in range(len(self._pieces)) if row not in failed]
+        outputs = rows_of(returned, kept)
+        if outputs is None:
+            raise HandlerError(f"inference returned {type(returned).__name__}, not a list")
+        sub_batch = self._sub_batch
+        for row in failed:
+            sub_batch.results[sub_batch.good[row]] = self._errors[row]
+        sub_batch.good = [n for row, n in enumerate(sub_batch.good) if row not in failed]
+        return outputs
 
 
 def piece_json(piece: Any) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from workers.model_process.executor import StageTimes
+from workers.model_process.batch_state import StageTimes
 
 #: After so many younger requests have joined before it, a request lets no more pass.
 PASSES_MAX: Final = 16

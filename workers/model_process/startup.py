@@ -23,8 +23,9 @@ from headrace.handler import Context, Handler
 from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.media_types import BINARY_TYPE, image_type
+from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
-from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch, free_memory
+from workers.model_process.executor import BatchExecutor, free_memory
 from workers.model_process.outcomes import (
     encode_result,
     out_of_memory,

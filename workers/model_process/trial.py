@@ -20,8 +20,9 @@ from headrace.jobs.encoding import from_kombu
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.progress import Progress
 from headrace.jobs.value_check import ERRORS_MAX, check_of, summary
+from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
-from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import encode_result, failure
 from workers.model_process.startup import (
     as_sent,

@@ -20,8 +20,9 @@ from headrace.jobs.encoding import binary_input
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.media_types import BINARY_TYPE, image_type
 from headrace.observability import logs
+from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
-from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import as_sent, example_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ import torch
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
 from headrace.jobs.value_check import ValueCheck
+from workers.model_process.batch_state import BatchState, StageTimes, SubBatch
 from workers.model_process.context import Input
-from workers.model_process.executor import BatchExecutor, BatchState, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import encode_result
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.model_process.executor import BatchExecutor, BatchState
+from workers.model_process.batch_state import BatchState
+from workers.model_process.executor import BatchExecutor
 
 
 class Dropping(Handler):

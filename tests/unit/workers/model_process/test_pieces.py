@@ -13,7 +13,8 @@ from headrace.handler import Context, Handler
 from tests.harness.handlers.yielding import Returning, Yielding
 from tests.harness.wait import wait_until
 from workers.model_process import pieces as module
-from workers.model_process.executor import BatchExecutor, BatchState
+from workers.model_process.batch_state import BatchState
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.pieces import PieceSender, Row
 
 

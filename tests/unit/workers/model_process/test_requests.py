@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.model_process.executor import StageTimes
+from workers.model_process.batch_state import StageTimes
 from workers.model_process.requests import (
     OVERDUE_EVERY,
     PASSES_MAX,

@@ -8,7 +8,8 @@ from typing import Any
 from headrace.handler import Context, Handler
 from tests.harness.wait import wait_until
 from workers.model_process import stacks
-from workers.model_process.executor import BatchExecutor, StageTimes, SubBatch
+from workers.model_process.batch_state import StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 
 
 class Gated(Handler):

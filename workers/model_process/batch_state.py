@@ -1,0 +1,123 @@
+"""A batch while it runs in the model process: its inputs, what each verb returned, its outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.model_process.context import Input
+from workers.model_process.outcomes import Outcome
+from workers.model_process.progress_reporter import BatchProgress
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """The times of a batch, summed over all its attempts.
+
+    Attributes:
+        preprocess, inference, postprocess: milliseconds in that verb.
+        starved: milliseconds for which the device was idle because the batch was not prepared yet.
+        padding: inputs that were added to reach an allowed size.
+    """
+
+    preprocess: float = 0.0
+    inference: float = 0.0
+    postprocess: float = 0.0
+    starved: float = 0.0
+    padding: int = 0
+
+    def as_list(self) -> list[float]:
+        """Return the milliseconds as the worker receives them."""
+        return [self.preprocess, self.inference, self.postprocess, self.starved]
+
+
+@dataclass(slots=True)
+class SubBatch:
+    """Inputs that go through the verbs together.
+
+    Attributes:
+        results: one per input; an error that `preprocess` returned stays there.
+        good: indexes of the inputs that are no errors.
+        items: what `preprocess` returned for the good inputs, and then the padding.
+        padding: how many copies of the last item `items` ends with.
+        places: the inputs' places in the batch.
+        dropped: places in the batch whose jobs were cancelled.
+        left_out: indexes of the inputs that skip the remaining verbs because they were dropped.
+        progress: takes what the handler reports for their batch; None discards it.
+    """
+
+    inputs: list[Input]
+    times: StageTimes
+    places: Sequence[int] = ()
+    dropped: Collection[int] = ()
+    left_out: frozenset[int] = frozenset()
+    results: list[Any] = field(default_factory=list)
+    good: list[int] = field(default_factory=list)
+    items: Any = None
+    padding: int = 0
+    outputs: Any = None
+    progress: BatchProgress | None = None
+
+    @property
+    def good_inputs(self) -> list[Input]:
+        """The inputs whose items are no errors and were not left out, in order."""
+        if len(self.good) == len(self.inputs):
+            return self.inputs
+        return [self.inputs[n] for n in self.good]
+
+    @property
+    def seq(self) -> int:
+        """The number of the batch; 0 for a warm-up."""
+        return self.progress.seq if self.progress is not None else 0
+
+    def gone(self) -> list[int]:
+        """Return the indexes of good inputs that were dropped."""
+        return [n for n in self.good if self.places[n] in self.dropped] if self.dropped else []
+
+
+@dataclass(slots=True)
+class BatchState:
+    """One batch.
+
+    Attributes:
+        outcomes: one per item; empty until it is known.
+        readable: the inputs that could be decoded, by their places.
+        ran: the size of the largest sub-batch that went through all verbs.
+        too_large: the places of each sub-batch that ran out of memory.
+        dropped: places of items whose jobs were cancelled; another thread adds to it.
+        device_lost: the device failed under the batch, and nothing more can run in this process.
+        progress: what the handler reports for the batch.
+    """
+
+    outcomes: list[Outcome]
+    readable: dict[int, Input]
+    times: StageTimes = field(default_factory=StageTimes)
+    ran: int = 0
+    too_large: list[list[int]] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    device_lost: bool = False
+    progress: BatchProgress = field(default_factory=BatchProgress)
+
+    def sub_batch(self, places: list[int]) -> SubBatch:
+        """Return the items at these places, to go through the verbs together."""
+        inputs = [self.readable[place] for place in places]
+        return SubBatch(inputs, self.times, places, self.dropped, progress=self.progress)
+
+    @property
+    def fits(self) -> int:
+        """How many items fit into memory, if the batch did not; else 0.
+
+        A sub-batch with an input that is too large by itself does not count.
+        """
+        alone = {places[0] for places in self.too_large if len(places) == 1}
+        if all(alone.intersection(places) for places in self.too_large):
+            return 0
+        return max(1, self.ran)
+
+
+def rows_of(items: Any, rows: list[int]) -> Any:
+    """Return these rows of what `preprocess` returned; None if its type has no rows."""
+    if hasattr(items, "shape"):
+        return items[rows]
+    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None

@@ -181,7 +181,7 @@ class Consumer:
             self._transfer.take(model)
         if model.callbacks.has_work:
             self._notifier.take(model)
-        if model.logs_wanted:
+        if model.claims.logs_wanted:
             self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:

@@ -181,7 +181,6 @@ class Batch:
         id: its name in logs and traces.
         traced: some of its jobs may belong to a trace.
         span: the `traceparent` of its own span; empty without one.
-        detailed: something may come with the inputs of its jobs.
         number: how many jobs its generator had been sent with it.
         waits: its job waits for room in the process of a generator, so its timeout does not run.
         left_s: how much of its timeout is left then.
@@ -198,7 +197,6 @@ class Batch:
     id: str = ""
     traced: bool = False
     span: str = ""
-    detailed: bool = False
     number: int = 0
     waits: bool = False
     left_s: float = 0.0

@@ -317,13 +317,13 @@ class LeaseManager:
 
     def read_logs(self, model: ServedModel) -> None:
         """Read the logs of a generator's jobs, which wait for them."""
-        wanted, model.logs_wanted = model.logs_wanted, []
+        wanted, model.claims.logs_wanted = model.claims.logs_wanted, []
         for job in wanted:
 
             def read(job: LeasedJob, reply: Any, _now: float) -> None:
-                model.log_read(job, job_scripts.read_entries(reply))
+                model.claims.log_read(job, job_scripts.read_entries(reply))
 
-            refused = partial(model.log_read, job, ())
+            refused = partial(model.claims.log_read, job, ())
             self._outbox.add(job_scripts.read_log(job.id), partial(read, job), refused, resend=True)
 
     def renew(

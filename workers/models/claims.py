@@ -1,18 +1,22 @@
-"""The claims of one model: their replies until the jobs are read, and the queue of each.
+"""The claims of one model, until their messages, inputs and logs are read; the queue of each job.
 
 A model has two queues, and a job is settled in the one from which it was claimed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.media_types import is_json
 from headrace.jobs.message import Message
 from headrace.redis.scripts.jobs import ClaimReply
 from workers.batching.batcher import Batcher
-from workers.jobs.leased_job import NEVER, LeasedJob, read_jobs
+from workers.jobs.leased_job import NEVER, LeasedJob, log_of, read_jobs
 from workers.jobs.settlement import Settlement, read_details, read_message
 from workers.models.backlog import OWN, VERSION
 from workers.models.pending_work import PendingCallbacks, PendingPayloads
@@ -23,7 +27,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """What was claimed for one model and is not read yet, and from which queue each job came.
+    """What was claimed for one model and cannot run yet, and from which queue each job came.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.
@@ -37,7 +41,8 @@ class Claims:
         misplaced: jobs that ask for another version, and must be moved to its queue.
         cancelled_tokens: of jobs that were cancelled before the reply to their claim was read.
         traced: a job belonged to a trace, so others may too.
-        detailed: something has come with the input of a job, so it may with others too.
+        logs_wanted: jobs of a generator whose logs must be read before they run.
+        reading_logs: all of them that do not have it, by token.
     """
 
     def __init__(
@@ -56,7 +61,8 @@ class Claims:
         self.misplaced: list[LeasedJob] = []
         self.cancelled_tokens: set[str] = set()
         self.traced = False
-        self.detailed = bool(config.parameters)
+        self.logs_wanted: list[LeasedJob] = []
+        self.reading_logs: dict[str, LeasedJob] = {}
         self._config = config
         self._queues = queues
         self._held = held
@@ -110,7 +116,6 @@ class Claims:
             if settlement is not None:
                 ended.append(settlement)
                 continue
-            self.detailed = self.detailed or bool(job.details)
             if message is not None and message.source:
                 self._payloads.add_fetch(job, name, message.source)
             else:
@@ -141,6 +146,40 @@ class Claims:
         job.withheld = False
         ended = self._read([(job, raw)], job.claimed_us)
         return ended[0] if ended else None
+
+    def input_read(self, job: LeasedJob, body: bytes) -> None:
+        """Take the input of a job, which the payload store had."""
+        message = job.message
+        if message is None or message.source is None:
+            raise RuntimeError(f"no input was requested for job {job.id}")
+        kind = message.source.type
+        job.ready_at = time.monotonic()
+        job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
+        job.message = msgspec.structs.replace(message, input=body)
+        self._prepare(job)
+
+    def want_log(self, job: LeasedJob) -> None:
+        """Have the log of a generator's job read; then the job may run."""
+        self.reading_logs[job.token] = job
+        self.logs_wanted.append(job)
+
+    def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Take the log of a generator's job, which then runs."""
+        if self.reading_logs.pop(job.token, None) is None:
+            return  # it has ended meanwhile
+        job.log = log_of(entries)
+        self._batcher.add(job)
+
+    @property
+    def reading(self) -> list[LeasedJob]:
+        """The jobs whose message or log is being read."""
+        return [*self.withheld.values(), *self.reading_logs.values()]
+
+    def take_out(self, job: LeasedJob) -> bool:
+        """Remove a job whose message or log is being read; return whether it was one."""
+        if self.withheld.pop(job.token, None) is not None:
+            return True
+        return self.reading_logs.pop(job.token, None) is not None
 
     def queue_number(self, claim: LeasedJob | Settlement) -> int:
         """Return the number of the queue from which a job was claimed."""

@@ -14,10 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
-import msgspec
-
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.media_types import is_json
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import version_queue
@@ -26,7 +23,7 @@ from headrace.redis.scripts.queues import SweepReply
 from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, Reason, batch_policy
 from workers.batching.estimates import MemoryLimit
 from workers.batching.input_cost import InputCost
-from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob, log_of
+from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob
 from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
 from workers.models.backlog import OWN, Backlog
 from workers.models.claims import Claims
@@ -79,8 +76,6 @@ class ServedModel:
         starved: the recent share of the device's time spent waiting for `preprocess`.
         load_mib: the memory that one replica took at the last load; 0 if it was not measured.
         continuous: its handler is a generator: jobs join those that run.
-        logs_wanted: jobs of a generator whose logs must be read before they run.
-        reading_logs: all of them that do not have it, by token.
         lacks_memory: a replica was not started, as there was no memory for it.
         replica_history: what happened to its replicas.
         stats: its counters and histograms.
@@ -127,8 +122,6 @@ class ServedModel:
         self.deadlines = Deadlines(config, self.batcher)
         self.pending_payloads = pending_payloads or PendingPayloads()
         self.callbacks = PendingCallbacks()
-        self.logs_wanted: list[LeasedJob] = []
-        self.reading_logs: dict[str, LeasedJob] = {}
         self.claims = Claims(
             config, self.queues, self.held, self.batcher, self.pending_payloads, self.callbacks,
             self._prepare,
@@ -170,7 +163,7 @@ class ServedModel:
     def unfinished(self) -> bool:
         """Whether it holds jobs outside model processes that must be settled or released."""
         prepared = self.prepared or self.claims.unread or self.deadlines.ended
-        reading = self.claims.withheld or self.pending_payloads.in_transfer or self.reading_logs
+        reading = self.claims.reading or self.pending_payloads.in_transfer
         return bool(prepared or reading or self.callbacks.notifying)
 
     @property
@@ -186,7 +179,7 @@ class ServedModel:
         room = self.batcher.room
         if self.continuous:
             ready = [one for one in self.replicas if one.state is Phase.READY]
-            reading = len(self.reading_logs)
+            reading = len(self.claims.reading_logs)
             free = sum(max(0, one.room) for one in ready) - reading
             offline = sum(max(0, one.offline_room) for one in ready) - reading
             room = self.batcher.room_in(max(0, free))
@@ -223,9 +216,8 @@ class ServedModel:
         return ended
 
     def is_prepared_soon(self, job: LeasedJob) -> bool:
-        """Return whether the message or the input of a job is being read."""
-        read = job.token in self.claims.withheld or job.token in self.reading_logs
-        return read or job.token in self.pending_payloads.in_transfer
+        """Return whether the message, the input or the log of a job is being read."""
+        return job in self.claims.reading or job.token in self.pending_payloads.in_transfer
 
     def _prepare(self, job: LeasedJob) -> None:
         """Add a job whose input is here to the batcher."""
@@ -234,17 +226,9 @@ class ServedModel:
             job.key = self._input_cost.key(job.input, job.content_type)
         if job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
             if self.continuous:
-                self.reading_logs[job.token] = job
-                self.logs_wanted.append(job)
+                self.claims.want_log(job)
             else:
                 self.batcher.add(job)
-
-    def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Take the log of a generator's job, which then runs."""
-        if self.reading_logs.pop(job.token, None) is None:
-            return  # it has ended meanwhile
-        job.log = log_of(entries)
-        self.batcher.add(job)
 
     # Payloads and callbacks
 
@@ -267,18 +251,8 @@ class ServedModel:
         if result is not None:
             return result.settlement
         if body is not None:
-            self._input_arrived(job, body)
+            self.claims.input_read(job, body)
         return None
-
-    def _input_arrived(self, job: LeasedJob, body: bytes) -> None:
-        message = job.message
-        if message is None or message.source is None:
-            raise RuntimeError(f"no input was requested for job {job.id}")
-        kind = message.source.type
-        job.ready_at = time.monotonic()
-        job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
-        job.message = msgspec.structs.replace(message, input=body)
-        self._prepare(job)
 
     def callbacks_sent(self, job: LeasedJob) -> bool:
         """Note that a job's callbacks were sent; return whether the job is still held."""
@@ -327,7 +301,7 @@ class ServedModel:
         self.free_since = None
         return Batch(
             jobs, reason, now, now + limit_s, free_at, now + START_WRITTEN_S,
-            traced=self.claims.traced, detailed=self.claims.detailed,
+            traced=self.claims.traced,
         )  # fmt: skip
 
     def batch_done(
@@ -473,9 +447,7 @@ class ServedModel:
         if job.token in self.pending_payloads.in_transfer:
             self.pending_payloads.transfer_done(job)
             return True
-        if self.reading_logs.pop(job.token, None) is not None:
-            return True
-        return self.claims.withheld.pop(job.token, None) is not None
+        return self.claims.take_out(job)
 
     def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """Forget these claims, which are over; newer claims of the same jobs stay held."""
@@ -504,9 +476,7 @@ class ServedModel:
     def release_all(self) -> list[LeasedJob]:
         """Return all jobs that are in no model process, for their release."""
         transfers, notifying = self.pending_payloads.in_transfer, self.callbacks.notifying
-        reading = [*self.claims.withheld.values(), *self.reading_logs.values()]
-        self.claims.withheld.clear()
-        self.reading_logs.clear()
+        reading = [job for job in self.claims.reading if self.claims.take_out(job)]
         return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
     def swept(self, queue: str, reply: SweepReply, now: float) -> None:

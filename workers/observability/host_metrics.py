@@ -22,7 +22,7 @@ import psutil
 import pynvml
 
 from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
-from workers.replicas.replica import resident_bytes
+from workers.replicas.memory import resident_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The memory of the host that model processes can still allocate, within the limit of a container.
+"""The memory that model processes use, and what the host or its container still has for them.
 
 Memory that holds files counts as available: the kernel frees it on demand.
 """
@@ -6,7 +6,7 @@ Memory that holds files counts as available: the kernel frees it on demand.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -57,3 +57,12 @@ def _limits(cgroups: Path, own: Path) -> Iterator[tuple[int, int]]:
                     line.split() for line in (folder / "memory.stat").read_text().splitlines()
                 )
                 yield bytes_max, int((folder / used).read_text()) - int(stat[freeable])
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the resident memory of those of these processes that exist."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total

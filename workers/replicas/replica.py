@@ -11,13 +11,9 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import psutil
 
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
@@ -30,8 +26,10 @@ from workers.protocol.phases import (
     TRACE_SIGNAL,
     Phase,
 )
+from workers.replicas.memory import MIB, resident_bytes
 from workers.replicas.orphan_guard import end_marked
 from workers.replicas.seats import NOT_PINNED, Seat, Seats
+from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +41,6 @@ STOP_S: Final = 5.0
 EXIT_S: Final = 0.2
 #: How long a process may leave a frame unread, in whole seconds.
 SEND_S: Final = 2
-MIB: Final = 1024 * 1024
-TRACE_MAX_BYTES: Final = 16_000
-#: How long a process that hangs has to write its stacks.
-STACKS_S: Final = 0.5
-#: How often the file is checked for them.
-LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -132,7 +124,6 @@ class Replica:
     cause: str = ""
     _sent: int = 0
     _received: int = 0
-    _to_signal: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
     _stacks: StackDump | None = None
@@ -249,25 +240,9 @@ class Replica:
         if self.frames is None:
             raise RuntimeError("the model process of a batch was not started")
         with contextlib.suppress(OSError):
-            rows: list[tuple[Any, ...]] = [
-                (job.id, job.input, job.content_type) if job.content_type else (job.id, job.input)
-                for job in batch.jobs
-            ]
-            if batch is self.staged:
-                # Its jobs may expire before it begins, which only the process notices.
-                rows = [
-                    row
-                    if job.expires_at == NEVER
-                    else (job.id, job.input, job.content_type, job.expires_at)
-                    for row, job in zip(rows, batch.jobs, strict=True)
-                ]
-            if batch.detailed:
-                rows = [
-                    (*row, *(job.content_type, NEVER)[len(row) - 2 :], job.details)
-                    if job.details
-                    else row
-                    for row, job in zip(rows, batch.jobs, strict=True)
-                ]
+            # Jobs of a staged batch can expire before it begins, which only the process notices.
+            staged = batch is self.staged
+            rows = [_row(job, job.expires_at if staged else NEVER) for job in batch.jobs]
             if self.continuous:
                 self._announce(batch)
             traces = batch.traces if batch.traced else None
@@ -401,24 +376,12 @@ class Replica:
             return True
         if not self.stacks_requested:
             self.stacks_requested = True
-            self._to_signal = [self.process.pid, *self.helpers]
-            self._stacks.request(now)
-        elif not self._stacks.complete(now):
+            waits = self._stacks.request(self.pids, now)
+        else:
+            waits = not self._stacks.complete(now)
+        if waits:
             batch.deadline = now + LOOK_S
-            return False
-        if self._stacks.expired(now) or not self._signal_next(self._stacks):
-            return True
-        batch.deadline = now + LOOK_S
-        return False
-
-    def _signal_next(self, stacks: StackDump) -> bool:
-        # One process after the other, because all write into one file, a line in several pieces.
-        while self._to_signal:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._to_signal.pop(0), TRACE_SIGNAL)
-                stacks.request_another()
-                return True
-        return False
+        return not waits
 
     def trace(self) -> str:
         """Return the stacks that the process' C code has written, at a crash or on request."""
@@ -520,54 +483,10 @@ class Replica:
             self.since = time.time()
 
 
-class StackDump:
-    """The file of the stacks of one process' threads; open as long as the process lives.
-
-    C code writes them at a crash and on a signal, even while something holds the interpreter.
-    """
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._from = self._begun = self._seen = 0
-        self._until = 0.0
-
-    def fileno(self) -> int:
-        """Return the descriptor that the process inherits."""
-        return self._file.fileno()
-
-    def request(self, now: float) -> None:
-        """Note that the process was signalled: what it writes from now on are its stacks."""
-        self._from = self._begun = self._seen = os.fstat(self.fileno()).st_size
-        self._until = now + STACKS_S
-
-    def request_another(self) -> None:
-        """Note that another process that writes into the same file was signalled."""
-        self._begun = self._seen
-
-    def expired(self, now: float) -> bool:
-        """Return whether the time to wait for stacks is over."""
-        return now >= self._until
-
-    def complete(self, now: float) -> bool:
-        """Return whether the stacks are whole or the time is over; call it every LOOK_S."""
-        size = os.fstat(self.fileno()).st_size
-        whole = size == self._seen > self._begun
-        self._seen = size
-        return whole or self.expired(now)
-
-    def text(self) -> str:
-        """Return what the process has written; since the request, if there was one."""
-        return os.pread(self.fileno(), TRACE_MAX_BYTES, self._from).decode("utf-8", "replace")
-
-    def close(self) -> None:
-        """Close the file, once the process is gone and its stacks have been read."""
-        self._file.close()
-
-
-def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the resident memory of those of these processes that exist."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            total += psutil.Process(pid).memory_info().rss
-    return total
+def _row(job: LeasedJob, expires_at: float) -> tuple[Any, ...]:
+    """Return the row of a job in the frame of its batch, without the values that it lacks."""
+    if job.details:
+        return (job.id, job.input, job.content_type, expires_at, job.details)
+    if expires_at != NEVER:
+        return (job.id, job.input, job.content_type, expires_at)
+    return (job.id, job.input, job.content_type) if job.content_type else (job.id, job.input)

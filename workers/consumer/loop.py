@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
-from headrace.observability.worker_report import GenerationState, ModelStats
+from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
 from workers.consumer.claimer import Claimer, wants_notification
@@ -30,16 +30,15 @@ from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
 from workers.consumer.registry_reader import Found, RegistryReader
+from workers.consumer.replica_frames import ReplicaFrames
 from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.backlog import PLACES
 from workers.models.served_model import ServedModel
-from workers.models.settling import BatchResult
 from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
-from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
 from workers.replicas.replica import Replica
@@ -52,18 +51,6 @@ logger = logging.getLogger(__name__)
 SWEEP_S: Final = 1.0
 #: How long a stop waits for a try to connect.
 CONNECT_CLOSE_MAX_S: Final = 0.1
-
-
-class FinishedBatch(NamedTuple):
-    """A batch that has run and is not settled.
-
-    Between the two the next batch is dispatched, so that no device waits for settlements.
-    """
-
-    model: ServedModel
-    batch: Batch
-    result: BatchResult
-    at: float
 
 
 class Consumer:
@@ -97,24 +84,21 @@ class Consumer:
         self._dispatcher = dispatcher
         self._held_jobs = HeldJobs(models, leases)
         self._notifier = notifier
-        self._finished: list[FinishedBatch] = []
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._replica_manager = ReplicaManager(
             self._selector, leases, observer, orphan_guard, placement
         )
+        self._frames = ReplicaFrames(
+            leases, notifications, observer, transfer, self._held_jobs, self._replica_manager,
+            profiles, metrics,
+        )  # fmt: skip
         self._registry = registry
         self._profiles = profiles
         self._updates = ModelUpdates(
-            models,
-            build,
-            placement,
-            leases,
-            notifications,
-            dispatcher,
-            self._replica_manager,
+            models, build, placement, leases, notifications, dispatcher, self._replica_manager,
             observer,
-        )
+        )  # fmt: skip
         if registered is not None:
             self._updates.want(registered, registry.generation)
         self._signal_out, self._signal_in = os.pipe()
@@ -205,25 +189,9 @@ class Consumer:
         self._settle(now, claims=claims)
 
     def _settle(self, now: float, *, claims: bool) -> None:
-        if self._finished and claims:
+        if self._frames.finished and claims:
             self._claimer.claim_before_settling(now)
-        self._settle_finished()
-
-    def _settle_finished(self) -> None:
-        finished, self._finished = self._finished, []
-        for model, batch, result, at in finished:
-            if logger.isEnabledFor(logging.DEBUG):
-                failed = sum(not outcome[0] for outcome in result.outcomes)
-                took_ms = round((at - batch.started_at) * 1000, 3)
-                fields = {"failed": failed, "duration_ms": took_ms}
-                logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
-            ready, storing = model.batch_done(batch, result, at)
-            if self._metrics is not None:
-                self._metrics.finished(model, batch, result.outcomes, result.times, at)
-            self.observer.finished(batch, [*ready, *storing])
-            self._leases.settle(model, ready)
-            if storing:
-                self._transfer.take(model)
+        self._frames.settle_finished()
 
     def _connect(self, now: float) -> None:
         if not self._connecting:
@@ -264,8 +232,8 @@ class Consumer:
             for model in self.models:
                 self._held_jobs.renew(model)
         due = any(now >= model.next_due_at for model in self.models)
-        if now >= self._sweep_at or due or self._replica_manager.new_loss:
-            self._replica_manager.new_loss = False
+        if now >= self._sweep_at or due or self._replica_manager.report_due:
+            self._replica_manager.report_due = False
             self._sweep_at = now + SWEEP_S
             for model in self.models:
                 self._leases.sweep(model, now)
@@ -307,102 +275,8 @@ class Consumer:
                         self._held_jobs.write_start(batch)
                 if any(now >= batch.deadline for batch in replica.running):
                     # What came in time may be unread, if this worker was suspended.
-                    self._catch_up(model, replica, now)
+                    self._frames.catch_up(model, replica, now)
         self._replica_manager.check(self.models, now)
-
-    def _catch_up(self, model: ServedModel, replica: Replica, now: float) -> None:
-        """Read all that a process has sent, and notice its end."""
-        exited = replica.exited()
-        while replica.frames is not None and replica.frames.readable():
-            self._read_frames(model, replica, now)
-        if exited and replica.frames is not None:
-            # A child that it forked keeps its socket open.
-            self._replica_manager.lost(model, replica, now)
-
-    def _read_frames(self, model: ServedModel, replica: Replica, now: float) -> None:
-        if replica.frames is None:
-            return
-        try:
-            frames = replica.frames.receive()
-        except (EOFError, OSError):
-            self._replica_manager.lost(model, replica, now)
-            return
-        for kind, *rest in frames:
-            if replica.stacks_requested:
-                continue
-            self._take_frame(model, replica, kind, rest, now)
-
-    def _take_frame(
-        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
-    ) -> None:
-        if kind == "done":
-            self._done(model, replica, rest, now)
-        elif kind == "pieces":
-            self._held_jobs.write_pieces(model, replica, rest[0])
-        elif kind == "progress":
-            self._held_jobs.write_progress(replica, *rest)
-        elif kind == "metrics":
-            if self._metrics is not None:
-                self._metrics.reported(model, replica, rest[0])
-        elif kind == "yielded":
-            self._preempted(model, replica, rest[0], now)
-        elif kind == "profiled":
-            self._profiles.ended(model, *rest)
-        else:
-            self._replica_changed(model, replica, kind, rest, now)
-
-    def _replica_changed(
-        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
-    ) -> None:
-        if kind == "room":
-            replica.room_reported(*rest)
-        elif kind == "waits":
-            seq, waits = rest
-            replica.waiting_reported(seq, waits, now)
-        elif kind == "generated":
-            replica.generation = GenerationState(*rest[0])
-            model.stats.observe_tokens(*rest[1:])
-        elif kind == "began":
-            replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
-        else:
-            self._phase_changed(model, replica, kind, rest[0])
-
-    def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
-        if kind == "phase":
-            replica.enter(Phase(value))
-        elif kind == "ready":
-            self._replica_manager.ready(model, replica, value)
-            if self._metrics is not None:
-                self._metrics.loaded(model, replica, value["load_s"])
-            model.backlog.assume_waiting()
-        else:
-            self._replica_manager.load_failed(model, replica, value)
-        self._sweep_at = 0.0
-
-    def _done(self, model: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
-        seq, outcomes, times, padding, fits, device_lost = rest
-        batch = replica.finished(seq, now)
-        if device_lost:
-            replica.lost_device(batch.jobs[0].id if batch is not None else "", now)
-        if batch is None:
-            return
-        replica.jobs += len(batch.jobs)
-        self._finished.append(
-            FinishedBatch(model, batch, BatchResult(outcomes, times, padding, fits), now)
-        )
-        if fits:
-            self._settle_finished()  # the next batch must be smaller
-        # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
-        # watched would have woken this worker.
-        if model.position is not None:
-            first, unwatched = model.position * PLACES, self._notifications.unwatched
-            model.backlog.guess([place for place in range(PLACES) if first + place in unwatched])
-
-    def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
-        batch = replica.finished(seq, now)
-        if batch is not None:
-            self.observer.preempted(batch)
-            self._leases.settle(model, model.batch_returned(batch))
 
     def _dispatch(self, now: float) -> None:
         draining = self._stopping.is_set()
@@ -464,7 +338,7 @@ class Consumer:
         """Read what has come: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
-            read = self._read_frames if key.fileobj is replica.frames else self._catch_up
+            read = self._frames.read if key.fileobj is replica.frames else self._frames.catch_up
             read(model, replica, time.monotonic())
         elif key.fileobj == self._signal_out:
             os.read(self._signal_out, 64)
@@ -552,13 +426,13 @@ class Consumer:
         running = any(replica.batch for model in self.models for replica in model.replicas)
         waiting = any(model.unfinished for model in self.models)
         return now >= self._drain_until or not (
-            running or waiting or self._finished or self._leases.busy
+            running or waiting or self._frames.finished or self._leases.busy
         )
 
     def _end(self) -> None:
         """Stop the model processes, then release the jobs that did not end in time, uncharged."""
         self._claimer.read_claims(time.monotonic())
-        self._settle_finished()
+        self._frames.settle_finished()
         self._replica_manager.release_all(self.models, time.monotonic())
         self._updates.lease_replicas(time.monotonic(), stopping=True)
         last_report = [*self._report.commands(self.models), *self._report.removal()]

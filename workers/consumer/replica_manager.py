@@ -41,7 +41,7 @@ class ReplicaManager:
     Their sockets are registered in the selector, with (model, replica).
 
     Attributes:
-        new_loss: a process was lost and the model states have not been reported since.
+        report_due: a replica has changed since the states of the models were reported.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ReplicaManager:
         orphan_guard: OrphanGuard,
         placement: Placement,
     ) -> None:
-        self.new_loss = False
+        self.report_due = False
         self._selector = selector
         self._leases = leases
         self._observer = observer
@@ -269,7 +269,7 @@ class ReplicaManager:
         if replica.successor is not None or replica.surplus:
             # The successor takes its place, even while it still loads.
             model.replicas.remove(replica)
-        self.new_loss = True
+        self.report_due = True
 
     def _restart(
         self, models: Sequence[ServedModel], model: ServedModel, replica: Replica, now: float
@@ -280,7 +280,7 @@ class ReplicaManager:
                 model.lacks_memory = True
                 self.load_failed(model, replica, why)
                 replica.ended(now)
-                self.new_loss = True
+                self.report_due = True
                 return
             self._start(model, replica, now)
         else:

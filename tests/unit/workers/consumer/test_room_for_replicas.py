@@ -62,4 +62,4 @@ def test_a_start_without_room_is_a_failed_load_that_is_tried_again() -> None:
     assert (replica.state, replica.error) == (Phase.FAILED, "no room")
     assert 100.0 < replica.restart_at < 200.0
     assert replica.process is None
-    assert made.new_loss
+    assert made.report_due

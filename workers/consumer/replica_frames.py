@@ -1,0 +1,176 @@
+"""What model processes send to their worker, and the settlement of the batches that have run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from headrace.observability.worker_report import GenerationState
+from workers.consumer.held_jobs import HeldJobs
+from workers.consumer.payload_transfer import PayloadTransfer
+from workers.consumer.profiles import Profiles
+from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.jobs.leased_job import Batch
+from workers.leases.manager import LeaseManager, WorkerObserver
+from workers.leases.notifications import QueueNotifications
+from workers.models.backlog import PLACES
+from workers.models.served_model import ServedModel
+from workers.models.settling import BatchResult
+from workers.observability.torchserve_metrics import WorkerMetrics
+from workers.protocol.phases import Phase
+from workers.replicas.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+
+class FinishedBatch(NamedTuple):
+    """A batch that has run and is not settled.
+
+    Between the two the next batch is dispatched, so that no device waits for settlements.
+    """
+
+    model: ServedModel
+    batch: Batch
+    result: BatchResult
+    at: float
+
+
+class ReplicaFrames:
+    """Reads the frames of model processes, and settles the batches that they have run.
+
+    Attributes:
+        finished: the batches that have run and are not settled.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseManager,
+        notifications: QueueNotifications,
+        observer: WorkerObserver,
+        transfer: PayloadTransfer,
+        held_jobs: HeldJobs,
+        replica_manager: ReplicaManager,
+        profiles: Profiles,
+        metrics: WorkerMetrics | None,
+    ) -> None:
+        self.finished: list[FinishedBatch] = []
+        self._leases = leases
+        self._notifications = notifications
+        self._observer = observer
+        self._transfer = transfer
+        self._held_jobs = held_jobs
+        self._replica_manager = replica_manager
+        self._profiles = profiles
+        self._metrics = metrics
+
+    def catch_up(self, model: ServedModel, replica: Replica, now: float) -> None:
+        """Read all that a process has sent, and notice its end."""
+        exited = replica.exited()
+        while replica.frames is not None and replica.frames.readable():
+            self.read(model, replica, now)
+        if exited and replica.frames is not None:
+            # A child that it forked keeps its socket open.
+            self._replica_manager.lost(model, replica, now)
+
+    def read(self, model: ServedModel, replica: Replica, now: float) -> None:
+        """Read the frames that have come from a process, or notice that its socket was closed."""
+        if replica.frames is None:
+            return
+        try:
+            frames = replica.frames.receive()
+        except (EOFError, OSError):
+            self._replica_manager.lost(model, replica, now)
+            return
+        for kind, *rest in frames:
+            if replica.stacks_requested:
+                continue
+            self._take_frame(model, replica, kind, rest, now)
+
+    def _take_frame(
+        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+    ) -> None:
+        if kind == "done":
+            self._done(model, replica, rest, now)
+        elif kind == "pieces":
+            self._held_jobs.write_pieces(model, replica, rest[0])
+        elif kind == "progress":
+            self._held_jobs.write_progress(replica, *rest)
+        elif kind == "metrics":
+            if self._metrics is not None:
+                self._metrics.reported(model, replica, rest[0])
+        elif kind == "yielded":
+            self._preempted(model, replica, rest[0], now)
+        elif kind == "profiled":
+            self._profiles.ended(model, *rest)
+        else:
+            self._replica_changed(model, replica, kind, rest, now)
+
+    def _replica_changed(
+        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+    ) -> None:
+        if kind == "room":
+            replica.room_reported(*rest)
+        elif kind == "waits":
+            seq, waits = rest
+            replica.waiting_reported(seq, waits, now)
+        elif kind == "generated":
+            replica.generation = GenerationState(*rest[0])
+            model.stats.observe_tokens(*rest[1:])
+        elif kind == "began":
+            replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
+        else:
+            self._phase_changed(model, replica, kind, rest[0])
+
+    def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
+        if kind == "phase":
+            replica.enter(Phase(value))
+        elif kind == "ready":
+            self._replica_manager.ready(model, replica, value)
+            if self._metrics is not None:
+                self._metrics.loaded(model, replica, value["load_s"])
+            model.backlog.assume_waiting()
+        else:
+            self._replica_manager.load_failed(model, replica, value)
+        self._replica_manager.report_due = True
+
+    def _done(self, model: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
+        seq, outcomes, times, padding, fits, device_lost = rest
+        batch = replica.finished(seq, now)
+        if device_lost:
+            replica.lost_device(batch.jobs[0].id if batch is not None else "", now)
+        if batch is None:
+            return
+        replica.jobs += len(batch.jobs)
+        self.finished.append(
+            FinishedBatch(model, batch, BatchResult(outcomes, times, padding, fits), now)
+        )
+        if fits:
+            self.settle_finished()  # the next batch must be smaller
+        # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
+        # watched would have woken this worker.
+        if model.position is not None:
+            first, unwatched = model.position * PLACES, self._notifications.unwatched
+            model.backlog.guess([place for place in range(PLACES) if first + place in unwatched])
+
+    def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
+        batch = replica.finished(seq, now)
+        if batch is not None:
+            self._observer.preempted(batch)
+            self._leases.settle(model, model.batch_returned(batch))
+
+    def settle_finished(self) -> None:
+        """Settle the batches that have run; what the payload store takes is settled later."""
+        finished, self.finished = self.finished, []
+        for model, batch, result, at in finished:
+            if logger.isEnabledFor(logging.DEBUG):
+                failed = sum(not outcome[0] for outcome in result.outcomes)
+                took_ms = round((at - batch.started_at) * 1000, 3)
+                fields = {"failed": failed, "duration_ms": took_ms}
+                logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
+            ready, storing = model.batch_done(batch, result, at)
+            if self._metrics is not None:
+                self._metrics.finished(model, batch, result.outcomes, result.times, at)
+            self._observer.finished(batch, [*ready, *storing])
+            self._leases.settle(model, ready)
+            if storing:
+                self._transfer.take(model)

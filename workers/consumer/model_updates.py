@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 #: The phases of a replica that is not loaded yet, but will be.
 _COMING: Final = STARTING | {Phase.RESTARTING}
+#: The options that no process is started with.
+_NO_PROCESS: Final = (
+    "replicas", "min_replicas", "max_replicas", "scale_down_s", "auto_replicas", "total_replicas",
+    "labels", "device_ids", "memory_mb", "load", "idle_unload_s", "traffic",
+)  # fmt: skip
 _NO_LISTS: Final[list[list[str]]] = [[] for _ in range(PLACES // 2)]
 
 
@@ -270,7 +275,7 @@ class ModelUpdates:
         for model in self._of(name, Life.RETIRING):
             self._end(model, now)
         for model in self._of(name, Life.SERVING):
-            self._drain_surplus(model, now)
+            self._replica_manager.drain_surplus(model, now)
         return self._unfinished(name, wanted)
 
     def _with_replicas(self, config: ModelConfig) -> ModelConfig:
@@ -324,9 +329,7 @@ class ModelUpdates:
             and model.life is not Life.RETIRING
         ]
         fitting = [model for model in same if self._fits(model, wanted)]
-        if fitting:
-            return
-        if (name, version) not in self._failed:
+        if not fitting and (name, version) not in self._failed:
             predecessor = next((one for one in same if one.life is Life.SERVING), None)
             self._begin(wanted, predecessor)
 
@@ -448,19 +451,6 @@ class ModelUpdates:
         self._dispatcher.set_shares()
         self._pending = True
 
-    def _drain_surplus(self, model: ServedModel, now: float) -> None:
-        for replica in list(model.replicas):
-            if not replica.surplus:
-                continue
-            if replica.process is None:
-                model.replicas.remove(replica)
-            elif replica.state in STARTING:
-                self._replica_manager.discard(model, replica)
-            elif replica.state is Phase.READY:
-                replica.enter(Phase.DRAINING)
-            if replica.state is Phase.DRAINING and replica.batch is None:
-                replica.retire(now)
-
     def _retire(self, model: ServedModel) -> None:
         model.life = Life.RETIRING
         self._unwatch(model)
@@ -476,7 +466,7 @@ class ModelUpdates:
     def _end(self, model: ServedModel, now: float) -> None:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
         self._leases.release(model, model.release_prepared(), "free")
-        self._drain_surplus(model, now)
+        self._replica_manager.drain_surplus(model, now)
         if model.replicas or model.held or model.unfinished or model.backlog.claiming:
             return
         if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
@@ -504,20 +494,5 @@ def _differs(one: Wanted, before: Wanted | None) -> bool:
 
 def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
     """Return whether a process that was started for one configuration fits the other."""
-    # Of traffic only the API knows.
-    same = msgspec.structs.replace(
-        one,
-        replicas=other.replicas,
-        min_replicas=other.min_replicas,
-        max_replicas=other.max_replicas,
-        scale_down_s=other.scale_down_s,
-        auto_replicas=other.auto_replicas,
-        total_replicas=other.total_replicas,
-        labels=other.labels,
-        device_ids=other.device_ids,
-        memory_mb=other.memory_mb,
-        load=other.load,
-        idle_unload_s=other.idle_unload_s,
-        traffic=other.traffic,
-    )
+    same = msgspec.structs.replace(one, **{name: getattr(other, name) for name in _NO_PROCESS})
     return same == other

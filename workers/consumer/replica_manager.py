@@ -225,6 +225,20 @@ class ReplicaManager:
         replica.kill()
         model.replicas.remove(replica)
 
+    def drain_surplus(self, model: ServedModel, now: float) -> None:
+        """End the surplus replicas of a model; one with a batch ends after that batch."""
+        for replica in list(model.replicas):
+            if not replica.surplus:
+                continue
+            if replica.process is None:
+                model.replicas.remove(replica)
+            elif replica.state in STARTING:
+                self.discard(model, replica)
+            elif replica.state is Phase.READY:
+                replica.enter(Phase.DRAINING)
+            if replica.state is Phase.DRAINING and replica.batch is None:
+                replica.retire(now)
+
     def _unwatch(self, replica: Replica) -> None:
         for watched in (replica.frames, replica.exit_fd):
             if watched is not None:

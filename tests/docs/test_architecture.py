@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def code_words(path: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", prose)
 
 
-def classes() -> set[str]:
+@cache
+def classes() -> frozenset[str]:
     """Every class of the product, and every name that a module gives to one."""
     found: set[str] = set()
     for package in PACKAGES:
@@ -52,10 +54,7 @@ def classes() -> set[str]:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     found.add(node.name)
-    return found
-
-
-CLASSES = classes()
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -95,7 +94,7 @@ def test_classes_exist(path: Path) -> None:
         # Celery's and HTTP's names have another form: SIGTERM, `Prefer`, `Headrace-Acts-For`.
         if re.fullmatch(r"(?:\w+\.)*[A-Z][a-z]\w*", word):
             name = word.rpartition(".")[2]
-            assert name in CLASSES | NOT_CLASSES, word
+            assert name in classes() | NOT_CLASSES, word
 
 
 def test_the_overview_links_to_every_page() -> None:

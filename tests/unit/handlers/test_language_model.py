@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from handlers.generation.continuous import ContinuousEngine
 from handlers.language_model import INCLUDED, LanguageModel, Request
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Generated, Piece
@@ -50,6 +48,9 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
+    # Each process that collects these tests would take two seconds to import it.
+    from transformers import AutoModelForCausalLM
+
     model: Any = AutoModelForCausalLM.from_pretrained(INCLUDED, dtype=torch.float32)
     return model.eval()
 
@@ -429,6 +430,8 @@ def run_count(model: LanguageModel, asked: Request) -> int:
 
 
 def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    from handlers.generation.continuous import ContinuousEngine
+
     model = loaded(engine="continuous")
     engine = model.engine
     assert isinstance(engine, ContinuousEngine)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
 
 from handlers.language_model import INCLUDED
 from handlers.text_embedding import TextEmbedding
@@ -33,6 +32,9 @@ def vectors(handler: TextEmbedding, *inputs: Any) -> list[list[float]]:
 @pytest.fixture(scope="module")
 def states() -> list[torch.Tensor]:
     """The last hidden states of each text, alone."""
+    # Each process that collects these tests would take a second to import it.
+    from transformers import AutoModel, AutoTokenizer
+
     tokenizer: Any = AutoTokenizer.from_pretrained(INCLUDED)
     model: Any = AutoModel.from_pretrained(INCLUDED, dtype=torch.float32).eval()
     with torch.inference_mode():

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.generation.continuous import ContinuousEngine
 from handlers.language_model import LanguageModel
 from headrace.handler import Context
 from tests.harness.wait import wait_until
@@ -31,7 +30,7 @@ class Steps:
         rows: for each step that has begun, the requests that get a token in it.
     """
 
-    def __init__(self, engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[set[str]] = []
         self._allowed = threading.Semaphore(0)
         self._prepare = engine._sampler.prepare_tensor_args
@@ -74,6 +73,9 @@ def question(**more: Any) -> bytes:
 def test_a_short_request_beside_long_ones_has_its_first_token_at_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Each process that collects these tests would take two seconds to import it.
+    from handlers.generation.continuous import ContinuousEngine
+
     engine = model.engine
     assert isinstance(engine, ContinuousEngine)
     inbox: Inbox = Inbox()

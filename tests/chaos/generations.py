@@ -14,19 +14,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.config.model_catalog import load_catalog
 from tests.harness.clients.events import reading
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import redis_server
-from tests.harness.workers.worker import Client, celery_worker, write_models
-from tests.integration.jobs.test_generator import Site
+from tests.harness.deployments.site import Site, running
 
-SLOTS = 32
+MODEL = {
+    "handler": "language_model",
+    "max_batch_size": 32,
+    "max_restarts_per_minute": 1_000,  # it is killed more often than a model may die
+}
 TOKENS = 300
 NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement", "dict")
 #: How many prompts have run for each that is asked for before it is given up.
@@ -36,27 +34,6 @@ ATTEMPTS = 3
 def question(name: str, **more: Any) -> dict[str, Any]:
     message = {"role": "user", "content": f"What is {name}?"}
     return {"messages": [message], "temperature": 0, **more}
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[Site]:
-    """The whole system with one language model."""
-    path = write_models(
-        folder,
-        m={
-            "handler": "language_model",
-            "max_batch_size": SLOTS,
-            "max_restarts_per_minute": 1_000,  # it is killed more often than a model may die
-        },
-    )
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready("m")
-        yield Site(server, api, worker, client)
 
 
 def kill_in_the_middle(site: Site, kills: int, chance: random.Random) -> None:
@@ -106,7 +83,7 @@ def run(folder: Path, seed: int, *, kills: int, prompts: int) -> None:
     """Run both; raise AssertionError if a text differs, or a prompt fails that should not."""
     chance = random.Random(seed)
     _say(f"--seed {seed}: {kills} kills, {prompts:,} prompts")
-    with running(folder) as site:
+    with running(folder, {"m": MODEL}, OMP_NUM_THREADS="1") as site:
         began = time.monotonic()
         kill_in_the_middle(site, kills, chance)
         _say(f"{time.monotonic() - began:.0f} s: {kills} texts are equal after a kill")

@@ -166,6 +166,16 @@ def running_up(
 
 
 @contextmanager
+def running_runner(
+    folder: Path, models: Mapping[str, Mapping[str, Any]], **variables: str
+) -> Iterator[RunningUp]:
+    """A `headrace up` that runs batches, once all of these models are loaded."""
+    with running_up(folder, models=write_models(folder, models), runner=True, **variables) as up:
+        wait_until(lambda: up.request("GET", "/ready?models=all")[0] == 200, "all are loaded", 90)
+        yield up
+
+
+@contextmanager
 def started(up: RunningUp) -> Iterator[RunningUp]:
     """Start it, and leave none of its processes behind whatever happens."""
     up.start()

@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.harness.clients.openai_batches import Batches, batches_at, job_line, line
+from tests.harness.clients.openai_batches import Batches, job_line, line
 from tests.harness.processes.processes import suspend
-from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
+from tests.harness.servers.up import ROOT, RunningUp, running_runner
 from tests.harness.wait import wait_until
 
 HANDLERS = ROOT / "tests/harness/handlers"
@@ -36,17 +36,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
             "max_retries": 0,
         },
     }
-    with running_up(
-        folder, models=write_models(folder, models), runner=True, HEADRACE_INLINE_LIMIT_BYTES="1000"
-    ) as running:
-        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
+    with running_runner(folder, models, HEADRACE_INLINE_LIMIT_BYTES="1000") as running:
         yield running
-
-
-@pytest.fixture
-def batches(up: RunningUp) -> Iterator[Batches]:
-    with batches_at(f"http://127.0.0.1:{up.port}") as found:
-        yield found
 
 
 def test_a_batch_comes_back_line_by_line(batches: Batches, up: RunningUp) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.clients.openai_batches import Batches, batches_at, line
-from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
+from tests.harness.clients.openai_batches import Batches, line
+from tests.harness.servers.up import ROOT, RunningUp, running_runner
 from tests.harness.wait import wait_until
 
 GATED = "/api/v1/models/gated/jobs"
@@ -27,18 +27,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
             "options": {"log": str(folder / "runs.log")},
         }
     }  # fmt: skip
-    with running_up(
-        folder, models=write_models(folder, models), runner=True,
-        HEADRACE_RUNNER_BATCHES="3", HEADRACE_BATCH_IN_FLIGHT=str(LINES),
-    ) as running:  # fmt: skip
-        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
+    settings = {"HEADRACE_RUNNER_BATCHES": "3", "HEADRACE_BATCH_IN_FLIGHT": str(LINES)}
+    with running_runner(folder, models, **settings) as running:
         yield running
-
-
-@pytest.fixture
-def batches(up: RunningUp) -> Iterator[Batches]:
-    with batches_at(f"http://127.0.0.1:{up.port}") as found:
-        yield found
 
 
 def job(up: RunningUp, batch: Any, n: int) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.commands import Commands, CommandsWithin
 from tests.harness.clients.events import Event, Reader, reading
+from tests.harness.deployments import site as sites
 from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS
 
 SPEAKING = f"{HANDLERS / 'speaking.py'}"
 
@@ -39,15 +39,10 @@ def model(kind: str = "Speaking", **more: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Site:
-    """Two APIs and one worker over one Redis."""
+class Site(sites.Site):
+    """A site with a second API."""
 
-    redis: RedisServer
-    one: ApiServer
     other: ApiServer
-    worker: Worker
-    client: Client
-    folder: Path
 
     def gate(self, name: str) -> Path:
         folder = self.folder / name
@@ -55,17 +50,13 @@ class Site:
         return folder
 
     def url(self, job_id: str, api: ApiServer | None = None) -> str:
-        return f"{(api or self.one).url}/api/v1/jobs/{job_id}/events"
+        return f"{(api or self.api).url}/api/v1/jobs/{job_id}/events"
 
     def begins(self, value: Any, model: str = "m") -> str:
         """A job that runs by now, so that no stream of it begins in its queue."""
         (job_id,) = self.client.submit(model, value)
         wait_until(lambda: self.shown(job_id)["status"] == "running", "it runs")
         return job_id
-
-    def shown(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.one.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +69,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "retried": model(max_retries=2, retry_backoff_s=0.01),
         "idle": model(),
     }
-    path = write_models(folder, **models)
     with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"HEADRACE_LEASE_TTL_S": "2"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as one,
-        api_server(server.url, load_catalog(path)) as other,
+        sites.running(folder, models, HEADRACE_LEASE_TTL_S="2") as found,
+        sites.another_api(found) as other,
     ):
-        worker.wait_ready(*models)
-        yield Site(server, one, other, worker, client, folder)
-        nothing_leaks(client.redis)
+        yield Site(**vars(found), other=other)
 
 
 @pytest.fixture
@@ -100,7 +85,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 def watched(site: Site) -> list[str]:
     """Who watches, and which jobs Redis has subscribers of."""
-    found = [f"{api.url}: {api.services.watcher.count}" for api in (site.one, site.other)]
+    found = [f"{api.url}: {api.services.watcher.count}" for api in (site.api, site.other)]
     found = [line for line in found if not line.endswith(" 0")]
     for prefix in (keys.progress_channel, keys.meta):
         channels = site.client.redis.pubsub_channels(f"{prefix}[^/]*")
@@ -116,7 +101,7 @@ def test_a_job_from_its_queue_to_its_end_and_again_from_each_event(
     site: Site,
 ) -> None:
     gate = site.gate("whole")
-    site.one.http.post("/api/v1/queues/headrace.m/pause").raise_for_status()
+    site.api.http.post("/api/v1/queues/headrace.m/pause").raise_for_status()
     ahead, job_id = site.client.submit(
         "m", said(until=gate), said([0.25, None, "first"], [2, 4], until=gate)
     )
@@ -128,8 +113,8 @@ def test_a_job_from_its_queue_to_its_end_and_again_from_each_event(
             "id": job_id, "status": "queued", "attempts": 0, "queue_position": 2,
             "waiting_for": None,
         }  # fmt: skip
-        assert site.one.http.delete(f"/api/v1/jobs/{ahead}").status_code == 200
-        site.one.http.post("/api/v1/queues/headrace.m/resume").raise_for_status()
+        assert site.api.http.delete(f"/api/v1/jobs/{ahead}").status_code == 200
+        site.api.http.post("/api/v1/queues/headrace.m/resume").raise_for_status()
         running = reader.wait_for("running").data
         assert (running["status"], running["attempts"]) == ("running", 1)
         assert reader.wait_for("progress").data == {
@@ -275,14 +260,14 @@ def test_a_job_of_a_stock_client_is_told_of_as_any_other(site: Site) -> None:
 
 
 def test_a_cancelled_job_ends_its_stream(site: Site) -> None:
-    site.one.http.post("/api/v1/queues/headrace.idle/pause").raise_for_status()
+    site.api.http.post("/api/v1/queues/headrace.idle/pause").raise_for_status()
     (job_id,) = site.client.submit("idle", {})
     with reading(site.url(job_id)) as reader:
         reader.wait_for("queued")
-        site.one.http.delete(f"/api/v1/jobs/{job_id}")
+        site.api.http.delete(f"/api/v1/jobs/{job_id}")
         assert reader.wait_over()[-1].data["status"] == "cancelled"
     assert reader.names == ["queued", "ended"]
-    site.one.http.post("/api/v1/queues/headrace.idle/resume").raise_for_status()
+    site.api.http.post("/api/v1/queues/headrace.idle/resume").raise_for_status()
 
 
 def test_a_model_process_that_dies_says_queued_again(site: Site) -> None:
@@ -306,14 +291,14 @@ def test_a_client_that_hangs_up_or_never_reads_leaves_nothing(site: Site) -> Non
     (job_id,) = site.client.submit("m", said([0.1], until=gate))
     path = f"/api/v1/jobs/{job_id}/events"
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", site.one.port)) as silent:
+        with socket.create_connection(("127.0.0.1", site.api.port)) as silent:
             silent.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    silent = socket.create_connection(("127.0.0.1", site.one.port))
+    silent = socket.create_connection(("127.0.0.1", site.api.port))
     with silent:
         silent.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        wait_until(lambda: site.one.services.watcher.count == 1, "one watches")
-    wait_until(lambda: site.one.services.watcher.count == 0, "nobody watches")
-    wait_until(lambda: site.one.services.stream_limit.open_streams == 0, "its seat is free")
+        wait_until(lambda: site.api.services.watcher.count == 1, "one watches")
+    wait_until(lambda: site.api.services.watcher.count == 0, "nobody watches")
+    wait_until(lambda: site.api.services.stream_limit.open_streams == 0, "its seat is free")
     (gate / "0").touch()
     site.client.wait(job_id)
 
@@ -422,7 +407,7 @@ def test_a_client_that_has_enough_hangs_up(site: Site) -> None:
     job_id = site.begins(said([0.25], until=gate))
 
     async def first() -> str:
-        async with AsyncClient(site.one.url) as client:
+        async with AsyncClient(site.api.url) as client:
             stream = client.events(job_id)
             async with contextlib.aclosing(stream):  # type: ignore[type-var] # a generator
                 async for event in stream:
@@ -430,34 +415,34 @@ def test_a_client_that_has_enough_hangs_up(site: Site) -> None:
         return ""
 
     assert asyncio.run(first()) == "running"
-    with SdkClient(site.one.url) as client:
+    with SdkClient(site.api.url) as client:
         stream = client.events(job_id)
         assert next(stream).name == "running"
         assert client.status(job_id).status == "running"
         del stream
-        wait_until(lambda: site.one.services.watcher.count == 0, "it has hung up")
+        wait_until(lambda: site.api.services.watcher.count == 0, "it has hung up")
     (gate / "0").touch()
     site.client.wait(job_id)
 
 
 def test_the_command_shows_it_line_by_line(site: Site, tmp_path: Path) -> None:
     gate = site.gate("command")
-    site.one.http.post("/api/v1/queues/headrace.m/pause").raise_for_status()
+    site.api.http.post("/api/v1/queues/headrace.m/pause").raise_for_status()
     (job_id,) = site.client.submit("m", said([30, 120, "frames"], until=gate))
-    cli = Commands(site.one.url, tmp_path)
+    cli = Commands(site.api.url, tmp_path)
     with cli.started("watch", job_id) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline() == b"queued     place 1\n"
-        site.one.http.post("/api/v1/queues/headrace.m/resume").raise_for_status()
+        site.api.http.post("/api/v1/queues/headrace.m/resume").raise_for_status()
         assert watching.stdout.readline() == b"running\n"
         assert watching.stdout.readline() == b"progress   25%, 30 of 120, frames\n"
-        (row,) = (line for line in CommandsWithin(site.one.url, tmp_path).lines("jobs", job_id)
+        (row,) = (line for line in CommandsWithin(site.api.url, tmp_path).lines("jobs", job_id)
                   if job_id in line)  # fmt: skip
         assert row.endswith("25%, 30 of 120, frames")
         (gate / "0").touch()
         assert watching.stdout.readline().startswith(b"succeeded  ")
         assert watching.wait(60) == 0
-    within = CommandsWithin(site.one.url, tmp_path)
+    within = CommandsWithin(site.api.url, tmp_path)
     events = within.json("watch", job_id)
     assert [event["name"] for event in events] == ["running", "ended"]
     assert within.lines("watch", "nobody", rc=4) == []
@@ -466,7 +451,7 @@ def test_the_command_shows_it_line_by_line(site: Site, tmp_path: Path) -> None:
 def test_a_quiet_job_is_told_of_as_any_other(site: Site) -> None:
     gate = site.gate("quiet")
     line = {"model": "m", "input": said([0.5], until=gate)}
-    answer = site.one.http.post("/api/v1/jobs/bulk?quiet=1", content=json.dumps(line))
+    answer = site.api.http.post("/api/v1/jobs/bulk?quiet=1", content=json.dumps(line))
     job_id = json.loads(answer.text)["id"]
     with reading(site.url(job_id, site.other)) as reader:
         reader.wait_for("progress")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,11 @@ import pytest
 from headrace.config.model_catalog import load_catalog
 from headrace.queue.recovery import release_incarnation
 from tests.harness.clients.events import reading
-from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
+from tests.harness.deployments.site import Site, running
+from tests.harness.servers.api_server import api_server
+from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 
 HANDLER = f"{HANDLERS / 'generating.py'}:Words"
 SLOTS = 4
@@ -28,51 +27,6 @@ def model(**more: Any) -> dict[str, Any]:
 
 def words(count: int) -> str:
     return "".join(f"w{n} " for n in range(count))
-
-
-@dataclass
-class Site:
-    redis: RedisServer
-    api: ApiServer
-    worker: Worker
-    client: Client
-
-    def submit(self, value: Any, model: str = "m", **options: Any) -> str:
-        (job_id,) = self.client.submit(model, value, **options)
-        return job_id
-
-    def shown(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
-
-    def ended(self, job_id: str) -> dict[str, Any]:
-        def over() -> dict[str, Any] | None:
-            found = self.shown(job_id)
-            return found if found["status"] not in ("queued", "scheduled", "running") else None
-
-        found = wait_until(over, f"{job_id} ends", 60)
-        assert found is not None
-        return found
-
-    def stream(self, job_id: str) -> str:
-        return f"{self.api.url}/api/v1/jobs/{job_id}/stream"
-
-
-@contextmanager
-def running(
-    folder: Path, models: Mapping[str, Mapping[str, Any]], **environ: str
-) -> Iterator[Site]:
-    """A site with these models; `environ` is for its worker."""
-    path = write_models(folder, **models)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ=environ) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready(*models)
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
 
 
 @pytest.fixture(scope="module")

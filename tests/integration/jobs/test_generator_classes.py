@@ -13,8 +13,9 @@ import pytest
 
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import Reader, reading
+from tests.harness.deployments.site import Site, running
 from tests.harness.wait import wait_until
-from tests.integration.jobs.test_generator import SLOTS, Site, model, opened, running, words
+from tests.integration.jobs.test_generator import SLOTS, model, opened, words
 
 
 @pytest.fixture(scope="module")

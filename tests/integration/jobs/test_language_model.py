@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import reading
-from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
-from tests.harness.workers.worker import Client, celery_worker, write_models
-from tests.integration.jobs.test_generator import Site
+from tests.harness.deployments.site import Site, running
 
 SLOTS = 4
 NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement")
@@ -31,16 +27,9 @@ def question(name: str, **more: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("language")
-    path = write_models(folder, m={"handler": "language_model", "max_batch_size": SLOTS})
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"OMP_NUM_THREADS": "1"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready("m")
-        yield Site(server, api, worker, client)
-        nothing_leaks(client.redis)
+    models = {"m": {"handler": "language_model", "max_batch_size": SLOTS}}
+    with running(folder, models, OMP_NUM_THREADS="1") as found:
+        yield found
 
 
 def result(site: Site, job_id: str) -> dict[str, Any]:

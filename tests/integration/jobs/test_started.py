@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,19 @@ from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.events import reading
-from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.deployments import site as sites
+from tests.harness.servers.api_server import api_server
+from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 
 GATED = {"handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 4}
 BEFORE = ("queued", "hold", "device_wait")
 STAGES = ("preprocess", "inference", "postprocess")
 
 
-@dataclass
-class Site:
-    redis: RedisServer
-    api: ApiServer
-    worker: Worker
-    client: Client
-    folder: Path
-
-    def shown(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
+class Site(sites.Site):
+    """A site, with the statuses of its jobs."""
 
     def listed(self, status: str, model: str = "m") -> set[str]:
         query = {"model": model, "status": status}
@@ -54,15 +45,8 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("started")
     retried = {**GATED, "max_retries": 100, "retry_backoff_s": 600.0, "retry_backoff_max_s": 600.0}
-    path = write_models(folder, m=GATED, retried=retried)
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as api,
-    ):
-        worker.wait_ready("m", "retried")
-        yield Site(server, api, worker, client, folder)
+    with sites.running(folder, {"m": GATED, "retried": retried}) as found:
+        yield Site(**vars(found))
 
 
 def at(text: str) -> datetime:

@@ -20,15 +20,15 @@ import pytest
 
 from headrace import AsyncClient, errors
 from headrace import Client as HttpClient
-from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.events import Reader, reading
+from tests.harness.deployments import site as sites
 from tests.harness.servers.api_processes import api_processes
-from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
+from tests.harness.servers.api_server import ApiServer
+from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 
 HANDLER = f"{HANDLERS / 'yielding.py'}"
 WORDS = ["one ", "two ", "three"]
@@ -39,22 +39,13 @@ def model(kind: str = "Yielding", **more: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Site:
-    """Two APIs and one worker over one Redis."""
+class Site(sites.Site):
+    """A site with a second API."""
 
-    redis: RedisServer
-    one: ApiServer
     other: ApiServer
-    worker: Worker
-    client: Client
-    folder: Path
 
     def url(self, job_id: str, api: ApiServer | None = None) -> str:
-        return f"{(api or self.one).url}/api/v1/jobs/{job_id}/stream"
-
-    def submit(self, value: Any, model: str = "m") -> str:
-        (job_id,) = self.client.submit(model, value)
-        return job_id
+        return f"{(api or self.api).url}/api/v1/jobs/{job_id}/stream"
 
     def lines(self, job_id: str) -> list[Any]:
         """The stream as JSON lines, up to the end of the job."""
@@ -71,24 +62,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "filling": model("Filling"),
         "plain": {"handler": "echo"},
     }
-    path = write_models(folder, **models)
     with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ={"HEADRACE_LEASE_TTL_S": "2"}) as worker,
-        Client(server.url, path) as client,
-        api_server(server.url, load_catalog(path)) as one,
-        api_server(server.url, load_catalog(path)) as other,
+        sites.running(folder, models, HEADRACE_LEASE_TTL_S="2") as found,
+        sites.another_api(found) as other,
     ):
-        worker.wait_ready(*models)
-        yield Site(server, one, other, worker, client, folder)
-        nothing_leaks(client.redis)
+        yield Site(**vars(found), other=other)
 
 
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
     """The site; streams that were read must be closed after each test."""
     yield shared
-    found = [api.services.stream_limit for api in (shared.one, shared.other)]
+    found = [api.services.stream_limit for api in (shared.api, shared.other)]
     wait_until(lambda: not any(one.open_streams for one in found), "no stream is open")
     channels = keys.piece_channel("[^/]*")
     wait_until(lambda: not shared.client.redis.pubsub_channels(channels), "nobody subscribes")
@@ -203,7 +188,7 @@ def test_a_cancelled_job_ends_its_stream_and_its_generator(site: Site, tmp_path:
     with reading(site.url(job_id)) as reader:
         (tmp_path / "0").touch()
         reader.wait_for("pieces")
-        site.one.http.delete(f"/api/v1/jobs/{job_id}")
+        site.api.http.delete(f"/api/v1/jobs/{job_id}")
         gates = count(1)
 
         def is_closed() -> bool:
@@ -265,7 +250,7 @@ def test_a_query_that_is_not_valid(site: Site, query: str, status: int) -> None:
 
 
 def test_the_client_yields_pieces_while_they_come(site: Site, tmp_path: Path) -> None:
-    with HttpClient(site.one.url) as client:
+    with HttpClient(site.api.url) as client:
         job = client.submit("m", {"pieces": [*WORDS, {"n": 4}], "until": str(tmp_path)})
         pieces = client.stream(job)
         for n, piece in enumerate([*WORDS, {"n": 4}]):
@@ -281,7 +266,7 @@ def test_the_client_yields_pieces_while_they_come(site: Site, tmp_path: Path) ->
 
 def test_the_async_client_yields_the_same(site: Site) -> None:
     async def read() -> list[Any]:
-        async with AsyncClient(site.one.url) as client:
+        async with AsyncClient(site.api.url) as client:
             job = await client.submit("m", {"pieces": WORDS})
             return [piece async for piece in client.stream(job)]
 
@@ -289,7 +274,7 @@ def test_the_async_client_yields_the_same(site: Site) -> None:
 
 
 def test_the_client_raises_for_a_job_that_fails(site: Site) -> None:
-    with HttpClient(site.one.url) as client:
+    with HttpClient(site.api.url) as client:
         job = client.submit("m", {"pieces": WORDS, "fails": 2})
         found: list[Any] = []
         with pytest.raises(errors.InputError, match="failed in the middle") as caught:
@@ -298,7 +283,7 @@ def test_the_client_raises_for_a_job_that_fails(site: Site) -> None:
 
 
 def test_the_client_raises_for_a_restart_and_reads_on_behind_it(site: Site, tmp_path: Path) -> None:
-    with HttpClient(site.one.url) as client:
+    with HttpClient(site.api.url) as client:
         job = client.submit("m", {"pieces": WORDS, "until": str(tmp_path), "kills": 1})
         pieces = client.stream(job)
         (tmp_path / "0").touch()
@@ -311,7 +296,7 @@ def test_the_client_raises_for_a_restart_and_reads_on_behind_it(site: Site, tmp_
 
 
 def test_the_client_raises_for_pieces_that_are_not_kept(site: Site, tmp_path: Path) -> None:
-    with HttpClient(site.one.url) as client:
+    with HttpClient(site.api.url) as client:
         job = client.submit("m", {"pieces": WORDS, "until": str(tmp_path)})
         pieces = client.stream(job)
         for n, word in enumerate(WORDS):  # each in an entry of its own
@@ -326,7 +311,7 @@ def test_the_client_raises_for_pieces_that_are_not_kept(site: Site, tmp_path: Pa
 
 
 def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None:
-    cli = Commands(site.one.url, tmp_path)
+    cli = Commands(site.api.url, tmp_path)
 
     def submitted(value: Any, *more: str) -> tuple[int, str, str]:
         found = cli.run("submit", "m", "--stream", "--json-input", json.dumps(value), *more)
@@ -365,7 +350,7 @@ def test_a_submit_is_answered_with_the_pieces(
     body: Any = {"pieces": WORDS, "until": str(tmp_path)}
     if not path.startswith("/api/v1/models"):
         body = {"model": "m", "input": body}
-    url = site.one.url + path.replace("{id}", f"put-{tmp_path.name}")
+    url = site.api.url + path.replace("{id}", f"put-{tmp_path.name}")
     with reading(url, body=body, method=method) as reader:
         assert (reader.status, reader.headers["content-type"]) == (200, "text/event-stream")
         for n in range(3):
@@ -380,10 +365,10 @@ def test_a_submit_is_answered_with_the_pieces(
 def test_the_job_of_a_stream_goes_on_without_its_client(site: Site, tmp_path: Path) -> None:
     body = {"pieces": WORDS, "until": str(tmp_path)}
     (tmp_path / "0").touch()
-    with reading(f"{site.one.url}/api/v1/models/m/jobs", body=body) as first:
+    with reading(f"{site.api.url}/api/v1/models/m/jobs", body=body) as first:
         first.wait_for("pieces")
     location = first.headers["location"]
-    wait_until(lambda: not site.one.services.stream_limit.open_streams, "it has hung up")
+    wait_until(lambda: not site.api.services.stream_limit.open_streams, "it has hung up")
     with reading(f"{site.other.url}{location}/stream", first.last) as second:
         for n in (1, 2):
             (tmp_path / str(n)).touch()
@@ -392,7 +377,7 @@ def test_the_job_of_a_stream_goes_on_without_its_client(site: Site, tmp_path: Pa
 
 
 def test_a_repeat_of_a_streaming_submit_streams_the_same_job(site: Site) -> None:
-    url, key = f"{site.one.url}/api/v1/models/m/jobs", {"idempotency-key": "the-same"}
+    url, key = f"{site.api.url}/api/v1/models/m/jobs", {"idempotency-key": "the-same"}
     with reading(url, body={"pieces": WORDS}, **key) as first:
         first.wait_over()
     with reading(url, body={"pieces": WORDS}, **key) as again:
@@ -416,7 +401,7 @@ def test_a_refused_submit_is_no_stream(
     site: Site, path: str, body: Any, status: int, problem: str
 ) -> None:
     headers = {"accept": "text/event-stream"}
-    found = httpx2.post(f"{site.one.url}{path}", json=body, headers=headers, timeout=60)
+    found = httpx2.post(f"{site.api.url}{path}", json=body, headers=headers, timeout=60)
     assert found.status_code == status
     assert found.headers["content-type"] == "application/problem+json"
     assert found.json()["type"] == f"/problems/{problem}"
@@ -425,13 +410,13 @@ def test_a_refused_submit_is_no_stream(
 def test_a_submit_beyond_the_limit_of_streams_makes_no_job(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site.one.services.stream_limit, "_most", 0)
-    url, headers = f"{site.one.url}/api/v1/jobs/one-too-many", {"accept": "text/event-stream"}
+    monkeypatch.setattr(site.api.services.stream_limit, "_most", 0)
+    url, headers = f"{site.api.url}/api/v1/jobs/one-too-many", {"accept": "text/event-stream"}
     body = {"model": "m", "input": {"pieces": WORDS}}
     found = httpx2.put(url, json=body, headers=headers, timeout=60)
     assert (found.status_code, found.json()["type"]) == (429, "/problems/too-many-streams")
     assert httpx2.get(url, timeout=60).status_code == 404
-    assert not site.one.services.stream_limit.open_streams
+    assert not site.api.services.stream_limit.open_streams
 
 
 def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site) -> None:
@@ -439,7 +424,7 @@ def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site
     count, size = 400, 100_000
     job_id = site.submit({"count": count, "size": size}, "filling")
     site.client.wait(job_id)
-    connections = site.one.server.server_state.connections
+    connections = site.api.server.server_state.connections
 
     def held_bytes() -> int:
         return sum(one.transport.get_write_buffer_size() for one in list(connections))
@@ -447,7 +432,7 @@ def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.settimeout(60)
-        slow.connect(("127.0.0.1", site.one.port))
+        slow.connect(("127.0.0.1", site.api.port))
         target = f"/api/v1/jobs/{job_id}/stream?format=text"
         slow.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         wait_until(held_bytes, "its connection is full")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.harness.clients.events import reading
+from tests.harness.deployments.site import Site, running
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
-from tests.integration.jobs.test_generator import Site, opened, running
+from tests.integration.jobs.test_generator import opened
 from tests.integration.observability.test_metrics import samples
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clients.openai_batches import sdk
+from tests.harness.deployments.site import Site, running
 from tests.harness.workers.worker import HANDLERS
-from tests.integration.jobs.test_generator import Site, running
 
 MODELS: dict[str, Any] = {
     "docs": {"handler": "language_model", "max_batch_size": 4},

@@ -11,8 +11,7 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
 from tests.harness.clients.openai_batches import Batches, batches_at
-from tests.harness.servers.up import RunningUp, running_up, write_models
-from tests.harness.wait import wait_until
+from tests.harness.servers.up import RunningUp, running_runner
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -26,9 +25,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         "vectors": {"handler": "text_embedding", "max_batch_size": 8},
         "echo": {"handler": "echo"},
     }
-    written = write_models(folder, models)
-    with running_up(folder, models=written, runner=True, OMP_NUM_THREADS="1") as running:
-        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
+    with running_runner(folder, models, OMP_NUM_THREADS="1") as running:
         yield running
 
 

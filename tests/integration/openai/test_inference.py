@@ -22,8 +22,8 @@ from openai.types.chat import ChatCompletion
 
 from headrace import errors
 from tests.harness.clients.plain_http import PLAIN
+from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
-from tests.integration.jobs.test_generator import Site
 from tests.integration.openai.conftest import MODELS
 
 HANG_UPS = 250

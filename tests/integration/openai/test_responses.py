@@ -15,9 +15,9 @@ import pytest
 from headrace.redis import keys
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.plain_http import PLAIN
+from tests.harness.deployments.site import Site
 from tests.harness.servers.api_server import api_server
 from tests.harness.wait import wait_until
-from tests.integration.jobs.test_generator import Site
 
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
 

@@ -430,8 +430,7 @@ class Generator:
 def _open_files() -> int:
     """Allow as many open files as this process may, and return the number."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        most = 1 << 20
+    most = 1 << 20 if most == resource.RLIM_INFINITY else most
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -477,8 +476,7 @@ def _write(data: bytes) -> None:
 
 
 def _read_block() -> bytes:
-    size = int.from_bytes(_read(8), "little")
-    return _read(size)
+    return _read(int.from_bytes(_read(8), "little"))
 
 
 def _read(size: int) -> bytes:

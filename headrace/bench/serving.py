@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from headrace.client.models import Registration
+from headrace.client.registry import Registration
 from headrace.client.sync_client import Client
 from headrace.errors import HeadraceError, ModelNotFound
 

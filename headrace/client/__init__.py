@@ -19,12 +19,12 @@ from headrace.client.models import (
     Failure,
     Job,
     Model,
-    ModelChange,
     Queue,
     Requeued,
     Result,
     Run,
 )
+from headrace.client.registry import ModelChange
 from headrace.client.requests import Options
 from headrace.client.sync_client import Client
 from headrace.jobs.progress import Progress

@@ -1,8 +1,9 @@
-"""Plans that register, change, reload and remove models."""
+"""Registered models as typed objects, and plans that register, change, reload and remove them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -10,10 +11,112 @@ import msgspec
 
 from headrace.client.errors import decoded
 from headrace.client.events import ServerEvent, follow
-from headrace.client.models import ModelChange, ModelDifference, ModelTraffic, Registration
 from headrace.client.requests import JSON_HEADERS
 from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, Plan, Stream
+
+
+class RegisteredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a registered model.
+
+    Attributes:
+        default: jobs that name no version run on it.
+        declared: the models file has it.
+        changed: options that were changed over the API, without files and secrets.
+        loads: how many reloads were requested.
+        unserved: why no worker takes it; None: one can, or serves it.
+    """
+
+    version: str
+    default: bool = False
+    declared: bool = False
+    changed: dict[str, Any] = {}
+    loads: int = 0
+    unserved: str | None = None
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered model with its versions.
+
+    Attributes:
+        generation: changes with the model.
+        changed_by: the API key or the command that changed it last.
+        change: the last change in words.
+        state: with `wait`: ready, failed, or pending if the time was too short; else "".
+        error: with `wait`: the traceback of a failed load.
+    """
+
+    name: str
+    generation: int = 0
+    default_version: str = ""
+    versions: list[RegisteredVersion] = []
+    changed_by: str = ""
+    changed_at: datetime | None = None
+    change: str = ""
+    state: str = ""
+    error: str | None = None
+
+
+class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the jobs of a model go that name no version.
+
+    Attributes:
+        generation: changes with the model.
+        default_version: it runs such jobs without any weights.
+        declared: the models file decides, and not the API.
+        weights: the share of each version.
+        sticky: what a user is recognised by: `header` or `metadata` with its name; None: nothing.
+        shadow: the version that gets copies of such jobs; None: none does.
+        shadow_percent: how many of the jobs are copied.
+        shadow_results: how the copies have ended: `equal`, `different`, `failed`, `dropped` and
+            `unknown`.
+        state: with `wait`: ready, failed, or pending if the time was too short; else "".
+        error: with `wait`: the traceback of a failed load.
+    """
+
+    name: str
+    generation: int = 0
+    default_version: str = ""
+    declared: bool = False
+    weights: dict[str, float] = {}
+    sticky: dict[str, str] | None = None
+    shadow: str | None = None
+    shadow_percent: float = 100.0
+    shadow_results: dict[str, int] = {}
+    state: str = ""
+    error: str | None = None
+
+
+class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One place where the registered models differ from the models file.
+
+    Attributes:
+        option: the option; None: the models file does not have this version; `version`: it has,
+            and the version was removed.
+        declared: its value in the models file; None: none, or it is not shown.
+        present: the value that holds; None: it is not shown.
+    """
+
+    model: str
+    version: str
+    option: str | None = None
+    declared: Any = None
+    present: Any = None
+
+
+class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the registered models, in words, with its author.
+
+    Attributes:
+        event_id: as `last_event_id` of `model_events` it resumes after this change; "" from
+            `model_changes`.
+    """
+
+    model: str
+    what: str
+    by: str
+    at: datetime
+    event_id: str = ""
 
 
 class _Changes(msgspec.Struct):

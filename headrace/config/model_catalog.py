@@ -19,9 +19,8 @@ from headrace.config.handler_reference import (
 )
 from headrace.config.input_schema import read_keys
 from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
-from headrace.config.optimize import Optimize
-from headrace.config.option_problems import option_problems
-from headrace.config.parameters import differing, example_values, merged, read_parameters
+from headrace.config.option_problems import read_options
+from headrace.config.parameters import differing, example_values, merged
 from headrace.config.pipelines import (
     HANDLER,
     STAGE_NAME_PATTERN,
@@ -35,10 +34,9 @@ from headrace.config.pipelines import (
     unknown_models,
 )
 from headrace.config.suggestions import did_you_mean, unknown_model
-from headrace.config.traffic import Traffic, read_traffic
+from headrace.config.traffic import Traffic
 from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
 from headrace.errors import ConfigError
-from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
 from headrace.redis import keys
 
 #: No leading dot or dash: HTTP clients read `..` as a path, and commands `-x` as an option.
@@ -51,7 +49,6 @@ NO_TRAFFIC: Final[Mapping[str, Traffic]] = {}
 
 _KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
-_VERSION: Final = re.compile(VERSION)
 _Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)]
 _STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
 
@@ -350,26 +347,6 @@ def _read(document: Document, timeout_s: float) -> Catalog:
     return catalog
 
 
-def read_options(
-    document: Document, keys: tuple[str, ...], struct: type[msgspec.Struct], folder: Path
-) -> dict[str, Any]:
-    """Return the valid options of the model at these keys; report the mistakes in the others.
-
-    Paths of schemas refer to `folder`.
-    """
-    values = read_keys(document, keys, struct, folder, leave=("parameters", "traffic", "optimize"))
-    values.update(read_parameters(document, keys, values))
-    _read_traffic(document, keys, values)
-    _read_optimize(document, keys, values)
-    _check_version(document, keys, values)
-    _check_handler(document, keys, values)
-    _check_homes(document, keys, values)
-    _check_options(document, keys, values)
-    for key, text in option_problems(values):
-        document.report((*keys, key), text)
-    return values
-
-
 def _check_source(document: Document, name: str, section: Mapping[Any, Any]) -> None:
     if section.get("source") is None and section.get("handler") is None:
         document.report(("models", name), "the key `handler` is missing, or `source`")
@@ -480,64 +457,6 @@ def model_of(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfi
         return model
     weights = (base_dir / Path(model.weights).expanduser()).absolute()
     return msgspec.structs.replace(model, weights=str(weights))
-
-
-def _read_traffic(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
-    written = section.get("traffic") if isinstance(section, dict) else None
-    if written is None:
-        return
-    try:
-        values["traffic"] = read_traffic(written)
-    except ValueError as error:
-        document.report((*keys, "traffic"), str(error))
-
-
-def _read_optimize(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
-    written = section.get("optimize") if isinstance(section, dict) else None
-    if written is not None:
-        found = read_fields(document, (*keys, "optimize"), Optimize)
-        values["optimize"] = Optimize(**found)
-
-
-def _check_version(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    version = values.get("version", "")
-    if version and not _VERSION.fullmatch(version):
-        text = f"{shown(version)} is part of a queue's name: it has {VERSION_GRAMMAR}"
-        document.report((*keys, "version"), text)
-
-
-def _check_handler(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    if values.get("handler") is None:
-        return
-    try:
-        parse_handler(values["handler"])
-    except ConfigError as error:
-        document.report((*keys, "handler"), f"{error.message}; {error.hint}")
-
-
-def _check_homes(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    for key in ("handler", "weights"):
-        try:
-            Path(values.get(key) or "").expanduser()
-        except RuntimeError:
-            home = values[key].partition("/")[0]
-            text = f"{shown(home)} is no user's folder on this host; write the folder's path"
-            document.report((*keys, key), text)
-
-
-def _check_options(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    # They are sent to the model process as msgpack.
-    try:
-        msgspec.msgpack.encode(values.get("options"))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = "it contains itself" if isinstance(error, RecursionError) else str(error)
-        document.report((*keys, "options"), f"not plain data: {text}")
 
 
 def _name_problem(name: object, what: str = "model") -> str:

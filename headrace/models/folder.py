@@ -17,8 +17,9 @@ from msgspec import Meta
 
 from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.input_schema import SECTIONS
-from headrace.config.model_catalog import MODEL_NAME_PATTERN, read_options
+from headrace.config.model_catalog import MODEL_NAME_PATTERN
 from headrace.config.model_options import ModelOptions
+from headrace.config.option_problems import read_options
 from headrace.config.parameters import Parameter
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml

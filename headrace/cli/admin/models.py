@@ -16,7 +16,8 @@ from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from headrace.client.models import Model, ModelDifference, ModelTraffic, Registration
+    from headrace.client.models import Model
+    from headrace.client.registry import ModelDifference, ModelTraffic, Registration
 
 #: The fields of a model that are not shown as one value.
 _APART: Final = frozenset(

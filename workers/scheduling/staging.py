@@ -2,11 +2,11 @@
 
 It is staged only if the handler overlaps batches, so that the device need not wait for
 `preprocess`. It is staged as late as possible, because a staged batch takes no more jobs: when the
-running batch should end within the time that preparing the next one takes, or, if no other model
-shares the device, when it is full. An offline batch would delay an online job that comes meanwhile,
-so it is staged only if no online job came for a while. If another model then waits for the device
-and has the next turn, the staged batch is preempted: the process returns it if its `inference` has
-not begun, and it is the next batch of its model.
+running batch should end within the time that preparing the next one takes, or, when it is full and
+no other model of the device had an online job for a while. An offline batch would delay an online
+job that comes meanwhile, so it is staged only if no online job came for a while. If another model
+then waits for the device and has the next turn, the staged batch is preempted: the process returns
+it if its `inference` has not begun, and it is the next batch of its model.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def replica_for_second(
         return None
     others = [other for other in models if other is not model and other.device == model.device]
     online = model.batcher.online
-    full = online and not others and waiting >= model.memory_limit.limit
-    if not full and model.batch_ends_in_s(now) > preparation_s(model):
+    full = online and waiting >= model.memory_limit.limit
+    early = full and all(_quiet(other, now) for other in others)
+    if not early and model.batch_ends_in_s(now) > preparation_s(model):
         return None
     if not online and not all(_quiet(one, now) for one in (model, *others)):
         return None

@@ -91,10 +91,20 @@ def test_where_models_share_the_device_a_batch_is_not_staged_early_nor_before_on
     None
 ):
     other = served("other")
+    other.batcher.online_at = NOW - 1
     assert not staged(busy(served(), 4), other)
     assert staged(busy(served(), 4, ends_in_s=0.01), other)
     other.batcher.add(job())
     assert not staged(busy(served(), 4, ends_in_s=0.01), other)
+
+
+def test_a_model_of_the_device_without_recent_jobs_does_not_keep_a_full_batch_back() -> None:
+    other = served("other")
+    assert staged(busy(served(), 4), other)
+    other.batcher.online_at = NOW - QUIET_S - 1
+    assert staged(busy(served(), 4), other)
+    other.backlog.assume_waiting([1])
+    assert not staged(busy(served(), 4), other)
 
 
 def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:

@@ -170,7 +170,8 @@ def running_runner(
     folder: Path, models: Mapping[str, Mapping[str, Any]], **variables: str
 ) -> Iterator[RunningUp]:
     """A `headrace up` that runs batches, once all of these models are loaded."""
-    with running_up(folder, models=write_models(folder, models), runner=True, **variables) as up:
+    flags: dict[str, Any] = {**variables, "runner": True}
+    with running_up(folder, models=write_models(folder, models), **flags) as up:
         wait_until(lambda: up.request("GET", "/ready?models=all")[0] == 200, "all are loaded", 90)
         yield up
 

@@ -128,6 +128,8 @@ class BareManager:
         if not isinstance(engine, ContinuousEngine):
             raise TypeError("the model does not run with continuous batching")
         self.manager = engine.manager
+        # In a thread of its own, as transformers itself runs it.
+        self.manager.start()
         self._waiting: dict[str, tuple[threading.Event, threading.Event]] = {}
         threading.Thread(target=self._read, daemon=True).start()
 

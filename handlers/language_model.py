@@ -263,10 +263,6 @@ class LanguageModel(Generator):
         self.engine.pause(request_ids)
 
     @override
-    def wake(self) -> None:
-        self.engine.wake()
-
-    @override
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
         resumed = list(resume_from)
         answer = _Answer(request, self._text(request, resumed), len(resumed))

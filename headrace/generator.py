@@ -152,9 +152,6 @@ class Generator(Handler):
         a handler need not do it.
         """
 
-    def wake(self) -> None:
-        """Let a `step` that waits return early, as a request has come. Another thread calls it."""
-
     @override
     def inference(self, items: Any) -> Steps[list[Any], None, list[Any]]:
         """Run items as one batch, without a worker: for the warm-up, `headrace try` and tests.

@@ -1,15 +1,16 @@
 """The engine with transformers' continuous batching.
 
-It uses `add_request`, `cancel_request` and `get_result` of a ContinuousBatchingManager, which
-runs the model in a thread of its own, and a scheduler of ours in it (transformers 5.23,
+It uses `add_request` and `cancel_request` of a ContinuousBatchingManager, with a scheduler of ours
+in it. The steps run in the thread that calls `step`, and not in the manager's own: two threads
+would wait for each other's turns of the interpreter many times in each step (transformers 5.23,
 generation/continuous_batching).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
+import queue
+import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -30,8 +31,8 @@ from headrace.generator import Budget
 # It logs at level INFO what it chose for each model.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 
-#: How long a step waits for tokens, so that cancels and new prompts are seen.
-_WAIT_S: Final = 0.05
+#: How long a step lasts if no prompt can go on.
+_IDLE_S: Final = 0.001
 #: Tokens of a page of the cache. Flash attention reads pages of 256 only.
 _PAGE: Final = {"cpu": 32, "cuda": 256}
 #: The most tokens of one step. A longer prompt is split, so that the others do not wait for it.
@@ -57,7 +58,6 @@ class ContinuousEngine:
         self._end_tokens = end_tokens
         self._sampler = _Sampler()
         self._control = Control()
-        self._cancels = 0
         # The manager makes its processors of those of the model.
         model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
         self.manager = model.init_continuous_batching(
@@ -75,15 +75,9 @@ class ContinuousEngine:
             ),
         )
         self.manager.logit_processor.tensors_required = 1
-        # Its thread is a daemon like the one that starts it, so it does not hold up the process.
-        starter = threading.Thread(target=self.manager.start, daemon=True)
-        starter.start()
-        starter.join()
-        # By the manager's name of each prompt. A name is used once, as the manager may see a cancel
-        # after the next prompt with the same id.
+        self._batches = self.manager._create_batch_processor()
+        self._outputs: queue.Queue[Any] = self.manager.output_router.output_queue
         self._running: dict[str, _Running] = {}
-        self._names: dict[str, str] = {}
-        self._numbers = itertools.count()
 
     def budget(self) -> Budget:
         """Return the free slots, and how many tokens the cache has room for."""
@@ -95,70 +89,59 @@ class ContinuousEngine:
 
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt."""
-        name = f"{prompt_id}/{next(self._numbers)}"
         end_tokens = [] if prompt.ignore_end else self._end_tokens
         count = len(prompt.tokens)
-        self._running[name] = _Running(prompt_id, end_tokens, count, count + prompt.max_tokens)
-        self._names[prompt_id] = name
-        self._sampler.prompts[name] = (prompt.sampling, prompt.position)
+        self._running[prompt_id] = _Running(end_tokens, count, count + prompt.max_tokens)
+        self._sampler.prompts[prompt_id] = (prompt.sampling, prompt.position)
         if prompt.logprobs is not None:
-            self._sampler.wanted[name] = (prompt.logprobs, {})
+            self._sampler.wanted[prompt_id] = (prompt.logprobs, {})
         added = None
         try:
             added = self.manager.add_request(
                 list(prompt.tokens),
-                request_id=name,
+                request_id=prompt_id,
                 max_new_tokens=prompt.max_tokens,
                 streaming=True,
                 eos_token_id=end_tokens,
             )
         finally:
             if added is None:  # it is stopped, or raised because its queue is full
-                self._leave(name)
+                self._leave(prompt_id)
         if added is None:
-            raise self._failure()
+            raise RuntimeError("continuous batching has stopped")
 
     def lacks_memory(self) -> bool:
-        """Return whether the prompts that run need more pages soon than there are.
-
-        The manager may be a step or two ahead of the tokens that have been taken.
-        """
+        """Return whether the prompts that run need more pages soon than there are."""
         pages = sum(self._pages_of(one) for one in self._running.values())
-        return pages > self._pages or self._control.stuck == self._cancels
+        return pages > self._pages or self._control.stuck
 
     def _pages_of(self, one: _Running) -> int:
         return -(-min(one.tokens + AHEAD, one.most) // self._page)
 
     def pause(self, prompt_ids: Set[str]) -> None:
         """Leave these prompts out of the steps; they keep their memory."""
-        self._control.paused = frozenset(
-            name for name, one in self._running.items() if one.id in prompt_ids
-        )
-
-    def wake(self) -> None:
-        """Let a step that waits for tokens return."""
-        self.manager.output_router.output_queue.put(None)
+        self._control.paused = prompt_ids
 
     def step(self) -> Iterable[NewTokens]:
-        """Return the tokens that have come, a moment after the last step at the latest."""
-        output = self.manager.get_result(timeout=_WAIT_S)
-        if output is None and not self.manager.is_running():
-            raise self._failure()
+        """Run one step of the model, and return the tokens that it made."""
+        batches = self._batches
+        # Tensors without a history of their changes save a little in each operation.
+        with torch.inference_mode():
+            if batches.prepare_next_batch():
+                batches._generation_step(self.manager.model)
+                batches.update_batch()
+            elif self._outputs.empty():
+                time.sleep(_IDLE_S)
         new: dict[str, NewTokens] = {}
-        while output is not None:
-            self._take(output, new)
-            output = self.manager.get_result(timeout=0)
+        while not self._outputs.empty():
+            self._take(self._outputs.get(), new)
         return new.values()
 
     def _take(self, output: Any, new: dict[str, NewTokens]) -> None:
         """Add what one output has to the new tokens of its prompt."""
-        running = self._running.get(output.request_id)
-        if running is None:
-            return  # it was cancelled
-        if self.manager.background_thread_status.fatal_error is not None:
-            raise self._failure()
+        running = self._running[output.request_id]
         tokens = output.generated_tokens
-        found = new.setdefault(running.id, NewTokens(running.id))
+        found = new.setdefault(output.request_id, NewTokens(output.request_id))
         found.tokens += tokens[running.come :]
         running.tokens += len(tokens) - running.come
         if (wanted := self._sampler.wanted.get(output.request_id)) is not None:
@@ -175,34 +158,30 @@ class ContinuousEngine:
             found.finish = "stop" if tokens[-1] in running.end_tokens else "length"
 
     def cancel(self, prompt_id: str) -> None:
-        """Stop a prompt before the manager's next step."""
-        name = self._names.get(prompt_id)
-        if name is not None:
-            self._leave(name)
-            self._cancels += 1
-            self.manager.cancel_request(name)
+        """Stop a prompt, and free its memory at once."""
+        if prompt_id in self._running:
+            self._leave(prompt_id)
+            self._control.stuck = False
+            self.manager.cancel_request(prompt_id)
+            # The next step begins with the same two calls.
+            self._batches._update_tp_group_state()
+            self._batches.scheduler.clear_cancelled_requests()
 
     def close(self) -> None:
-        """Stop the manager and what it runs."""
-        self.manager.stop(block=True, hard_stop=True)
+        """Free the memory of the cache."""
+        self.manager.destroy()
+        del self._batches
 
-    def _leave(self, name: str) -> None:
-        running = self._running.pop(name)
-        del self._names[running.id]
-        self._sampler.prompts.pop(name, None)
-        self._sampler.wanted.pop(name, None)
-
-    def _failure(self) -> Exception:
-        error = RuntimeError("continuous batching has stopped")
-        error.__cause__ = self.manager.background_thread_status.fatal_error
-        return error
+    def _leave(self, prompt_id: str) -> None:
+        del self._running[prompt_id]
+        self._sampler.prompts.pop(prompt_id, None)
+        self._sampler.wanted.pop(prompt_id, None)
 
 
 @dataclass(slots=True)
 class _Running:
     """A prompt with its answer: how many tokens both have now, and at most."""
 
-    id: str
     end_tokens: list[int]
     tokens: int
     most: int
@@ -218,7 +197,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
     """Samples each row by the parameters of its own request.
 
     The manager calls `prepare_tensor_args` with the requests of a step, and then the processor
-    itself with their logits, in the same thread.
+    itself with their logits.
     """
 
     def __init__(self) -> None:
@@ -254,9 +233,9 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         return result
 
     def _keep_likelihoods(self, logits: Tensor, scores: Tensor) -> None:
-        # Another thread takes prompts out.
-        rows = [(n, self.wanted.get(name)) for n, name in enumerate(self._names)]
-        wanted = [(n, *one) for n, one in rows if one is not None]
+        wanted = [
+            (n, *self.wanted[name]) for n, name in enumerate(self._names) if name in self.wanted
+        ]
         if wanted:
             found = likelihoods(logits, scores, [(n, count) for n, count, _ in wanted])
             for (n, _, come), one in zip(wanted, found, strict=True):

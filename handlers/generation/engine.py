@@ -77,9 +77,6 @@ class Engine(Protocol):
     def pause(self, prompt_ids: Set[str]) -> None:
         """Let these prompts wait, and no others, if the engine can."""
 
-    def wake(self) -> None:
-        """Let a step that waits return early. Another thread calls it."""
-
     def step(self) -> Iterable[NewTokens]:
         """Wait for new tokens for a moment, and return those that have come.
 

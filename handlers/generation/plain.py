@@ -54,9 +54,6 @@ class PlainEngine:
     def pause(self, prompt_ids: Set[str]) -> None:
         """Do nothing: two prompts never run together."""
 
-    def wake(self) -> None:
-        """Do nothing: a step waits a moment only."""
-
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Start a prompt."""
         self._run = _Run(prompt_id, prompt)

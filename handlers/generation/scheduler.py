@@ -9,6 +9,7 @@ and reports when nothing can go on (transformers 5.23, generation/continuous_bat
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -25,17 +26,15 @@ _NUMBERS: Final = itertools.count()
 
 @dataclass(slots=True)
 class Control:
-    """What an engine and the scheduler of its manager, in another thread, read of each other.
+    """What an engine and the scheduler of its manager read of each other.
 
     Attributes:
-        paused: names of requests that have no part in a step.
-        cancels: how many cancels the scheduler has seen.
-        stuck: how many it had seen when no request could get the memory that it needs; else -1.
+        paused: the requests that have no part in a step.
+        stuck: no request could get the memory that it needs.
     """
 
-    paused: frozenset[str] = frozenset()
-    cancels: int = 0
-    stuck: int = -1
+    paused: Set[str] = frozenset()
+    stuck: bool = False
 
 
 def register(control: Control) -> str:
@@ -54,13 +53,6 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
         super().__init__(*args, **options)
 
     @override
-    def clear_cancelled_requests(self) -> Any:
-        cancels = len(self._requests_to_cancel)
-        cancelled = super().clear_cancelled_requests()
-        self._control.cancels += cancels
-        return cancelled
-
-    @override
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[Any, bool, int, int]:
         removed: set[str] = set()
         candidates = self._candidates(token_budget)
@@ -76,7 +68,7 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
         self._cleanup_waiting_queue(removed)
         # The manager would put some of them back; the engine's owner does.
         self.starved_requests: list[Any] = []
-        self._control.stuck = self._control.cancels if lacking and not found else -1
+        self._control.stuck = bool(lacking and not found)
         fast, queries, reads = rest
         return (found, fast, queries, reads) if found else ([], fast, 0, 0)
 

@@ -93,9 +93,6 @@ class VllmEngine:
     def pause(self, prompt_ids: Set[str]) -> None:
         """Do nothing: vLLM has no such call."""
 
-    def wake(self) -> None:
-        """Do nothing: a step waits a moment only."""
-
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt."""
         name = f"{prompt_id}/{next(self._numbers)}"

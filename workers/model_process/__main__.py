@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
@@ -29,7 +30,6 @@ from workers.model_process.overlap import (
     PREEMPTED,
     Inbox,
     OverlappedExecutor,
-    WakingInbox,
     done_frame,
     leave,
 )
@@ -60,7 +60,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     frames.close_in_children()
-    inbox = WakingInbox()
+    inbox: Inbox = queue.SimpleQueue()
     profiler = Profiler(frames.send)
     threading.Thread(target=_read, args=(frames, inbox, profiler), daemon=True).start()
     config = inbox.get()[1]
@@ -103,7 +103,6 @@ def main() -> None:
     }  # fmt: skip
     frames.send(["ready", ready])
     if isinstance(executor.handler, Generator):
-        inbox.wake = executor.handler.wake
         ContinuousExecutor(executor, executor.handler, inbox, frames.send, tag).run()
     elif overlap:
         OverlappedExecutor(executor, inbox, frames.send, tag).run()
@@ -127,7 +126,7 @@ def _serve(frames: FrameSocket, inbox: Inbox, executor: BatchExecutor, tag: str)
         frames.send(done_frame(seq, state))
 
 
-def _read(frames: FrameSocket, inbox: WakingInbox, profiler: Profiler) -> None:
+def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does.
 
     Each batch comes with a set. The places of items that are dropped later are added to it, and
@@ -143,7 +142,6 @@ def _read(frames: FrameSocket, inbox: WakingInbox, profiler: Profiler) -> None:
             if frame[0] == "drop":
                 _, seq, places = frame
                 dropped.get(seq, set()).update(places)
-                inbox.changed()
                 continue
             if frame[0] == "yield":
                 dropped.get(frame[1], set()).add(PREEMPTED)

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from typing_extensions import override
-
 from workers.model_process.batch_state import BatchState, SubBatch
 from workers.model_process.context import begin
 from workers.model_process.executor import BatchExecutor, clock
@@ -34,22 +32,6 @@ Send = Callable[[list[Any]], None]
 PREEMPTED: Final = -1
 _WHAT: Final = "the model process'"
 Inbox = queue.SimpleQueue[list[Any]]
-
-
-class WakingInbox(Inbox):
-    """An inbox that calls `wake` after each frame, in the thread that puts it."""
-
-    wake: Callable[[], None] | None = None
-
-    @override
-    def put(self, item: list[Any], block: bool = True, timeout: float | None = None) -> None:
-        super().put(item, block, timeout)
-        self.changed()
-
-    def changed(self) -> None:
-        """Wake the reader, as the frames or what they hold have changed."""
-        if self.wake is not None:
-            self.wake()
 
 
 @dataclass(slots=True)

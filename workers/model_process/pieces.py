@@ -1,7 +1,8 @@
 """Sends the pieces that a streaming handler yields, out of the process that runs the handler.
 
-The first piece of a job is sent at once. From then on, the pieces of a job that come within 20 ms
-are sent together, up to 256 KiB. All of them are sent before the outcomes of their batch.
+The first piece of a job is sent at once. From then on, the pieces of all jobs that come within 20
+ms are sent together, up to 256 KiB of a job. So each process on their way wakes once for all of
+them. All of them are sent before the outcomes of their batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headrace.generator import joined
 from workers.model_process.batch_state import SubBatch, rows_of
 from workers.model_process.outcomes import encode_result
 
-#: The minimum time between two entries of one job, in seconds.
+#: The time between two frames of pieces, in seconds.
 INTERVAL_S: Final = 0.02
 #: The bytes of pieces that are sent without a wait, as readers take entries whole.
 ENTRY_BYTES: Final = 256 * 1024
@@ -43,7 +44,7 @@ class _JobPieces:
         waiting_bytes: their size.
         tokens: those of the waiting pieces.
         head: JSON of the `ResponseDetails` with which the waiting pieces begin; b"" for none.
-        due_at: when the next are sent at the earliest.
+        at_once: they do not wait for those of other jobs.
         restarts: the next piece follows a restart mark, as the job runs again.
     """
 
@@ -52,7 +53,7 @@ class _JobPieces:
     waiting_bytes: int = 0
     tokens: list[int] = field(default_factory=list)
     head: bytes = b""
-    due_at: float = 0.0
+    at_once: bool = True
     restarts: bool = False
 
 
@@ -69,6 +70,8 @@ class PieceSender:
         # By the number of the batch and the job's id.
         self._jobs: dict[tuple[int, str], _JobPieces] = {}
         self._waiting: dict[tuple[int, str], _JobPieces] = {}
+        # When the waiting pieces are sent, but for those that do not wait.
+        self._due_at = 0.0
         self._thread: threading.Thread | None = None
 
     def begin(self, seq: int, job_ids: Iterable[str]) -> None:
@@ -89,15 +92,14 @@ class PieceSender:
     def add(self, step: Iterable[tuple[int, str, bytes, Sequence[int]]]) -> None:
         """Take the pieces of one step: batch, job's id, JSON and tokens of each."""
         with self._changed:
-            now = time.monotonic()
             for seq, job_id, text, tokens in step:
                 known = self._waiting[seq, job_id] = self._jobs[seq, job_id]
                 known.waiting.append(text)
                 known.waiting_bytes += len(text)
                 if known.waiting_bytes >= ENTRY_BYTES:
-                    known.due_at = now
+                    known.at_once = True
                 known.tokens += tokens
-            self._flush_due(now)
+            self._flush_due(time.monotonic())
             if self._waiting:
                 if self._thread is None:
                     self._thread = threading.Thread(
@@ -117,14 +119,18 @@ class PieceSender:
         """Send what is left of these jobs, whose outcomes are about to be sent."""
         with self._changed:
             keys = [(seq, job_id) for job_id in job_ids]
-            self._flush([key for key in keys if key in self._waiting], time.monotonic())
+            self._flush([key for key in keys if key in self._waiting])
             for key in keys:
                 self._jobs.pop(key, None)
 
     def _flush_due(self, now: float) -> None:
-        self._flush([key for key, known in self._waiting.items() if known.due_at <= now], now)
+        if now >= self._due_at:
+            self._due_at = now + INTERVAL_S
+            self._flush(list(self._waiting))
+        else:
+            self._flush([key for key, known in self._waiting.items() if known.at_once])
 
-    def _flush(self, keys: Iterable[tuple[int, str]], now: float) -> None:
+    def _flush(self, keys: Iterable[tuple[int, str]]) -> None:
         """Send the waiting pieces of these jobs. Under the lock, so that rows stay in order."""
         rows: list[Row] = []
         for key in keys:
@@ -139,7 +145,7 @@ class PieceSender:
             known.sent, known.waiting, known.tokens = known.sent + count, [], []
             known.waiting_bytes = 0
             known.head = b""
-            known.due_at = now + INTERVAL_S
+            known.at_once = False
         if rows:
             self._send(rows)
 
@@ -148,13 +154,14 @@ class PieceSender:
             with self._changed:
                 while not self._waiting:
                     self._changed.wait()
-                now = time.monotonic()
-                try:
-                    self._flush_due(now)
-                except OSError:  # the reader has ended, and this process ends too
-                    return
-                due_at = min((one.due_at for one in self._waiting.values()), default=now)
-            time.sleep(max(0.0, due_at - now))
+                due_s = self._due_at - time.monotonic()
+                if due_s <= 0:
+                    try:
+                        self._flush_due(time.monotonic())
+                    except OSError:  # the reader has ended, and this process ends too
+                        return
+                    continue
+            time.sleep(due_s)
 
 
 @runtime_checkable

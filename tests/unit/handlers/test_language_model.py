@@ -368,9 +368,8 @@ def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPat
             raise ValueError("the model broke")
 
         monkeypatch.setattr("handlers.generation.continuous.adjusted", broken)
-        with pytest.raises(RuntimeError, match="continuous batching has stopped") as caught:
+        with pytest.raises(ValueError, match="the model broke"):
             run(model, "job")
-        assert "the model broke" in repr(caught.value.__cause__)
     finally:
         model.engine.close()
 
@@ -437,11 +436,10 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
     assert isinstance(engine, ContinuousEngine)
     try:
         asked = request(model, {"prompt": [9] * 1000, "max_tokens": 2, "ignore_eos": True})
-        with engine.manager.pause():
-            for n in range(2):
-                # Prompts that begin alike would share their cache.
-                model.add(f"long{n}", replace(asked, tokens=[n + 9] * 1000))
-            model.add("short", request(model, {**QUESTION, "max_tokens": 1}))
+        for n in range(2):
+            # Prompts that begin alike would share their cache.
+            model.add(f"long{n}", replace(asked, tokens=[n + 9] * 1000))
+        model.add("short", request(model, {**QUESTION, "max_tokens": 1}))
         ended: list[str] = []
         while len(ended) < 3:
             ended += [piece.id for piece in model.step() if piece.finish]
@@ -465,8 +463,6 @@ def test_paused_answers_wait_and_then_go_on(model: LanguageModel) -> None:
     beside: list[Piece] = []
     while not any(piece.finish for piece in beside):
         beside += model.step()
-    # A step may have been under way.
-    ours = [piece for piece in beside if piece.id == "waits"]
-    assert len(ours) <= 1
+    assert {piece.id for piece in beside} == {"other"}
     model.pause(frozenset())
-    assert text(pieces + ours + run(model, "waits")) == whole
+    assert text(pieces + run(model, "waits")) == whole

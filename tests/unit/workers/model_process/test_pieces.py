@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,23 @@ def test_the_first_piece_leaves_at_once_and_the_next_together(
     assert rows == [(1, "x", 1, 1, b"[0]", b""), (1, "y", 1, 1, b"[9]", b"")]
     sender.close(1, ["x", "y"])
     assert rows[2:] == [(1, "x", 2, 3, b"[1,2,3]", b"")]
+
+
+def test_the_pieces_of_all_jobs_leave_together() -> None:
+    frames: list[list[Row]] = []
+    sender = PieceSender(lambda rows: frames.append(list(rows)))
+    sender.begin(1, ["x", "y"])
+    # The first frame begins the time until the next one, and a first piece does not.
+    sender.add([(1, "x", b"1", ())])
+    sender.add([(1, "y", b"1", ())])
+    with sender._changed:
+        sender._due_at = time.monotonic() + 3600
+        for name in ("x", "y", "x"):
+            sender.add([(1, name, b"2", ())])
+        assert len(frames) == 2
+        sender._due_at = 0.0
+        sender.add([(1, "y", b"3", ())])
+    assert frames[2:] == [[(1, "x", 2, 2, b"[2,2]", b""), (1, "y", 2, 2, b"[2,3]", b"")]]
 
 
 def test_pieces_do_not_wait_for_the_next_step() -> None:

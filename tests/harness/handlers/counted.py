@@ -1,0 +1,58 @@
+"""The included language model, which writes into a file when cancels come and jobs end.
+
+The file is named by the variable CANCELS. Each line is JSON: a batch's number; "is", "came" or
+"ended"; how many steps the model had run by then; and a job's id, or the ids of the requests that
+have memory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from handlers.generation.continuous import ContinuousEngine
+from handlers.language_model import LanguageModel
+from headrace.handler import Context
+from workers.protocol.frames import FrameSocket
+
+
+class Counted(LanguageModel):
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.steps = 0
+        receive, send = FrameSocket.receive, FrameSocket.send
+
+        def received(frames: FrameSocket) -> list[list[Any]]:
+            found = receive(frames)
+            for frame in found:
+                if frame[0] == "batch":
+                    self._write(frame[1], "is", frame[2][0][0])
+                elif frame[0] == "drop":
+                    self._write(frame[1], "came")
+            return found
+
+        def sent(frames: FrameSocket, frame: list[Any]) -> None:
+            if frame[0] == "done":
+                assert isinstance(self.engine, ContinuousEngine)
+                caches = self.engine._batches.cache.cache_allocators.values()
+                self._write(
+                    frame[1], "ended", *(name for one in caches for name in one.block_table)
+                )
+            send(frames, frame)
+
+        FrameSocket.receive, FrameSocket.send = received, sent  # type: ignore[method-assign]
+
+    def _write(self, seq: int, what: str, *names: str) -> None:
+        line = msgspec.json.encode([seq, what, self.steps, *names]) + b"\n"
+        with open(os.environ["CANCELS"], "ab", buffering=0) as file:
+            file.write(line)
+
+    @override
+    def step(self) -> Any:
+        pieces = super().step()
+        self.steps += 1
+        return pieces

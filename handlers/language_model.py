@@ -25,10 +25,10 @@ from typing_extensions import override
 
 from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
+from handlers.generation.inputs import GenerationInput, plain_message, read_input
 from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
 from handlers.generation.sampling import Sampling
 from handlers.images import read_options
-from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
 from headrace.handler import Context
@@ -38,14 +38,10 @@ INCLUDED: Final = Path(__file__).parent / "weights" / "python_docs"
 #: The share of the free memory of a GPU that the cache takes, and what it takes without one.
 _CACHE_SHARE: Final = 0.6
 _CACHE_BYTES: Final = 1 << 30
-#: The most stop texts of a request.
-_STOPS_MAX: Final = 16
 #: The share of the cache that is left free when a request joins others.
 _MARGIN: Final = 0.1
 #: The weight of the newest answer in the share of `max_tokens` that answers use.
 _NEWEST_WEIGHT: Final = 1 / 16
-#: The most of the likeliest tokens, as in OpenAI's API.
-LOGPROBS_MAX: Final = 20
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -69,35 +65,6 @@ class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     context: _Count | None = None
     max_tokens: _Count = 256
     cache_tokens: _Count | None = None
-
-
-class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The input of a job.
-
-    Attributes:
-        prompt: a text or its tokens, which the model continues.
-        messages: a chat, for the model's chat template.
-        max_tokens: the most new tokens.
-        temperature: 0 takes the likeliest token each time. By default as the model's folder has it.
-        top_p: only the likeliest tokens that have this probability together.
-        top_k: only so many of the likeliest tokens; 0 for all.
-        stop: texts before which the answer ends.
-        seed: the same seed makes the same choices; by default each job has another.
-        ignore_eos: go on after the model's end token, up to `max_tokens`.
-        logprobs: return the log probability of each token, and so many of the likeliest tokens in
-            its place.
-    """
-
-    prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
-    messages: list[dict[str, Any]] | None = None
-    max_tokens: _Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    stop: str | list[str] = []
-    seed: int | None = None
-    ignore_eos: bool = False
-    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +154,6 @@ class LanguageModel(Generator):
             )
         if asked.logprobs is not None and not self.engine.has_logprobs:
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-        if len(stop) > _STOPS_MAX or not all(stop):
-            raise InputError(f"stop takes up to {_STOPS_MAX} texts, none of them empty")
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k")
@@ -198,7 +162,7 @@ class LanguageModel(Generator):
         return Request(
             tokens,
             wanted or min(self.options.max_tokens, room),
-            stop,
+            asked.stops,
             msgspec.structs.replace(self.defaults, **given).sampling(asked.seed or 0),
             asked.seed is not None,
             asked.ignore_eos,
@@ -228,7 +192,7 @@ class LanguageModel(Generator):
             raise InputError("messages is empty; give at least one")
         try:
             found = self.tokenizer.apply_chat_template(
-                [_plain_message(place, one) for place, one in enumerate(messages)],
+                [plain_message(place, one) for place, one in enumerate(messages)],
                 add_generation_prompt=True,
                 return_dict=True,
             )
@@ -364,51 +328,6 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     def sampling(self, seed: int) -> Sampling:
         """Return them as parameters of a request."""
         return Sampling(self.temperature, self.top_p, self.top_k, seed)
-
-
-def read_input(value: Any) -> GenerationInput:
-    """Return the input of a job.
-
-    Raises:
-        InputError: it has an unknown field, or a value that does not fit.
-    """
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            raise InputError("the input is neither text nor JSON") from None
-    if isinstance(value, str):
-        value = {"prompt": value}
-    if not isinstance(value, dict):
-        raise InputError("the input is no object; give prompt or messages")
-    known = GenerationInput.__struct_fields__
-    for name in value:
-        if name not in known:
-            hint = did_you_mean(str(name), known)
-            raise InputError(f"unknown field {name!r}{hint}; known: {listing(known)}")
-    try:
-        return msgspec.convert(value, GenerationInput)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$.")
-        raise InputError(f"{place.rstrip('`') or 'the input'}: {text}") from None
-
-
-def _plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with one text as its content.
-
-    Raises:
-        InputError: it has no role, or a content that is no text.
-    """
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise InputError(f"messages[{place}] has no role; give one, such as user")
-    if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-            raise InputError(f"messages[{place}].content has a part that is no text")
-        content = "".join(str(one.get("text", "")) for one in content)
-    if not isinstance(content, str):
-        raise InputError(f"messages[{place}].content is no text")
-    return {**message, "content": content}
 
 
 def _usage(answer: _Answer) -> dict[str, int]:

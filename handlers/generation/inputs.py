@@ -1,0 +1,104 @@
+"""The input of a language model's job, checked before it is a prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from headrace.config.suggestions import did_you_mean, listing
+from headrace.errors import InputError
+
+#: The most of the likeliest tokens, as in OpenAI's API.
+LOGPROBS_MAX: Final = 20
+#: The most stop texts of a request.
+_STOPS_MAX: Final = 16
+
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The input of a job.
+
+    Attributes:
+        prompt: a text or its tokens, which the model continues.
+        messages: a chat, for the model's chat template.
+        max_tokens: the most new tokens.
+        temperature: 0 takes the likeliest token each time. By default as the model's folder has it.
+        top_p: only the likeliest tokens that have this probability together.
+        top_k: only so many of the likeliest tokens; 0 for all.
+        stop: texts before which the answer ends.
+        seed: the same seed makes the same choices; by default each job has another.
+        ignore_eos: go on after the model's end token, up to `max_tokens`.
+        logprobs: return the log probability of each token, and so many of the likeliest tokens in
+            its place.
+    """
+
+    prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    stop: str | list[str] = []
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts before which the answer ends.
+
+        Raises:
+            InputError: they are too many, or one is empty.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(stop) > _STOPS_MAX or not all(stop):
+            raise InputError(f"stop takes up to {_STOPS_MAX} texts, none of them empty")
+        return stop
+
+
+def read_input(value: Any) -> GenerationInput:
+    """Return the input of a job.
+
+    Raises:
+        InputError: it has an unknown field, or a value that does not fit.
+    """
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            raise InputError("the input is neither text nor JSON") from None
+    if isinstance(value, str):
+        value = {"prompt": value}
+    if not isinstance(value, dict):
+        raise InputError("the input is no object; give prompt or messages")
+    known = GenerationInput.__struct_fields__
+    for name in value:
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise InputError(f"unknown field {name!r}{hint}; known: {listing(known)}")
+    try:
+        return msgspec.convert(value, GenerationInput)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        raise InputError(f"{place.rstrip('`') or 'the input'}: {text}") from None
+
+
+def plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with one text as its content.
+
+    Raises:
+        InputError: it has no role, or a content that is no text.
+    """
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise InputError(f"messages[{place}] has no role; give one, such as user")
+    if isinstance(content, list):
+        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+            raise InputError(f"messages[{place}].content has a part that is no text")
+        content = "".join(str(one.get("text", "")) for one in content)
+    if not isinstance(content, str):
+        raise InputError(f"messages[{place}].content is no text")
+    return {**message, "content": content}

@@ -1,12 +1,15 @@
 """Output tokens a second: `python -m benchmarks.generation [--write]`.
 
 The model `python_docs` through the whole system, read as streams by 1, 8 and 32 clients, against
-transformers' bare manager in a process of its own: the same model, prompts and options, in turns
-within one run. The model process has one thread, so that a core is left for the rest; the manager
-has one, or both. Each client asks again as soon as it has its answer. `--transformers PYTHON` adds
-`transformers serve --continuous-batching`, from a Python that has `transformers[serving]`; the
-clients of both then read `/v1/chat/completions`. `--write` puts the tables into
-docs/performance.md.
+transformers' bare manager in a process of its own: the same model, prompts and options. The turns
+change their order: A, B, B, A. The model process has one thread, so that a core is left for the
+rest; the manager has one, or both. Each client asks again as soon as it has its answer. The
+manager's clients are threads of its process, which wait; those of Headrace read HTTP in a process
+of their own, on the same cores.
+
+`--transformers PYTHON` measures `transformers serve --continuous-batching` instead, from a Python
+that has `transformers[serving]`. The clients of both then read `/v1/chat/completions`. `--write`
+puts the table into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -195,6 +198,22 @@ class Bare:
         self._process.communicate(timeout=60)
 
 
+def in_turns(turns: int, *kinds: Callable[[], Run]) -> list[list[Run]]:
+    """Run all kinds so many times, in both orders; return the runs of each turn."""
+    runs = []
+    for turn in range(turns + 1):
+        order = range(len(kinds)) if turn % 2 else reversed(range(len(kinds)))
+        found = {kind: kinds[kind]() for kind in order}
+        runs.append([found[kind] for kind in range(len(kinds))])
+    return runs[1:]  # the first one warms up
+
+
+def spread(ratios: Iterable[float]) -> str:
+    """Return the median, the least and the largest of some ratios."""
+    found = sorted(ratios)
+    return f"{statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
+
+
 def measure(table: Table, rounds: int, turns: int, tokens: int) -> None:
     """Measure all in turns, and add a row for each number of clients."""
     writer = {"handler": "language_model", "max_batch_size": SLOTS}
@@ -205,29 +224,23 @@ def measure(table: Table, rounds: int, turns: int, tokens: int) -> None:
     ):
         ask = partial(ask_headrace, stack.url, tokens)
         for clients in CLIENTS:
-            runs = [
-                (
-                    one.run(clients, rounds, tokens),
-                    default.run(clients, rounds, tokens),
-                    measured(clients, rounds, tokens, ask),
-                )
-                for _ in range(turns + 1)
-            ]
-            del runs[0]  # it warms up
+            runs = in_turns(
+                turns,
+                partial(one.run, clients, rounds, tokens),
+                partial(default.run, clients, rounds, tokens),
+                partial(measured, clients, rounds, tokens, ask),
+            )
             rates = [
                 statistics.median(run.rate for run in kind) for kind in zip(*runs, strict=True)
             ]
-            shares = [
-                statistics.median(turn[2].rate / turn[kind].rate for turn in runs)
-                for kind in (0, 1)
-            ]
+            shares = [spread(turn[2].rate / turn[kind].rate for turn in runs) for kind in (0, 1)]
             firsts = [
                 statistics.median(turn[kind].first_p50_ms for turn in runs) for kind in (0, 2)
             ]
             table.add(
                 str(clients),
                 *(f"{rate:,.0f}" for rate in rates),
-                *(f"{share:.2f}" for share in shares),
+                *shares,
                 *(f"{first:.1f}" for first in firsts),
             )
 
@@ -255,15 +268,17 @@ def measure_served(
             return ask_chat(stack.url, "writer", tokens, {"messages": messages, "ignore_eos": True})
 
         for count in clients:
-            runs = [
-                (measured(count, rounds, tokens, ask_served), measured(count, rounds, tokens, ask))
-                for _ in range(turns + 1)
-            ]
-            del runs[0]  # it warms up
+            # So many that the 99th percentile of one client means something.
+            each = rounds * (4 if count == 1 else 1)
+            runs = in_turns(
+                turns,
+                partial(measured, count, each, tokens, ask_served),
+                partial(measured, count, each, tokens, ask),
+            )
             other, own = (_joined(kind) for kind in zip(*runs, strict=True))
-            share = statistics.median(own.rate / other.rate for other, own in runs)
+            share = spread(own.rate / other.rate for other, own in runs)
             table.add(
-                str(count), f"{other.rate:,.0f}", f"{own.rate:,.0f}", f"{share:.2f}",
+                str(count), f"{other.rate:,.0f}", f"{own.rate:,.0f}", share,
                 *(f"{one:.1f}" for one in (
                     other.first_p50_ms, other.first_p99_ms, own.first_p50_ms, own.first_p99_ms,
                 )), f"{own.first_p99_ms / other.first_p99_ms:.2f}",
@@ -281,7 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write into docs/performance.md")
     parser.add_argument("--rounds", type=int, default=4, help="answers of each client")
-    parser.add_argument("--turns", type=int, default=3, help="runs of which the median counts")
+    parser.add_argument("--turns", type=int, default=4, help="runs of which the median counts")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="new tokens of each answer")
     parser.add_argument("--transformers", metavar="PYTHON", help="one with transformers[serving]")
     parser.add_argument("--serve-bare", action="store_true", help=argparse.SUPPRESS)
@@ -289,16 +304,17 @@ def main() -> None:
     if arguments.serve_bare:
         serve_bare()
         return
-    table = Table(*COLUMNS)
-    measure(table, arguments.rounds, arguments.turns, arguments.tokens)
-    tables = [table]
+    counts = arguments.rounds, arguments.turns, arguments.tokens
     if arguments.transformers:
-        tables.append(Table(*SERVED_COLUMNS))
-        measure_served(
-            tables[-1], arguments.transformers, arguments.rounds, arguments.turns, arguments.tokens
-        )
+        name, table = "generation-served", Table(*SERVED_COLUMNS)
+        measure_served(table, arguments.transformers, *counts)
+    else:
+        name, table = "generation", Table(*COLUMNS)
+        measure(table, *counts)
     if arguments.write:
-        write_tables("generation", f"{arguments.tokens} new tokens an answer.", *tables)
+        write_tables(
+            name, f"{arguments.turns} turns, {arguments.tokens} new tokens an answer.", table
+        )
 
 
 if __name__ == "__main__":

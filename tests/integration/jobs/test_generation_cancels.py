@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,8 +39,10 @@ def cancels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, cancels: Path) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
+    # In a folder of its own: torch would import the `cuda.py` beside it.
+    handler = shutil.copy(HANDLERS / "counted.py", tmp_path_factory.mktemp("handler"))
     counted = {
-        "handler": f"{HANDLERS / 'counted.py'}:Counted",
+        "handler": f"{handler}:Counted",
         "max_batch_size": 8,
         "min_timeout_s": TIMEOUT_S,
     }

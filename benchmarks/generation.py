@@ -214,7 +214,9 @@ def spread(ratios: Iterable[float]) -> str:
     return f"{statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
-def measure(table: Table, rounds: int, turns: int, tokens: int) -> None:
+def measure(
+    table: Table, rounds: int, turns: int, tokens: int, counts: Sequence[int] = CLIENTS
+) -> None:
     """Measure all in turns, and add a row for each number of clients."""
     writer = {"handler": "language_model", "max_batch_size": SLOTS}
     with (
@@ -223,7 +225,7 @@ def measure(table: Table, rounds: int, turns: int, tokens: int) -> None:
         Headrace(events=False, models={"writer": writer}, environ=ONE_THREAD) as stack,
     ):
         ask = partial(ask_headrace, stack.url, tokens)
-        for clients in CLIENTS:
+        for clients in counts:
             runs = in_turns(
                 turns,
                 partial(one.run, clients, rounds, tokens),
@@ -295,6 +297,7 @@ def main() -> None:
     """Measure and print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write into docs/performance.md")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="how many, in turn")
     parser.add_argument("--rounds", type=int, default=4, help="answers of each client")
     parser.add_argument("--turns", type=int, default=4, help="runs of which the median counts")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="new tokens of each answer")
@@ -304,7 +307,7 @@ def main() -> None:
     if arguments.serve_bare:
         serve_bare()
         return
-    counts = arguments.rounds, arguments.turns, arguments.tokens
+    counts = arguments.rounds, arguments.turns, arguments.tokens, arguments.clients
     if arguments.transformers:
         name, table = "generation-served", Table(*SERVED_COLUMNS)
         measure_served(table, arguments.transformers, *counts)

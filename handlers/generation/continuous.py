@@ -75,6 +75,9 @@ class ContinuousEngine:
             ),
         )
         self.manager.logit_processor.tensors_required = 1
+        if model.device.type == "cuda" and model.device.index is not None:
+            # Kernels are started on the thread's device, and not on that of their tensors.
+            torch.cuda.set_device(model.device)
         self._batches = self.manager._create_batch_processor()
         self._outputs: queue.Queue[Any] = self.manager.output_router.output_queue
         self._running: dict[str, _Running] = {}

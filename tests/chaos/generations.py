@@ -94,8 +94,8 @@ def kill_while_put_back(site: Site, kills: int, chance: random.Random) -> None:
                 (pid,) = site.worker.states()["m"]["pids"]
                 os.kill(pid, signal.SIGKILL)
                 _whole(reader, soon[which])
-            for one, expected in zip(readers, late, strict=True):
-                _whole(one, expected)
+            for reader, expected in zip(readers, late, strict=True):
+                _whole(reader, expected)
         found = [site.ended(job_id) for job_id in (first, *jobs)]
         assert [one["result"] for one in found] == [soon[which], *late]
         if crowded and found[0]["attempts"] == 2:  # else one had ended before the kill

@@ -44,7 +44,8 @@ class Counted(LanguageModel):
                 )
             send(frames, frame)
 
-        FrameSocket.receive, FrameSocket.send = received, sent  # type: ignore[method-assign]
+        FrameSocket.receive = received  # type: ignore[assignment, method-assign]
+        FrameSocket.send = sent  # type: ignore[assignment, method-assign]
 
     def _write(self, seq: int, what: str, *names: str) -> None:
         line = msgspec.json.encode([seq, what, self.steps, *names]) + b"\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -84,12 +86,18 @@ def pytest_configure() -> None:
     # Hundreds of processes are started, and without it each would compile all our code anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     Worker.forked = ApiProcess.forked = True
+    # Commands keep the user's state there, and tests must not see or change it.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="headrace-tests-state-")
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # So does nohup with SIGHUP; who has a handler goes on, and its children begin with the default.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def is_slow(path: Path) -> bool:

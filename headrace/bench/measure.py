@@ -75,8 +75,14 @@ class _Session:
     """The loads of one measurement."""
 
     def __init__(
-        self, target: Target, options: LoadOptions, objective: Objective | None, name: str
+        self,
+        target: Target,
+        options: LoadOptions,
+        objective: Objective | None,
+        name: str,
+        earlier: Sequence[Load] = (),
     ) -> None:
+        self._earlier = list(earlier)
         self._target = target
         self._options = options
         self._objective = objective
@@ -98,6 +104,10 @@ class _Session:
 
     def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
         """Send one load, and return what came of it."""
+        if self._earlier and self._earlier[0].offered_rate == scenario.rate:
+            self.loads.append(self._earlier.pop(0))
+            return self.loads[-1]
+        self._earlier.clear()
         options = self._options
         self.probe.wait_until_idle()
         length_s = duration_s or options.duration_s
@@ -223,6 +233,7 @@ def find_peak(
     precision: float = PRECISION,
     growth: float = 2.0,
     name: str = "",
+    earlier: Sequence[Load] = (),
 ) -> Measurement:
     """Return the highest rate of Poisson arrivals that meets an objective, as `peak`.
 
@@ -242,6 +253,8 @@ def find_peak(
             that met it is at most this.
         growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
         name: what the measurement is called in reports.
+        earlier: the loads of a search with the same arguments that was interrupted; they are not
+            sent again.
 
     Raises:
         ServerUnreachable: the server does not answer.
@@ -249,11 +262,12 @@ def find_peak(
         NotIdle: the server has other work.
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
-    search = PeakSearch(_Session(target, chosen, objective, name), objective, chosen.duration_s)
+    session = _Session(target, chosen, objective, name, earlier)
+    search = PeakSearch(session, objective, chosen.duration_s)
     if at_least > 0 and not search.met(at_least):
         return search.result()
-    rate = start or at_least * growth or search.lone_rate()
-    search.bracket(rate, growth)
+    rate = start or at_least * growth or (earlier[0].offered_rate if earlier else 0)
+    search.bracket(rate or search.lone_rate(), growth)
     search.bisect(precision)
     search.confirm(growth, precision)
     return search.result()

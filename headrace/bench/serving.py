@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import yaml
+
+from headrace.bench.reservation import reserved
 from headrace.client.registry import Registration
 from headrace.client.sync_client import Client
 from headrace.errors import HeadraceError, ModelNotFound
@@ -45,7 +48,7 @@ def apply_options(client: Client, model: str, options: Mapping[str, Any], timeou
 
 @contextmanager
 def temporary_model(
-    client: Client, prefix: str, options: Mapping[str, Any], timeout_s: float
+    client: Client, prefix: str, options: Mapping[str, Any], timeout_s: float, holder: str
 ) -> Iterator[str]:
     """Register a model, yield its name when it is served, and remove it at the end.
 
@@ -56,6 +59,7 @@ def temporary_model(
         prefix: the beginning of the name.
         options: the model's options, as in the models file.
         timeout_s: how long the workers may take to load it.
+        holder: the command, in words; `take_back` removes the model if it was killed.
 
     Raises:
         NotServed: they cannot load it, or not in time.
@@ -63,13 +67,28 @@ def temporary_model(
     """
     name = f"{prefix}-{secrets.token_hex(4)}"
     deadline = time.monotonic() + timeout_s
-    try:
-        done = client.register_model(name, _VERSION, dict(options), wait=min(_WAIT_S, timeout_s))
-        _until_served(client, name, options, done, deadline, timeout_s)
-        yield name
-    finally:
-        with suppress(ModelNotFound):
-            client.remove_model(name, wait=_WAIT_S)
+    wait = min(_WAIT_S, timeout_s)
+    with reserved(client.session.url, name, holder) as reservation:
+        reservation.registers()
+        try:
+            done = client.register_model(name, _VERSION, dict(options), wait=wait)
+            _until_served(client, name, options, done, deadline, timeout_s)
+            yield name
+        finally:
+            with suppress(ModelNotFound):
+                client.remove_model(name, wait=_WAIT_S)
+            reservation.restored()
+
+
+def revert_command(model: str, before: Mapping[str, Any], keys: Iterable[str], url: str) -> str:
+    """Return the command that takes options back to what they were."""
+    values = [f"{key}={_argument(before[key]) if key in before else ''}" for key in keys]
+    return " ".join(["headrace models set", model, *values, "--url", url])
+
+
+def _argument(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).split("\n...")[0].strip()
+    return f"'{text}'" if set(text) & set(" {}[]'\"") else text
 
 
 def _until_served(

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import msgspec
 import yaml
 from typing_extensions import override
 
+from headrace.bench.reservation import Reservation
 from headrace.bench.serving import NotServed, apply_options, changed_options, last_line
 from headrace.client.models import Model
 from headrace.client.sync_client import Client
@@ -45,8 +45,6 @@ _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
 _LOG_BYTES: Final = 4000
-#: The file with what a running server had before the trials.
-BEFORE: Final = "before.json"
 
 
 class Deployment(Protocol):
@@ -245,50 +243,6 @@ def builds_of(folder: Path) -> Path:
     return folder / OPTIMIZED
 
 
-class Before(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running server had before the trials. A file has it while a trial may be in force.
-
-    Attributes:
-        url: the server.
-        model: the model.
-        options: what the trials have changed, as it was; None: not changed.
-    """
-
-    url: str
-    model: str
-    options: dict[str, Any]
-
-
-def take_back(client: Client, model: str, folder: Path, load_timeout_s: float) -> bool:
-    """Take back the options of a tuning that was killed; return whether there was one.
-
-    Args:
-        client: the server.
-        model: the model.
-        folder: the folder of the tuning. No process may be using it.
-        load_timeout_s: how long a change may take.
-
-    Raises:
-        ConfigError: the folder is that of another server or model, or it cannot be read.
-        NotServed: the workers cannot serve the options.
-    """
-    file = folder / BEFORE
-    try:
-        before = msgspec.json.decode(file.read_bytes(), type=Before)
-    except FileNotFoundError:
-        return False
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}", hint="see docs/tune.md") from None
-    if (before.url, before.model) != (client.session.url, model):
-        raise ConfigError(
-            f"{file}: a tuning of {before.model} on {before.url} was killed",
-            hint="continue that one first, or choose another --output",
-        )
-    apply_options(client, model, before.options, load_timeout_s)
-    file.unlink(missing_ok=True)
-    return True
-
-
 class RunningServer(Deployment):
     """A server that runs already; each trial sets the options of the model in its registry.
 
@@ -296,11 +250,13 @@ class RunningServer(Deployment):
         url: its address.
         model: the model.
         load_timeout_s: how long a change may take.
-        folder: the folder of the tuning; `take_back` reads it after a kill.
+        reservation: of the model on that server.
     """
 
-    def __init__(self, url: str, model: str, load_timeout_s: float, folder: Path) -> None:
-        self._file = folder / BEFORE
+    def __init__(
+        self, url: str, model: str, load_timeout_s: float, reservation: Reservation
+    ) -> None:
+        self._reservation = reservation
         self._client = Client(url)
         self._model = model
         self._timeout_s = load_timeout_s
@@ -315,7 +271,7 @@ class RunningServer(Deployment):
         options = {key: self._before.get(key) for key in self._touched}
         if candidate.options.keys() - self._touched:
             self._touched |= candidate.options.keys()
-            self._note()
+            self._reservation.changes({key: self._before.get(key) for key in sorted(self._touched)})
         wanted = {**options, **candidate.options}
         if wanted:
             self._set(wanted)
@@ -330,34 +286,12 @@ class RunningServer(Deployment):
         try:
             if self._touched:
                 self._set({key: self._before.get(key) for key in self._touched})
-                self._file.unlink(missing_ok=True)
+                self._reservation.restored()
         finally:
             self._client.close()
 
-    def _note(self) -> None:
-        """Write what the trials change before they do."""
-        options = {key: self._before.get(key) for key in sorted(self._touched)}
-        found = Before(url=self.url, model=self._model, options=options)
-        partly = self._file.with_suffix(".part")
-        try:
-            partly.write_bytes(msgspec.json.encode(found))
-            partly.replace(self._file)
-        except OSError as error:
-            raise ConfigError(f"{self._file}: cannot be written: {error.strerror}") from None
-
     def _set(self, options: dict[str, Any]) -> None:
         apply_options(self._client, self._model, options, self._timeout_s)
-
-
-def revert_command(model: str, before: Mapping[str, Any], keys: list[str], url: str) -> str:
-    """Return the command that takes options back to what they were."""
-    values = [f"{key}={_argument(before[key]) if key in before else ''}" for key in keys]
-    return " ".join(["headrace models set", model, *values, "--url", url])
-
-
-def _argument(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).split("\n...")[0].strip()
-    return f"'{text}'" if set(text) & set(" {}[]'\"") else text
 
 
 def _number(replicas: Any) -> int:

@@ -1,24 +1,26 @@
 """The journal of a tuning: one JSON line per trial, so that a killed one goes on where it was.
 
 The search and the confirmation draw nothing at random. A resumed tuning runs them again, and the
-journal answers for the trials that it has.
+journal answers for the trials that it has. Two other lines exist: one has the loads of a trial that
+was interrupted, and one has the candidates of a confirmation that begins.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace.bench.measurement import Load
 from headrace.errors import ConfigError
 from headrace.tune.search import Trial
 from headrace.tune.space import Candidate
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 NAME: Final = "trials.jsonl"
 
 
@@ -41,7 +43,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+Stage = Literal["search", "confirm"]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """One trial.
 
     Attributes:
@@ -50,9 +55,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         trial: what it found.
     """
 
-    stage: Literal["search", "confirm"]
+    stage: Stage
     trial: Trial
     round: int = 0
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+    """What a trial had measured when it was interrupted.
+
+    Attributes:
+        stage: search, or confirm.
+        round: the round of the confirmation.
+        candidate: what was measured.
+        seconds: how long it took until then.
+        loads: the loads that had ended.
+    """
+
+    stage: Stage
+    round: int
+    candidate: Candidate
+    seconds: float
+    loads: list[Load]
+
+
+class Finalists(msgspec.Struct, frozen=True, kw_only=True, tag="confirmation"):
+    """The candidates of a confirmation that begins, without the present options."""
+
+    candidates: list[Candidate]
+
+
+_Line = Entry | Part | Finalists
 
 
 class Journal:
@@ -63,17 +95,28 @@ class Journal:
 
     Attributes:
         entries: the trials that it has.
+        finalists: the candidates of the last confirmation that has begun; None before one has.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: list[Entry] = []
+        self.finalists: list[Candidate] | None = None
+        self._parts: dict[tuple[str, int, str], Part] = {}
+        # The trials before the last confirmation.
+        self._before = 0
         self._file = -1
 
     @property
     def spent_s(self) -> float:
-        """Return the seconds of the trials that it has."""
-        return sum(entry.trial.seconds for entry in self.entries)
+        """Return the seconds of the trials that it has, and of those that were interrupted."""
+        parts_s = sum(part.seconds for part in self._parts.values())
+        return parts_s + sum(entry.trial.seconds for entry in self.entries)
+
+    @property
+    def latest(self) -> list[Entry]:
+        """Return the trials since the last confirmation has begun."""
+        return self.entries[self._before :]
 
     def begin(self, header: Header, *, resume: bool) -> None:
         """Open the file, and read the trials of an earlier process.
@@ -115,7 +158,7 @@ class Journal:
 
     def recorded(
         self,
-        stage: Literal["search", "confirm"],
+        stage: Stage,
         candidate: Candidate,
         number: int,
         measure: Callable[[], Trial],
@@ -125,14 +168,50 @@ class Journal:
         Raises:
             ConfigError: the file cannot be written.
         """
-        for entry in self.entries:
+        # The trials of an earlier confirmation were not in turns with those of this one.
+        for entry in self.entries if stage == "search" else self.latest:
             same = entry.stage == stage and entry.round == number
             if same and entry.trial.candidate.key == candidate.key:
                 return entry.trial
         entry = Entry(stage=stage, round=number, trial=measure())
         self._append(entry)
-        self.entries.append(entry)
+        self._add(entry)
         return entry.trial
+
+    def part(self, stage: Stage, candidate: Candidate, number: int) -> Part | None:
+        """Return what an interrupted trial had measured; None if there is no such trial."""
+        return self._parts.get((stage, number, candidate.key))
+
+    def keep(self, part: Part) -> None:
+        """Write what a trial has measured that is being interrupted.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._append(part)
+        self._add(part)
+
+    def confirms(self, candidates: Sequence[Candidate]) -> None:
+        """Write that a confirmation begins, unless it is the last one that has begun.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        known = self.finalists
+        if known is None or [one.key for one in known] != [one.key for one in candidates]:
+            line = Finalists(candidates=list(candidates))
+            self._append(line)
+            self._add(line)
+
+    def _add(self, line: _Line) -> None:
+        match line:
+            case Entry():
+                self.entries.append(line)
+                self._parts.pop((line.stage, line.round, line.trial.candidate.key), None)
+            case Part():
+                self._parts[line.stage, line.round, line.candidate.key] = line
+            case Finalists():
+                self.finalists, self._before = line.candidates, len(self.entries)
 
     def close(self) -> None:
         """Close the file; others may write it then."""
@@ -141,14 +220,7 @@ class Journal:
             self._file = -1
 
     def _read(self, lines: list[bytes], header: Header) -> None:
-        try:
-            first = msgspec.json.decode(lines[0], type=Header)
-            self.entries = [msgspec.json.decode(line, type=Entry) for line in lines[1:]]
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"{self.path}: it is not a journal of headrace tune: {error}",
-                hint="choose another --output",
-            ) from None
+        first = self._decoded(lines[0], Header)
         for name in ("format", "model", "objective", "where", "input", "present"):
             was, now = getattr(first, name), getattr(header, name)
             if was != now:
@@ -157,25 +229,24 @@ class Journal:
                     f"{self.path}: it is the journal of another tuning: {what}",
                     hint="choose another --output",
                 )
+        for line in lines[1:]:
+            self._add(self._decoded(line, _Line))
 
-    def _append(self, line: Header | Entry) -> None:
+    def _decoded(self, line: bytes, kind: Any) -> Any:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                f"{self.path}: it is not a journal of headrace tune: {error}",
+                hint="choose another --output",
+            ) from None
+
+    def _append(self, line: Header | _Line) -> None:
         try:
             os.write(self._file, msgspec.json.encode(line) + b"\n")
             os.fsync(self._file)
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
-
-
-def in_use(path: Path) -> bool:
-    """Return whether a process writes a journal."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _without_trials(data: bytes) -> bool:

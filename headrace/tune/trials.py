@@ -7,7 +7,7 @@ its first load, at the best rate so far, misses the objective.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
 from headrace.tune.deployment import Deployment
-from headrace.tune.journal import Journal
+from headrace.tune.journal import Journal, Part, Stage
 from headrace.tune.search import BudgetSpent, Trial
 from headrace.tune.space import Candidate
 
@@ -58,6 +58,8 @@ class Trials:
 
     Attributes:
         reserved: how many trials the search leaves to the confirmation.
+        searching: the search measures what the journal does not have.
+        finalists: the candidates of the confirmation, without the present options.
     """
 
     def __init__(
@@ -83,7 +85,10 @@ class Trials:
         self._known: dict[str, Trial] = {}
         self._usual_s = 0.0
         self._began = time.monotonic()
+        self._loads: list[Load] = []
         self.reserved = 0
+        self.searching = True
+        self.finalists: Sequence[Candidate] = ()
 
     def search(self, candidate: Candidate, floor: float) -> Trial:
         """Measure a candidate for the search.
@@ -92,7 +97,7 @@ class Trials:
             BudgetSpent: the budget has no time for it, besides that for the confirmation.
         """
         found = self._journal.recorded(
-            "search", candidate, 0, lambda: self._measure(candidate, floor, search=True)
+            "search", candidate, 0, lambda: self._measure("search", candidate, 0, floor)
         )
         return self._noted(found, "search")
 
@@ -103,7 +108,7 @@ class Trials:
             BudgetSpent: the budget has no time for it.
         """
         found = self._journal.recorded(
-            "confirm", candidate, number, lambda: self._measure(candidate, 0.0, search=False)
+            "confirm", candidate, number, lambda: self._measure("confirm", candidate, number, 0.0)
         )
         return self._noted(found, f"round {number + 1}")
 
@@ -123,18 +128,48 @@ class Trials:
         left_s = self._deadline - time.monotonic()
         return max(0, int(left_s / self._usual_s)) if self._usual_s else 0
 
-    def _measure(self, candidate: Candidate, floor: float, *, search: bool) -> Trial:
-        now = time.monotonic()
+    def has_time_for(self, count: int) -> bool:
+        """Return whether the budget still has time for so many usual trials."""
+        return time.monotonic() + count * self._usual_s <= self._deadline
+
+    def _measure(self, stage: Stage, candidate: Candidate, number: int, floor: float) -> Trial:
+        now, search = time.monotonic(), stage == "search"
         # Half of a short budget is for the search.
         reserved_s = min(self.reserved * self._usual_s, (self._deadline - self._began) / 2)
-        if now + (reserved_s if search else self._usual_s) > self._deadline:
+        needed_s = reserved_s if search else self._usual_s
+        if now + needed_s > self._deadline or (search and not self.searching):
             raise BudgetSpent
-        found = self._tried(candidate, floor)
-        return msgspec.structs.replace(found, seconds=round(time.monotonic() - now, 1))
+        if not search:
+            self._journal.confirms(self.finalists)
+        part = self._journal.part(stage, candidate, number)
+        # What an interrupted trial has cost belongs to it.
+        began = now - (part.seconds if part is not None else 0.0)
+        try:
+            found = self._tried(candidate, floor, part.loads if part is not None else ())
+        except BaseException as error:
+            if isinstance(error, BudgetSpent) or not isinstance(error, Exception):
+                self._keep(stage, candidate, number, time.monotonic() - began)
+            raise
+        return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
 
-    def _tried(self, candidate: Candidate, floor: float) -> Trial:
+    def _keep(self, stage: Stage, candidate: Candidate, number: int, seconds: float) -> None:
+        """Write the loads of a trial that is being interrupted."""
+        try:
+            self._deployment.check()
+        except HeadraceError:
+            return  # the last load may have met a server that was ending
+        if self._loads:
+            self._journal.keep(
+                Part(
+                    stage=stage, round=number, candidate=candidate, seconds=round(seconds, 1),
+                    loads=self._loads,
+                )
+            )  # fmt: skip
+
+    def _tried(self, candidate: Candidate, floor: float, earlier: Sequence[Load]) -> Trial:
         problem: HeadraceError | None = None
         for _ in range(_TRIES):
+            self._loads = list(earlier)
             try:
                 return self._peak(candidate, floor)
             except ServerUnreachable as error:
@@ -167,7 +202,7 @@ class Trials:
             measured = self._find(
                 self._target_of(self._deployment.url), objective, options, start=start,
                 at_least=floor, growth=growth, precision=precision,
-                name=candidate.label or "present options",
+                name=candidate.label or "present options", earlier=list(self._loads),
             )  # fmt: skip
         except (BudgetSpent, ServerUnreachable):
             raise
@@ -191,6 +226,7 @@ class Trials:
 
     def _in_budget(self, load: Load) -> None:
         self._on_load(load)
+        self._loads.append(load)
         if time.monotonic() > self._deadline:
             raise BudgetSpent
 

@@ -20,12 +20,12 @@ from headrace.client.models import Model
 from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
 from headrace.tune.calibration import Calibration, calibrated, start_of
-from headrace.tune.confirmation import ROUNDS_MIN, Confirmation, confirm
+from headrace.tune.confirmation import ROUNDS, ROUNDS_MIN, Confirmation, confirm
 from headrace.tune.deployment import Deployment
 from headrace.tune.journal import NAME, Header, Journal
 from headrace.tune.models_patch import patch, snippet
 from headrace.tune.report import TuneReport, markdown
-from headrace.tune.search import BudgetSpent, Trial, search
+from headrace.tune.search import BudgetSpent, Found, Trial, search
 from headrace.tune.space import Candidate, Space, space_of
 from headrace.tune.trials import FindPeak, Trials, unserved_present
 
@@ -106,29 +106,31 @@ def tune(
     try:
         journal.begin(_header(plan), resume=plan.resume)
         deadline = began + plan.budget_s - journal.spent_s
-        calibration = _calibration(plan, compare, progress, more=deadline > began)
+        begun = _is_unfinished(journal)
+        more = deadline > began and not begun
+        calibration = _calibration(plan, compare, progress, more=more)
         progress.on_text("starts the model with its present options")
         try:
             served = deployment.use(Candidate(label="", options={}))
         except NotServed as error:
             raise unserved_present(error) from error
         space = _space(plan, served, calibration)
-        progress.on_text(f"searches {space.size:,} combinations")
+        if not begun:
+            progress.on_text(f"searches {space.size:,} combinations")
         trials = Trials(
             deployment, target_of, plan.objective, journal, deadline,
             on_trial=progress.on_trial, on_load=progress.on_load, find=find,
         )  # fmt: skip
-        trials.reserved = (FINALISTS + 1) * ROUNDS_MIN
+        trials.reserved, trials.searching = (FINALISTS + 1) * ROUNDS_MIN, not begun
         start = start_of(space, calibration) if calibration is not None else space.present
         try:
             found = search(space, start, trials.search)
         except BudgetSpent:
-            raise _too_short(plan) from None
-        # A short budget is for fewer candidates, measured often enough.
-        count = max(1, min(FINALISTS, trials.left // ROUNDS_MIN - 1))
-        others = [trial.candidate for trial in found.best(count)]
+            raise _too_short(plan, kept=journal.spent_s > 0) from None
+        trials.finalists = others = _finalists(journal, found, trials)
         if len(others) > 0:
-            progress.on_text(f"measures the best {len(others)} and the present options in turns")
+            verb = "goes on to measure" if begun else "measures"
+            progress.on_text(f"{verb} the best {len(others)} and the present options in turns")
         confirmation = confirm(found.present.candidate, others, trials.again)
     finally:
         journal.close()
@@ -150,6 +152,33 @@ def tune(
     report = _with_change(plan, report, confirmation, found.present.candidate)
     write(plan.folder, report)
     return report
+
+
+def _is_unfinished(journal: Journal) -> bool:
+    """Return whether a confirmation has begun, and not all of its rounds are in the journal."""
+    if journal.finalists is None:
+        return False
+    trials = sum(1 for entry in journal.latest if entry.stage == "confirm")
+    return trials < (len(journal.finalists) + 1) * ROUNDS
+
+
+def _finalists(journal: Journal, found: Found, trials: Trials) -> list[Candidate]:
+    """Return what is confirmed besides the present options.
+
+    These are the candidates of the last confirmation, unless the search went on after it.
+    """
+    # A short budget is for fewer candidates, measured often enough.
+    count = max(1, min(FINALISTS, trials.left // ROUNDS_MIN - 1))
+    best = [trial.candidate for trial in found.best(count)]
+    earlier = journal.finalists
+    if earlier is None:
+        return best
+    searched = any(entry.stage == "search" for entry in journal.latest)
+    same = {one.key for one in best} == {one.key for one in earlier}
+    # A result is not given up for one that the budget has no time for.
+    if not searched or same or not trials.has_time_for((len(best) + 1) * ROUNDS_MIN):
+        return earlier
+    return best
 
 
 def write(folder: Path, report: TuneReport) -> None:
@@ -266,8 +295,9 @@ def _with_change(
     return msgspec.structs.replace(report, options=options, environ=chosen.environ, patch=text)
 
 
-def _too_short(plan: Plan) -> ConfigError:
+def _too_short(plan: Plan, *, kept: bool) -> ConfigError:
+    resume = "; --resume goes on with what was measured" if kept else ""
     return ConfigError(
         f"the budget of {plan.budget_s:g} s ended before one trial of {plan.model} did",
-        hint="give a longer --budget; a trial takes a minute or two",
+        hint=f"give a longer --budget, as a trial takes a minute or two{resume}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:
     from headrace import Client
     from headrace.bench.measurement import Measurement
+    from headrace.bench.reservation import Reservation
     from headrace.bench.rows import Row
     from headrace.bench.suite import Case
 
@@ -65,11 +66,12 @@ def run_sweep(
     failed = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with client_of(url) as client:
+        with client_of(url) as client, ExitStack() as stack:
+            server = _Server(client, model, file, stack)
             for number, case in enumerate(cases, 1):
                 output.message(f"{number} of {len(cases)}: {case.name}")
                 try:
-                    measured, rows = _measure(client, case, model, inputs, url, processes)
+                    measured, rows = _measure(server, case, inputs, url, processes)
                 except (InvalidRequest, NotServed) as error:
                     output.message(f"{case.name}: {output.error_text(error)}")
                     failed = True
@@ -98,9 +100,8 @@ def _print(lines: list[dict[str, Any]]) -> None:
 
 
 def _measure(
-    client: Client,
+    server: _Server,
     case: Case,
-    model: str | None,
     inputs: Path | None,
     url: str | None,
     processes: int,
@@ -115,7 +116,7 @@ def _measure(
         raise InvalidRequest(f"{case.name} has no input", hint="add --input FILE")
     read, described = read_inputs(path, case.content_type)
     rows: list[Row] = []
-    with _served(client, case, model) as name:
+    with server.serves(case) as name:
         target = target_for(
             "headrace", url or DEFAULT_URL, name, read, described=described,
             api_key=os.environ.get(ENV_API_KEY) or "", ca_file=os.environ.get(ENV_CA_FILE) or "",
@@ -130,33 +131,70 @@ def _measure(
         load = msgspec.structs.replace(first, requests=case.requests)
         found = measure([load], target, counted, name=case.name)
     # The name under which an archive was registered means nothing to a reader.
-    return (found if model else msgspec.structs.replace(found, model=case.model)), rows
+    return (found if server.model else msgspec.structs.replace(found, model=case.model)), rows
 
 
-@contextmanager
-def _served(client: Client, case: Case, model: str | None) -> Iterator[str]:
-    """Serve the model with the options of a case, and take them back at the end."""
-    from headrace.bench.serving import apply_options, changed_options, temporary_model
+class _Server:
+    """The server of a sweep. What an earlier sweep or tuning has left there is taken back first.
 
-    if model is None:
+    Args:
+        client: the server.
+        model: a registered model; None registers that of each case.
+        file: the suite.
+        stack: ends with the sweep.
+
+    Raises:
+        ConfigError: another process changes the model.
+    """
+
+    def __init__(self, client: Client, model: str | None, file: Path, stack: ExitStack) -> None:
+        from headrace.bench.reservation import reserved, take_back
+
+        self.model = model
+        self._client = client
+        self._holder = f"headrace bench --sweep {file.absolute()}"
+        self._reservation = None
+        if model is not None:
+            address = client.session.url
+            self._reservation = stack.enter_context(reserved(address, model, self._holder))
+        for text in take_back(client, self._reservation):
+            output.message(text)
+
+    @contextmanager
+    def serves(self, case: Case) -> Iterator[str]:
+        """Serve a model with the options of a case, yield its name, and take them back."""
+        from headrace.bench.serving import temporary_model
+
+        if self._reservation is not None and self.model is not None:
+            with self._changed(self.model, case, self._reservation):
+                yield self.model
+            return
         if not case.url:
             raise InvalidRequest(f"{case.name} has no url", hint="name a registered model")
         options = {"source": case.url, **case.options}
-        with temporary_model(client, _NAME, options, _LOAD_S) as name:
+        with temporary_model(self._client, _NAME, options, _LOAD_S, self._holder) as name:
             yield name
-        return
-    before = changed_options(client, model)
-    wanted = case.options
-    workers = client.model(model).workers or []
-    if all(str(one.get("device", "")).startswith(case.device) for one in workers):
-        # It runs there, and a server may not allow a change of the device.
-        del wanted["device"]
-    try:
-        apply_options(client, model, wanted, _LOAD_S)
-        yield model
-    finally:
+
+    @contextmanager
+    def _changed(self, model: str, case: Case, reservation: Reservation) -> Iterator[None]:
+        from headrace.bench.serving import apply_options, changed_options
+
+        client = self._client
+        before = changed_options(client, model)
+        wanted = case.options
+        workers = client.model(model).workers or []
+        if all(str(one.get("device", "")).startswith(case.device) for one in workers):
+            # It runs there, and a server may not allow a change of the device.
+            del wanted["device"]
         # None takes a change back.
-        client.set_model_options(model, {key: before.get(key) for key in wanted})
+        known = {key: before.get(key) for key in wanted}
+        reservation.changes(known)
+        try:
+            apply_options(client, model, wanted, _LOAD_S)
+            yield
+        finally:
+            client.set_model_options(model, known)
+            reservation.restored()
 
 
 def _store(file: Path, measured: Measurement) -> None:

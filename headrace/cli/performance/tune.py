@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +22,11 @@ from headrace.cli.shared.usage_errors import parsed_seconds
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest
 
 if TYPE_CHECKING:
+    from headrace import Client
     from headrace.bench.measurement import Load
+    from headrace.bench.reservation import Reservation
     from headrace.bench.targets import Input
-    from headrace.config.model_catalog import ModelConfig
+    from headrace.config.model_catalog import Catalog, ModelConfig
     from headrace.optimize.report import Comparison
     from headrace.tune.deployment import Deployment
     from headrace.tune.report import TuneReport
@@ -70,30 +73,18 @@ def tune(
 
     objective, budget_s = objective_of(slo), _seconds(budget)
     folder = folder or Path(f"tune-{model}")
-    subject = _on_server(model, url, folder) if url else _of_models_file(model, models)
-    if apply:
-        # An error here costs nothing; after the trials it costs the whole budget.
-        with client_of(url) as client:
-            client.model_versions(model)
-    sent, described = _inputs(inputs, subject.example, model)
-    plan = tuning.Plan(
-        model=model, objective=objective, budget_s=budget_s, present=subject.present,
-        folder=folder, input=described, where=url or _PRIVATE,
-        models_file=subject.models_file, resume=resume,
-    )  # fmt: skip
-    try:
-        with InterruptHandler(None):
-            report = tuning.tune(
-                plan,
-                _deployment(subject, plan.folder),
-                lambda address: _target(address, model, sent, described, private=not url),
-                lambda: _comparison(subject, inputs, plan),
-                _progress(),
-            )
-    except (KeyboardInterrupt, Terminated) as error:
-        code, reason = stop_reason(error, "the journal")
-        output.message(f"{reason}; the same command with --resume goes on")
-        raise typer.Exit(code) from None
+    with _subject(model, url, models, f"headrace tune in {folder.absolute()}") as subject:
+        if apply:
+            # An error here costs nothing; after the trials it costs the whole budget.
+            with client_of(url) as client:
+                client.model_versions(model)
+        sent, described = _inputs(inputs, subject.example, model)
+        plan = tuning.Plan(
+            model=model, objective=objective, budget_s=budget_s, present=subject.present,
+            folder=folder, input=described, where=url or _PRIVATE,
+            models_file=subject.models_file, resume=resume,
+        )  # fmt: skip
+        report = _tuned(subject, plan, inputs, sent)
     if apply and report.better is not None:
         try:
             report = _applied(report, url, subject.load_timeout_s)
@@ -108,6 +99,25 @@ def tune(
     raise typer.Exit(ExitCode.DONE if report.confirmation is not None else ExitCode.TIMED_OUT)
 
 
+def _tuned(subject: _Subject, plan: Plan, inputs: Path | None, sent: list[Input]) -> TuneReport:
+    from headrace.tune import tuning
+
+    private = subject.config is not None
+    try:
+        with InterruptHandler(None):
+            return tuning.tune(
+                plan,
+                _deployment(subject, plan.folder),
+                lambda address: _target(address, plan.model, sent, plan.input, private=private),
+                lambda: _comparison(subject, inputs, plan),
+                _progress(),
+            )
+    except (KeyboardInterrupt, Terminated) as error:
+        code, reason = stop_reason(error, "the journal")
+        output.message(f"{reason}; the same command with --resume goes on")
+        raise typer.Exit(code) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
     """The model that is tuned, and where its options are from."""
@@ -116,28 +126,53 @@ class _Subject:
     present: dict[str, Any]
     example: Any
     load_timeout_s: float
+    reservation: Reservation
     url: str = ""
     written: Mapping[str, Any] = field(default_factory=dict)
     models_file: Path | None = None
     config: ModelConfig | None = None
 
 
-def _of_models_file(model: str, models: Path | None) -> _Subject:
+@contextmanager
+def _subject(model: str, url: str | None, models: Path | None, holder: str) -> Iterator[_Subject]:
+    """Reserve the model for this process, and yield it."""
+    from headrace.bench.reservation import reserved, take_back
+    from headrace.bench.serving import apply_options
     from headrace.cli.performance.arguments import own_model
+
+    if url is None:
+        catalog = _catalog(models)
+        config = own_model(catalog, model, "tune")
+        with reserved(str(catalog.path.absolute()), model, holder) as reservation:
+            yield _of_models_file(catalog, config, reservation)
+        return
+    with client_of(url) as client, reserved(client.session.url, model, holder) as reservation:
+        left = reservation.left
+        for text in take_back(client, reservation):
+            output.message(text)
+        if left is not None:  # the workers load the model again
+            apply_options(client, model, left.options, _LOAD_S)
+        yield _on_server(client, model, reservation)
+
+
+def _catalog(models: Path | None) -> Catalog:
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras
 
     require_extras("tune", *SERVER_EXTRAS, "bench")
     settings = load_settings(None, os.environ, {"models_file": str(models) if models else None})
-    catalog = load_models(settings)
-    config = own_model(catalog, model, "tune")
+    return load_models(settings)
+
+
+def _of_models_file(catalog: Catalog, config: ModelConfig, reservation: Reservation) -> _Subject:
     return _Subject(
-        model=model,
+        model=config.name,
+        reservation=reservation,
         present=_present(config),
         example=_example(msgspec.to_builtins(config.inputs) if config.inputs else None),
         load_timeout_s=config.load_timeout_s,
-        written=dict(catalog.written[model]),
+        written=dict(catalog.written[config.name]),
         models_file=catalog.path,
         config=config,
     )
@@ -150,26 +185,19 @@ def _present(config: ModelConfig) -> dict[str, Any]:
     return found | ({"replicas": "auto"} if config.auto_replicas else {})
 
 
-def _on_server(model: str, url: str, folder: Path) -> _Subject:
+def _on_server(client: Client, model: str, reservation: Reservation) -> _Subject:
     from headrace.bench.serving import changed_options
-    from headrace.tune.deployment import take_back
-    from headrace.tune.journal import NAME, in_use
     from headrace.tune.tuning import OPTIONS
 
-    with client_of(url) as client:
-        # A tuning that runs in the folder takes its options back itself.
-        if not in_use(folder / NAME) and take_back(client, model, folder, _LOAD_S):
-            output.message("an earlier tuning was killed: its options are taken back")
-        shown = client.model(model)
-        changed = changed_options(client, model)
-        address = client.session.url
+    changed = changed_options(client, model)
+    shown = client.model(model)
     # The API does not show all options: those that it does not show stay as they are.
     found = {name: getattr(shown, name, None) for name in OPTIONS}
     known = {name: value for name, value in found.items() if value is not None}
     known |= {name: value for name, value in changed.items() if name in OPTIONS}
     return _Subject(
         model=model, present=known, example=_example(shown.inputs), load_timeout_s=_LOAD_S,
-        url=address,
+        url=client.session.url, reservation=reservation,
     )  # fmt: skip
 
 
@@ -177,7 +205,9 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
     from headrace.tune.deployment import PrivateDeployment, RunningServer
 
     if subject.models_file is None:
-        return RunningServer(subject.url, subject.model, subject.load_timeout_s, folder)
+        return RunningServer(
+            subject.url, subject.model, subject.load_timeout_s, subject.reservation
+        )
     return PrivateDeployment(
         subject.model, subject.present, subject.written, subject.models_file, folder,
         subject.load_timeout_s, os.environ,
@@ -281,8 +311,7 @@ def _progress() -> Progress:
 
 def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> TuneReport:
     """Set the better options on the server, and return the report with the way back."""
-    from headrace.bench.serving import apply_options, changed_options
-    from headrace.tune.deployment import revert_command
+    from headrace.bench.serving import apply_options, changed_options, revert_command
 
     with client_of(url) as client:
         before = changed_options(client, report.model)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clients.commands import Commands, CommandsWithin
+from tests.harness.processes.processes import descendants, gone
 from tests.harness.servers.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -34,13 +35,13 @@ def write_folder(folder: Path, handler: str) -> Path:
     return folder
 
 
-def write_suite(file: Path, *sources: Path) -> None:
+def write_suite(file: Path, *sources: Path, requests: int = 30) -> None:
     """A suite with a case for each batch size of each source."""
     file.write_text(
         "".join(
             f"{source.name}:\n  eager_mode:\n    url: {source}\n    workers: [1]\n"
             "    batch_size: [1, 4]\n    batch_delay: 7\n    input: in.json\n"
-            "    requests: 30\n    concurrency: 3\n    processors: [cpu]\n"
+            f"    requests: {requests}\n    concurrency: 3\n    processors: [cpu]\n"
             for source in sources
         )
     )
@@ -63,6 +64,11 @@ def cli(up: RunningUp, tmp_path: Path) -> Commands:
 
 def versions(up: RunningUp) -> Any:
     return up.request("GET", f"/api/v1/models/{OWN}/versions")[1]
+
+
+def options(up: RunningUp) -> Any:
+    """The options of the user's model that were changed over the API."""
+    return versions(up)["versions"][0].get("changed") or {}
 
 
 def names(up: RunningUp) -> list[str]:
@@ -100,6 +106,41 @@ def test_an_archive_that_does_not_load_is_named_and_removed(cli: Commands, up: R
     assert len(lines) == 1 + 2
     assert names(up) == [OWN]
     assert versions(up) == before
+
+
+@pytest.mark.parametrize("model", [(OWN,), ()], ids=["registered", "archive"])
+def test_what_a_killed_sweep_has_left_is_taken_back_by_the_next_one(
+    cli: Commands, up: RunningUp, model: tuple[str, ...]
+) -> None:
+    source = write_folder(cli.folder / "doubled", HANDLER)
+    write_suite(cli.folder / "suite.yaml", source, requests=10_000_000)
+    # This one ends before it measures anything.
+    (cli.folder / "next.yaml").write_text("m: {eager_mode: {}}\n")
+    following = ("bench", *model, "--sweep", "next.yaml")
+    with cli.started("bench", *model, "--sweep", "suite.yaml", "-o", "results") as process:
+
+        def changed() -> bool:
+            assert process.poll() is None
+            return bool(names(up) != [OWN] or options(up))
+
+        wait_until(changed, "the sweep has changed the server", 60)
+        if model:
+            text = cli.complaint(*following, rc=2)
+            assert f"{OWN} on {cli.url} is in use: headrace bench --sweep {cli.folder}" in text
+        assert changed()
+        children = descendants(process.pid)
+        process.kill()
+        process.wait(60)
+    wait_until(lambda: gone(*children), "its generators have ended")
+    assert names(up) != [OWN] or options(up)
+
+    text = cli.complaint(*following, rc=1)
+
+    assert "suite.yaml was killed: " in text
+    assert "eager_mode_m_w1_b1 has no input" in text
+    assert names(up) == [OWN]
+    assert options(up) == {}
+    assert "was killed" not in cli.complaint(*following, rc=1)
 
 
 def test_a_suite_without_any_result_writes_no_report(cli: Commands, up: RunningUp) -> None:

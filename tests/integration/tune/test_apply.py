@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.bench.measure import LoadOptions
@@ -23,14 +25,22 @@ from headrace.bench.measurement import Measurement, Objective, Peak
 from headrace.bench.serving import changed_options
 from headrace.bench.targets import Target
 from headrace.client.sync_client import Client
+from headrace.config import optimize
+from headrace.config.model_catalog import load_catalog
+from headrace.optimize.report import Comparison
 from headrace.tune import tuning
+from headrace.tune.confirmation import ROUNDS_MIN, confirm
+from headrace.tune.space import Axis, Space, space_of
 from tests.harness.clients.commands import CommandsWithin
-from tests.harness.servers.up import headrace, running_up
+from tests.harness.servers.up import RunningUp, headrace, running_up
 from tests.harness.wait import wait_until
 from tests.integration.tune.test_tune import SLO, models_file, url_of
 
-# About forty changes of the options, each of which the worker serves before the next one.
+# About ten starts of the model, each of which takes seconds on a busy machine.
 pytestmark = pytest.mark.timeout(1500)
+
+BEST: dict[str, Any] = {"max_batch_size": 64, "max_batch_delay_ms": 0}
+KEPT = ("max_batch_size", "max_batch_delay_ms")
 
 
 def peak_by_options(
@@ -98,21 +108,56 @@ def jobs_meanwhile(url: str) -> Iterator[Jobs]:
     assert jobs.problems == []
 
 
-def test_the_better_options_are_applied_and_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peak is measured, and the search has few choices: each costs a start of the model."""
+
+    def narrow(present: Any, **limits: Any) -> Space:
+        space = space_of(present, **limits)
+        return Space([only(axis) for axis in space.axes if axis.name in KEPT])
+
     monkeypatch.setattr(tuning, "tune", partial(tuning.tune, find=peak_by_options))
-    file = models_file(tmp_path)
-    written = file.read_text()
-    with running_up(tmp_path, models=file) as up, Client(url_of(up)) as client:
+    monkeypatch.setattr(tuning, "confirm", partial(confirm, rounds=ROUNDS_MIN))
+    monkeypatch.setattr(tuning, "FINALISTS", 1)
+    monkeypatch.setattr(tuning, "space_of", narrow)
+
+
+def only(axis: Axis) -> Axis:
+    """The present choice of an axis, and the one that is best here."""
+    present = axis.choices[axis.start]
+    best = [one for one in axis.choices if one.options.items() <= BEST.items()]
+    return Axis(name=axis.name, choices=(present, *best))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("server")
+    with running_up(folder, models=models_file(folder)) as up:
+        yield up
+
+
+def reverted(folder: Path, told: str) -> str:
+    """Type the command that takes the options back, as it was printed."""
+    match = re.search("to take them back: (.*)", told)
+    assert match is not None
+    program, *arguments = shlex.split(match[1])
+    assert program == "headrace"
+    done = headrace(*arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return match[1]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_better_options_are_applied_and_taken_back(server: RunningUp, tmp_path: Path) -> None:
+    with Client(url_of(server)) as client:
         # One option was changed on this server before, and others are those of the file.
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         before = changed_options(client, "paced")
         shown = client.model("paced")
-        with jobs_meanwhile(url_of(up)) as jobs:
+        with jobs_meanwhile(url_of(server)) as jobs:
             jobs.go_on()
-            done = CommandsWithin(url_of(up), tmp_path).run(
-                "tune", "paced", "--slo", SLO, "--budget", "1h", "--apply", "--url", url_of(up)
+            done = CommandsWithin(url_of(server), tmp_path).run(
+                "tune", "paced", "--slo", SLO, "--budget", "1h", "--apply", "--url", url_of(server)
             )
 
             told = done.stderr.decode()
@@ -120,31 +165,62 @@ def test_the_better_options_are_applied_and_taken_back(
             assert "times as much" in done.stdout.decode()
             found = client.model("paced")
             assert (found.max_batch_size, found.max_batch_delay_ms) == (64, 0)
-            assert changed_options(client, "paced") == {
-                "max_batch_size": 64, "max_batch_delay_ms": 0,
-            }  # fmt: skip
+            assert changed_options(client, "paced") == BEST
             jobs.go_on()
 
-            match = re.search("to take them back: (.*)", told)
-            assert match is not None
-            program, *arguments = shlex.split(match[1])
-            assert program == "headrace"
-            reverted = headrace(*arguments, cwd=tmp_path)
-            assert reverted.returncode == 0, reverted.stderr
+            command = reverted(tmp_path, told)
             assert changed_options(client, "paced") == before == {"max_batch_delay_ms": 7.0}
             again = client.model("paced")
             assert (again.max_batch_size, again.max_batch_delay_ms) == (
                 shown.max_batch_size, shown.max_batch_delay_ms,
             )  # fmt: skip
             jobs.go_on()
-    check_report(tmp_path / "tune-paced", match[1])
+        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+    check_report(tmp_path / "tune-paced", command)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_what_servers_of_its_own_find_is_applied_to_the_one_of_the_user(
+    server: RunningUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The handler has no module for other variants, and each would take seconds to say so.
+    monkeypatch.setattr(optimize, "possible", lambda _: [])
+    file = models_file(tmp_path)
+    written = file.read_text()
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "good.json").write_text('{"x": 1}')
+    (inputs / "refused.txt").write_text("no object")
+    with Client(url_of(server)) as client, jobs_meanwhile(url_of(server)) as jobs:
+        jobs.go_on()
+        done = CommandsWithin(url_of(server), tmp_path).run(
+            "tune", "paced", "--slo", SLO, "--budget", "1h", "--apply", "--input", "inputs"
+        )
+
+        told = done.stderr.decode()
+        assert done.returncode == 0, told
+        assert "leaves out 1 of 2 inputs that the handler refuses" in told
+        assert changed_options(client, "paced") == BEST
+        jobs.go_on()
+        command = reverted(tmp_path, told)
+        assert changed_options(client, "paced") == {}
+    check_report(tmp_path / "tune-paced", command)
+    calibration = (tmp_path / "tune-paced/calibration.json").read_bytes()
+    assert msgspec.json.decode(calibration, type=Comparison).inputs == str(inputs)
+    # The file changes by the patch alone, and then the model has these options from its start.
     assert file.read_text() == written
+    patched = subprocess.run(
+        ["patch", "-p0", "-i", "tune-paced/models.patch"], cwd=tmp_path, check=False
+    )
+    assert patched.returncode == 0
+    config = load_catalog(file).get("paced")
+    assert (config.max_batch_size, config.max_batch_delay_ms) == (64, 0)
 
 
 def check_report(folder: Path, revert: str) -> None:
     """The report has what was applied, and the way back."""
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    assert report["options"] == {"max_batch_size": 64, "max_batch_delay_ms": 0}
+    assert report["options"] == BEST
     assert report["revert"] == revert
     text = (folder / "report.md").read_text()
     assert f"It is applied. To take it back: `{revert}`" in text

@@ -12,24 +12,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
-from headrace.bench.serving import apply_options, changed_options
+from headrace.bench.reservation import reserved
+from headrace.bench.serving import apply_options, changed_options, revert_command
 from headrace.client.sync_client import Client
-from headrace.tune.deployment import Before, RunningServer, revert_command
+from headrace.tune.deployment import RunningServer
 from headrace.tune.space import Candidate
+from tests.harness.clients.commands import headrace_here
 from tests.harness.processes.processes import descendants
 from tests.harness.servers.up import RunningUp, clean_environment, headrace, running_up
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
-# A trial takes a minute and a half, and several times as long on a busy machine.
+# A trial takes some seconds, and many times as long on a busy machine.
 pytestmark = pytest.mark.timeout(1500)
 
-#: Easy to meet, so that a machine that stands still for some seconds meets it too: p50.
-SLO = "p50=3s"
+SLO = "p50=500ms"
 PACED: dict[str, Any] = {
     "handler": str(HANDLERS / "paced.py"),
     "max_batch_size": 2,
@@ -40,12 +40,26 @@ PACED: dict[str, Any] = {
 #: A tuning of a running server that is killed in its first trial.
 KILLED = """
 import os, signal, sys
-from pathlib import Path
+from headrace.bench.reservation import reserved
 from headrace.tune.deployment import RunningServer
 from headrace.tune.space import Candidate
-server = RunningServer(sys.argv[1], "paced", 120.0, Path(sys.argv[2]))
-server.use(Candidate(label="", options={"max_batch_size": 8, "max_batch_delay_ms": 2.0}))
-os.kill(os.getpid(), signal.SIGKILL)
+with reserved(sys.argv[1], "paced", "headrace tune in /there") as reservation:
+    server = RunningServer(sys.argv[1], "paced", 120.0, reservation)
+    server.use(Candidate(label="", options={"max_batch_size": 8, "max_batch_delay_ms": 2.0}))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+#: `headrace`, whose trials find the peak roughly: a trial takes some seconds, and not a minute. A
+#: server that does not answer is given up soon.
+ROUGH = """
+import sys
+from functools import partial
+from headrace.cli.main import main
+from headrace.tune import deployment, trials
+trials._LOAD_S, trials._FIRST, trials._OTHERS = 0.5, (8.0, 8.0), (8.0, 8.0)
+deployment.Client = partial(deployment.Client, retry_s=1)
+sys.argv[0] = "headrace"
+main()
 """
 
 
@@ -58,7 +72,8 @@ def models_file(folder: Path, **options: Any) -> Path:
 
 def trials(folder: Path) -> list[bytes]:
     journal = folder / "tune-paced/trials.jsonl"
-    return journal.read_bytes().splitlines(keepends=True)[1:] if journal.exists() else []
+    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
+    return [line for line in lines if line.startswith(b'{"type":"trial"')]
 
 
 @contextmanager
@@ -68,7 +83,7 @@ def tuning(
     """A tuning in a process of its own; nothing of it is left afterwards."""
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace", "tune", model, *arguments],
+            [sys.executable, "-P", "-c", ROUGH, "tune", model, *arguments],
             cwd=folder, env=clean_environment(), stdout=output, stderr=output,
         )  # fmt: skip
     try:
@@ -126,6 +141,11 @@ def test_a_killed_tuning_goes_on_without_repeating_a_trial(tmp_path: Path) -> No
             return trials(tmp_path)
 
         wait_until(some, "a trial has ended", 600)
+        refused = headrace_here("tune", "paced", "--slo", SLO, "-o", "other", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f"paced on {file} is in use: headrace tune in {tmp_path}" in refused.stderr
+        assert f"process {process.pid}; wait until it ends, or end it" in refused.stderr
+        assert not (tmp_path / "other").exists()
         processes = descendants(process.pid)
         process.kill()
         process.wait(60)
@@ -155,51 +175,42 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp, tmp_path: Path) -> None:
+def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> None:
     with Client(url_of(server)) as client:
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
-        deployment = RunningServer(url_of(server), "paced", 120.0, tmp_path)
-        options = {"max_batch_size": 8, "max_batch_delay_ms": 2.0}
-        shown = deployment.use(Candidate(label="", options=options))
-        assert (shown.max_batch_size, shown.max_batch_delay_ms) == (8, 2.0)
-        shown = deployment.use(Candidate(label="", options={"replicas": 2}))
-        assert (shown.max_batch_size, shown.max_batch_delay_ms) == (2, 7.0)
-        assert shown.ready_replicas == 2
-        deployment.close()
+        with reserved(url_of(server), "paced", "this test") as reservation:
+            deployment = RunningServer(url_of(server), "paced", 120.0, reservation)
+            options = {"max_batch_size": 8, "max_batch_delay_ms": 2.0}
+            shown = deployment.use(Candidate(label="", options=options))
+            assert (shown.max_batch_size, shown.max_batch_delay_ms) == (8, 2.0)
+            shown = deployment.use(Candidate(label="", options={"replicas": 2}))
+            assert (shown.max_batch_size, shown.max_batch_delay_ms) == (2, 7.0)
+            assert shown.ready_replicas == 2
+            deployment.close()
         assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
-        assert not list(tmp_path.iterdir())
+        assert not reservation.path.exists()
         client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
 
 
 def test_the_options_of_a_killed_tuning_are_taken_back_by_the_next_one(
     server: RunningUp, tmp_path: Path
 ) -> None:
-    folder, url = tmp_path / "tune-paced", url_of(server)
-    folder.mkdir()
+    url = url_of(server)
     with Client(url) as client:
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED, url, str(folder)], env=clean_environment(), check=False
+            [sys.executable, "-c", KILLED, url], env=clean_environment(), check=False
         )
         assert killed.returncode == -signal.SIGKILL
         assert changed_options(client, "paced")["max_batch_size"] == 8
-        done = headrace("tune", "paced", "--slo", SLO, "--url", url, "--budget", "1s", cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert "an earlier tuning was killed: its options are taken back" in done.stderr
-        assert "ended before one trial" in done.stderr
+        with tuning(tmp_path, "--slo", SLO, "--url", url, "--budget", "1s") as process:
+            assert process.wait(600) == 2
+        text = (tmp_path / "output").read_text()
+        told = "headrace tune in /there was killed: the options of paced are taken back"
+        assert told in text
+        assert "ended before one trial" in text
         assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
-        assert not (folder / "before.json").exists()
         client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
-
-
-def test_the_folder_of_a_killed_tuning_is_for_no_other_server(
-    server: RunningUp, tmp_path: Path
-) -> None:
-    other = Before(url="http://127.0.0.1:9", model="paced", options={"max_batch_size": 2})
-    (tmp_path / "before.json").write_bytes(msgspec.json.encode(other))
-    done = headrace("tune", "paced", "--slo", SLO, "--url", url_of(server), "-o", ".", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "a tuning of paced on http://127.0.0.1:9 was killed; continue that" in done.stderr
 
 
 def test_a_result_is_applied_and_taken_back_by_one_command(
@@ -232,6 +243,11 @@ def test_a_running_server_that_ends_ends_the_tuning(tmp_path: Path) -> None:
                 return trials(tmp_path)
 
             wait_until(one, "a trial has ended", 600)
+            refused = headrace_here(
+                "tune", "paced", "--slo", SLO, "--url", url_of(up), "-o", "other", cwd=tmp_path
+            )
+            assert refused.returncode == 2
+            assert f"paced on {url_of(up)} is in use: headrace tune in {tmp_path}" in refused.stderr
             up.process.kill()
             assert process.wait(600) == 3
         kept = trials(tmp_path)

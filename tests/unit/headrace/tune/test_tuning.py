@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.bench.measure import LoadOptions
-from headrace.bench.measurement import Measurement, Objective, Peak, read_measurement
+from headrace.bench.measurement import Load, Measurement, Objective, Peak, read_measurement
 from headrace.bench.serving import NotServed
 from headrace.bench.targets import Input, Target, target_for
 from headrace.client.models import Model
@@ -68,6 +68,7 @@ class SimulatedServer:
         options: LoadOptions,
         *,
         name: str,
+        earlier: Sequence[Load] = (),
         **limits: float,
     ) -> Measurement:
         found = self.model.trial(self.served[-1])
@@ -100,6 +101,12 @@ def run(
         Progress(on_text=lambda _: None, on_trial=on_trial),
         server.find,
     )
+
+
+def recorded(folder: Path) -> int:
+    """Return how many trials the journal has."""
+    lines = (folder / "out/trials.jsonl").read_bytes().splitlines()
+    return sum(msgspec.json.decode(line).get("type") == "trial" for line in lines)
 
 
 def test_a_tuning_writes_a_report_and_a_patch(tmp_path: Path) -> None:
@@ -164,8 +171,7 @@ def test_a_resumed_tuning_measures_only_what_is_missing(tmp_path: Path) -> None:
     assert second.model.measured + stop_after >= len(resumed.trials)
     keys = [trial.candidate.key for trial in resumed.trials]
     assert len(keys) == len(set(keys))
-    lines = (tmp_path / "out/trials.jsonl").read_bytes().splitlines()
-    assert len(lines) == 1 + stop_after + second.model.measured
+    assert recorded(tmp_path) == stop_after + second.model.measured
 
     third = SimulatedServer(SimulatedModel())
     again = run(tmp_path, third, resume=True)
@@ -226,8 +232,7 @@ def test_a_server_of_others_that_ends_ends_the_tuning(tmp_path: Path) -> None:
     # The trials before are kept, and the one that it interrupted is not.
     again = SimulatedServer(SimulatedModel(), private=False)
     report = run(tmp_path, again, where="http://127.0.0.1:1", resume=True)
-    lines = (tmp_path / "out/trials.jsonl").read_bytes().splitlines()
-    assert len(lines) == 1 + 3 + again.model.measured
+    assert recorded(tmp_path) == 3 + again.model.measured
     assert report.confirmation is not None
 
 

@@ -1,0 +1,192 @@
+"""The trial in which a budget ends is kept, and a resumed tuning finishes what had begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from headrace.bench.measure import LoadOptions
+from headrace.bench.measurement import Load, Measurement, Objective, Spread
+from headrace.bench.targets import Target
+from headrace.errors import ConfigError
+from headrace.tune import trials, tuning
+from headrace.tune.search import Trial
+from tests.harness.simulated_model import SimulatedModel
+from tests.unit.headrace.tune.test_tuning import SimulatedServer, recorded, run
+
+LOADS = 4
+LOAD_S = 10.0
+TRIAL_S = LOADS * LOAD_S
+SPREAD = Spread(mean=1, p50=1, p90=1, p95=1, p99=1, p999=1, max=1)
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(trials, "time", found)
+    monkeypatch.setattr(tuning, "time", found)
+    return found
+
+
+class SlowServer(SimulatedServer):
+    """A simulated server each of whose trials has some loads, which take time.
+
+    Attributes:
+        load_s: how long a load takes.
+        stop_in: the number of the load, of all, that Ctrl-C ends; 0 for none.
+        sent: the label of the candidate of each load that was sent.
+    """
+
+    def __init__(self, clock: Clock, *, load_s: float = LOAD_S, stop_in: int = 0) -> None:
+        super().__init__(SimulatedModel())
+        self._clock = clock
+        self.load_s = load_s
+        self.stop_in = stop_in
+        self.sent: list[str] = []
+
+    @override
+    def find(
+        self,
+        target: Target,
+        objective: Objective,
+        options: LoadOptions,
+        *,
+        name: str,
+        earlier: Sequence[Load] = (),
+        **limits: float,
+    ) -> Measurement:
+        rates = [load.offered_rate for load in earlier]
+        assert rates == [float(n) for n in range(len(rates))]
+        assert options.on_load is not None
+        for n in range(len(rates), LOADS):
+            self._clock.now += self.load_s
+            self.sent.append(name)
+            if len(self.sent) == self.stop_in:
+                raise KeyboardInterrupt
+            options.on_load(load(float(n)))
+        return super().find(target, objective, options, name=name, earlier=(), **limits)
+
+
+def load(rate: float) -> Load:
+    return Load(
+        scenario="server", started_at="", duration_s=1, warm_up_s=0, requests=1, succeeded=1,
+        rate=rate, rate_low=rate, rate_high=rate, latency=SPREAD, lag=SPREAD, offered_rate=rate,
+    )  # fmt: skip
+
+
+def test_the_trial_in_which_the_budget_ends_is_finished_by_a_resume(
+    tmp_path: Path, clock: Clock
+) -> None:
+    first = SlowServer(clock)
+    with pytest.raises(ConfigError, match="ended before one trial") as raised:
+        run(tmp_path, first, budget_s=2.5 * LOAD_S)
+    assert "--resume goes on with what was measured" in str(raised.value.hint)
+    present = first.sent[0]
+    assert first.sent == [present] * 3
+    assert recorded(tmp_path) == 0
+
+    # The time that it had taken counts, and it may be interrupted again.
+    again = SlowServer(clock)
+    with pytest.raises(ConfigError, match="ended before one trial"):
+        run(tmp_path, again, budget_s=2.5 * LOAD_S, resume=True)
+    assert again.sent == []
+
+    second = SlowServer(clock)
+    report = run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
+    assert second.sent[: LOADS + 1].count(present) == 1
+    assert report.trials[0].seconds == TRIAL_S
+    assert report.seconds == LOAD_S * (len(first.sent) + len(second.sent))
+
+
+def test_the_loads_before_an_interrupt_are_kept(tmp_path: Path, clock: Clock) -> None:
+    first = SlowServer(clock, stop_in=2 * LOADS + 3)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, first, budget_s=100 * TRIAL_S)
+    assert recorded(tmp_path) == 2
+
+    second = SlowServer(clock)
+    run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
+    interrupted = first.sent[-1]
+    # The load that was interrupted is sent again.
+    assert second.sent[:3] == [interrupted, interrupted, second.sent[2]]
+    assert second.sent[2] != interrupted
+
+
+def test_the_loads_of_a_server_that_has_ended_are_not_kept(tmp_path: Path, clock: Clock) -> None:
+    first = SlowServer(clock, stop_in=LOADS + 3)
+
+    def end(trial: Trial, stage: str) -> None:
+        first.lost = 1
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, first, budget_s=100 * TRIAL_S, on_trial=end)
+    second = SlowServer(clock)
+    run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
+    assert second.sent[:LOADS] == [first.sent[-1]] * LOADS
+
+
+def test_a_resume_finishes_the_confirmation_that_had_begun(tmp_path: Path, clock: Clock) -> None:
+    first = SlowServer(clock)
+    order: list[tuple[str, str]] = []
+
+    def note(trial: Trial, stage: str) -> None:
+        order.append((stage, trial.candidate.label))
+        # The third trial of the confirmation takes longer than the budget does.
+        if len([one for one, _ in order if one != "search"]) == 2:
+            first.load_s = 1000 * LOAD_S
+
+    report = run(tmp_path, first, budget_s=16 * TRIAL_S, on_trial=note)
+    assert report.confirmation is None
+    assert not report.complete
+    searched = recorded(tmp_path) - 2
+    interrupted = first.sent[-1]
+
+    # The budget would be enough for more of the search too.
+    second = SlowServer(clock)
+    order.clear()
+    spent_s = report.seconds
+    resumed = run(tmp_path, second, budget_s=spent_s + 1000 * TRIAL_S, on_trial=note, resume=True)
+    assert resumed.confirmation is not None
+    assert resumed.confirmation.rounds == 4
+    assert len(resumed.trials) == searched
+    labels = [label for stage, label in order if stage == "round 1"]
+    assert len(labels) == 1 + len(resumed.confirmation.others)
+    for number, turn in ((2, labels[::-1]), (3, labels), (4, labels[::-1])):
+        assert [label for stage, label in order if stage == f"round {number}"] == turn
+    # Of the trial that was interrupted, one load was measured.
+    assert second.sent.count(interrupted) == 4 * LOADS - 1 - LOADS * order[:searched].count(
+        ("round 1", interrupted)
+    )
+
+    # After the end of the confirmation a resume goes on with the search.
+    third = SlowServer(clock)
+    more = run(tmp_path, third, budget_s=resumed.seconds + 1000 * TRIAL_S, resume=True)
+    assert more.complete
+    assert len(more.trials) > len(resumed.trials)
+    assert more.confirmation is not None
+    assert more.confirmation.rounds == 4
+
+
+def test_a_confirmed_result_stays_if_no_time_is_left(tmp_path: Path, clock: Clock) -> None:
+    run(tmp_path, SlowServer(clock), budget_s=16 * TRIAL_S)
+    report = run(tmp_path, SlowServer(clock), budget_s=1000 * TRIAL_S, resume=True)
+    assert report.confirmation is not None
+    assert not report.complete
+    # Enough for some more trials of the search, and not for another confirmation.
+    budget_s = report.seconds + 4 * TRIAL_S
+    again = run(tmp_path, SlowServer(clock), budget_s=budget_s, resume=True)
+    assert len(again.trials) > len(report.trials)
+    assert again.confirmation == report.confirmation

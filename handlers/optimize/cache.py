@@ -97,10 +97,12 @@ def _versions(backend: str) -> list[str]:
 
 @cache
 def folder_digest(folder: str | None) -> str:
-    """Return the digest of the files of a folder; "" without one."""
+    """Return the digest of the files of a folder, or of one file; "" without one."""
     if folder is None:
         return ""
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    given = Path(folder)
+    found = [given] if given.is_file() else given.rglob("*")
+    files = sorted(path for path in found if path.is_file())
     return digest(part for path in files for part in (path.name.encode(), path.read_bytes()))
 
 

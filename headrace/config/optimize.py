@@ -20,7 +20,7 @@ class Optimize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         precision: the type of weights and activations; int8 needs `calibrate`, or the handler's
             example input.
         mode: the mode of torch.compile, for the backend compile.
-        calibrate: a folder of inputs, for int8 and for the check of outputs.
+        calibrate: a folder of inputs, or one file, for int8 and for the check of outputs.
         max_error: the largest difference to eager that is allowed, relative to the largest output.
             Default: 0.01; 0.05 with half or bfloat16; 0.2 with int8.
     """

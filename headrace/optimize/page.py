@@ -52,7 +52,9 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """Yield why variants are refused, and which one is best."""
+    """Yield which inputs and variants are refused and why, and which variant is best."""
+    if comparison.left_out:
+        yield comparison.left_out
     for variant in comparison.variants:
         if variant.refused:
             yield f"{variant.optimize.name} is refused: {variant.refused}"

@@ -58,6 +58,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All variants of one model, measured in turn on one machine; eager is first.
 
     Attributes:
+        inputs: the file or folder of the inputs, or `example_input`.
+        left_out: how many inputs the handler refuses, in words; "" if it accepts all.
         cut: its time ended before all variants and sizes were measured.
     """
 
@@ -66,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     variants: list[Variant]
     threads: int = 0
     inputs: str = ""
+    left_out: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     cut: bool = False
     format: int = FORMAT

@@ -103,6 +103,7 @@ def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
         variants=[],
         threads=eager.facts["threads"],
         inputs=eager.facts["inputs"],
+        left_out=eager.facts["left_out"],
         environment=environment(),
     )
 
@@ -244,7 +245,7 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
             inputs = inputs_of(executor, config)
             _run(executor, inputs, 1)
             facts["load_s"] = time.monotonic() - started - facts["build_s"]
-            inputs = _usable(executor, inputs, max(config["sizes"]))
+            inputs, facts["left_out"] = _usable(executor, inputs, max(config["sizes"]))
             facts["inputs"] = config["optimize"]["calibrate"] or "example_input"
             facts["memory_mb"] = _memory_mb(executor)
             connection.send(facts)
@@ -276,33 +277,38 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
     return executor, facts
 
 
-def _usable(executor: BatchExecutor, inputs: Sequence[Input], most: int) -> list[Input]:
-    """Return inputs that `preprocess` accepts, `most` at most.
+def _usable(executor: BatchExecutor, inputs: Sequence[Input], most: int) -> tuple[list[Input], str]:
+    """Return inputs that `preprocess` accepts, `most` at most, and in words which it refuses.
 
     Raises:
         ConfigError: it accepts none of them.
     """
     usable: list[Input] = []
-    problem: object = None
+    refused: list[object] = []
     for one in inputs:
         batch = SubBatch([one], StageTimes(), range(1))
         try:
             executor.prepare(batch)
         except InputError as error:
-            problem = error
+            refused.append(error)
         else:
             if batch.good:
                 usable.append(one)
             else:
-                problem = batch.results[0]
+                refused.append(batch.results[0])
         if len(usable) == most:
             break
     if not usable:
         raise ConfigError(
-            f"the handler accepts none of the {len(inputs)} inputs: {problem}",
+            f"the handler accepts none of the {len(inputs)} inputs: {refused[-1]}",
             hint="give inputs that a client would send",
         )
-    return usable
+    if not refused:
+        return usable, ""
+    tried = len(usable) + len(refused)
+    return usable, (
+        f"leaves out {len(refused)} of {tried} inputs that the handler refuses: {refused[-1]}"
+    )
 
 
 def _run(executor: BatchExecutor, inputs: Sequence[Input], size: int) -> Times:

@@ -119,7 +119,7 @@ def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
     """Return the calibration inputs, else the handler's example.
 
     Raises:
-        ConfigError: the folder has no files, or there is neither.
+        ConfigError: the folder does not exist or has no files, or there is neither.
     """
     details = InputDetails(parameters=msgspec.json.encode(config["example_parameters"])).text()
     folder = config["optimize"].get("calibrate")
@@ -149,13 +149,13 @@ def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
 
 
 def _files(folder: Path) -> Iterator[bytes]:
-    """Yield the files of a folder as a client would send them."""
-    if not folder.is_dir():
+    """Yield the files of a folder, or one file, as a client would send them."""
+    if not folder.exists():
         raise ConfigError(
             f"optimize.calibrate: there is no folder {folder}",
             hint="correct the path; it refers to the folder of the models file",
         )
-    found = sorted(folder.rglob("*"))
+    found = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
     files = [path for path in found if path.is_file() and path.name[:1] != "."]
     if not files:
         raise ConfigError(f"optimize.calibrate: {folder} has no files", hint="put inputs there")

@@ -28,7 +28,9 @@ _LATE: Final = "it was not built and loaded in time"
 def optimize(
     model: str = argument("MODEL", "Model of the models file.", ...),
     compare: bool = flag("--compare", "Measure all variants (the default)."),
-    inputs: Path | None = option("--input -i DIR", "Folder of inputs to check the outputs with."),
+    inputs: Path | None = option(
+        "--input -i FILE", "File or folder of inputs to check the outputs with."
+    ),
     variants: str | None = option(
         "--variants LIST",
         "Variants, such as compile,openvino:int8 (default: all that this machine can run).",
@@ -97,7 +99,7 @@ def compared(
         variants: the variants besides eager.
         sizes: the batch sizes.
         rounds: how many batches of each size.
-        inputs: a folder of inputs; "" for the handler's example.
+        inputs: a file, or a folder of inputs; "" for the handler's example.
         builds: the folder of the builds of variants.
         limit_s: how long it may take; None for any time. What was measured by then is returned.
 
@@ -200,10 +202,9 @@ def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
 
 def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
     if given is not None:
-        if not given.is_dir():
-            what = "it is a file" if given.exists() else "it does not exist"
-            raise ConfigError(f"--input: {given} is not a folder: {what}", hint="give a folder")
-        if not any(path.is_file() for path in given.rglob("[!.]*")):
+        if not given.exists():
+            raise ConfigError(f"--input: {given} does not exist", hint="give a file or a folder")
+        if given.is_dir() and not any(path.is_file() for path in given.rglob("[!.]*")):
             raise ConfigError(f"--input: {given} has no files", hint="put inputs there")
         return str(given.absolute())
     calibrate = config.optimize.calibrate if config.optimize is not None else None

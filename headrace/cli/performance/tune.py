@@ -224,7 +224,7 @@ def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Compariso
     config = subject.config
     if config is None or subject.models_file is None:
         return None
-    calibrate = str(inputs.absolute()) if inputs is not None and inputs.is_dir() else ""
+    calibrate = str(inputs.absolute()) if inputs is not None else ""
     output.message("measures the variants of the model without a server")
     gpu = worker_devices(os.environ, 1)[0].cuda_visible_devices
     device = ("cuda:0" if gpu else "cpu") if config.device == "auto" else config.device
@@ -248,6 +248,8 @@ def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Compariso
     except ConfigError as error:
         output.message(f"goes on with the present variant alone: {error.message}")
         return None
+    if found.left_out:
+        output.message(found.left_out)
     if found.cut:
         output.message(f"goes on with what was measured within {limit_s:.0f} s")
     return found

@@ -54,8 +54,7 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
         (("--variants", "aot:int8"), "aot has no int8; set backend to onnxruntime or openvino"),
         (("--sizes", "1,99"), "no list of batch sizes up to max_batch_size, 4"),
         (("--sizes", "few"), "no list of batch sizes"),
-        (("--input", "missing"), "--input: missing is not a folder: it does not exist"),
-        (("--input", "models.yaml"), "--input: models.yaml is not a folder: it is a file"),
+        (("--input", "missing"), "--input: missing does not exist"),
         (("--input", "empty"), "--input: empty has no files"),
         (("--json", "missing/c.json"), "missing/c.json cannot be written"),
         (("--html", "missing/c.html"), "missing/c.html cannot be written"),
@@ -99,6 +98,9 @@ def test_inputs_that_the_handler_refuses_are_not_measured(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     found = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
     assert all(time.inference_ms > 0.01 for time in found.variants[0].times)
+    left_out = "leaves out 1 of 2 inputs that the handler refuses: expected an image"
+    assert left_out in found.left_out
+    assert left_out in done.stderr
 
 
 def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:

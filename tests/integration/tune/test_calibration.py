@@ -49,13 +49,15 @@ def stuck_model(folder: Path, **options: Any) -> Path:
 
 def test_sizes_that_were_measured_are_kept(tmp_path: Path) -> None:
     stuck_model(tmp_path, stuck_from=16)
+    (tmp_path / "two.json").write_text("2.0")
     output = tmp_path / "output"
 
     def attempt(limit_s: float) -> Comparison | None:
         output.write_bytes(b"")
         # Four tenths of the budget are for the calibration.
         arguments = ("--slo", "p50=3s", "--budget", f"{limit_s / 0.4:.0f}s", "--resume")
-        with tuning(tmp_path, *arguments, model="stuck") as process:
+        given = ("--input", "two.json")
+        with tuning(tmp_path, *arguments, *given, model="stuck") as process:
 
             def goes_on() -> bool:
                 assert process.poll() is None, output.read_text()
@@ -76,6 +78,7 @@ def test_sizes_that_were_measured_are_kept(tmp_path: Path) -> None:
 
     assert "Traceback" not in output.read_text()
     assert found.cut
+    assert found.inputs == str(tmp_path / "two.json")
     eager = found.variants[0]
     assert (eager.optimize, eager.refused) == (Optimize(), "")
     assert [time.size for time in eager.times] == [1, 4]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,7 @@ class Reader:
     headers: dict[str, str] = field(default_factory=dict)
     over: bool = False
     error: str = ""
+    connection: socket.socket | None = None
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +82,7 @@ class Reader:
         return self.events
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(
     url: str, last_id: str = "", body: Any = None, method: str = "", **headers: str
 ) -> Iterator[Reader]:
@@ -96,8 +98,9 @@ def reading(
         try:
             verb = method or ("GET" if body is None else "POST")
             with client.stream(verb, url, headers=headers, json=body) as response:
-                reader.status = response.status_code
+                reader.connection = response.extensions["network_stream"].get_extra_info("socket")
                 reader.headers = dict(response.headers)
+                reader.status = response.status_code
                 for event in events_of(response.iter_lines()):
                     reader.events.append(event)
         except (httpx2.HTTPError, RuntimeError, OSError) as error:
@@ -111,4 +114,8 @@ def reading(
         wait_until(lambda: reader.status or reader.over, f"{url} answers", READ_S)
         yield reader
     finally:
+        # While another thread reads from it, closing it alone would not end the connection.
+        with contextlib.suppress(OSError):
+            if reader.connection is not None:
+                reader.connection.shutdown(socket.SHUT_RDWR)
         client.close()

@@ -44,6 +44,7 @@ SLOW: Final = (
     "integration/models/test_serving.py",
     "integration/observability/test_logs.py",
     "integration/observability/test_monitoring.py",
+    "integration/openai/test_batches.py",
     "integration/pipelines/test_freed.py",
     "integration/pipelines/test_kills.py",
     "integration/redis/test_backup.py",

@@ -14,6 +14,15 @@ import pytest
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import reading
 from tests.harness.deployments.site import Site, running
+from tests.harness.wait import wait_until
+from tests.integration.observability.test_generation_metrics import (
+    FIRST,
+    IN,
+    NEXT,
+    OUT,
+    counted,
+    gauges,
+)
 
 SLOTS = 4
 NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield statement")
@@ -40,6 +49,19 @@ def result(site: Site, job_id: str) -> dict[str, Any]:
 def streamed(site: Site, job_id: str) -> str:
     with site.api.http.stream("GET", f"/api/v1/jobs/{job_id}/stream?format=text") as answer:
         return answer.read().decode()
+
+
+def test_tokens_are_counted(site: Site) -> None:
+    """The first test of this module, so that no tokens were counted before."""
+    value = {"prompt": "for", "max_tokens": 200, "ignore_eos": True}
+    usages = [site.ended(site.submit(value))["result"]["usage"] for _ in range(2)]
+    assert sum(usage["completion_tokens"] for usage in usages) == 400
+    wait_until(lambda: counted(site)[OUT] == 400, "the tokens are counted")
+    found = counted(site)
+    assert found[IN] == sum(usage["prompt_tokens"] for usage in usages)
+    assert found[f"{FIRST}_count"] == 2
+    assert 0 < found[f"{NEXT}_count"] <= 398
+    wait_until(lambda: gauges(site) == [0, 0, SLOTS * 1024], "the end is shown")
 
 
 def test_it_answers_and_streams_the_same_text(site: Site) -> None:
@@ -114,6 +136,7 @@ def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
     assert [streamed(site, job_id) for job_id in ids] == [found["text"] for found in expected]
 
 
+@pytest.mark.slow
 def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
     asked = question("zip", ignore_eos=True, max_tokens=400)
     expected = result(site, site.submit(asked))
@@ -122,6 +145,7 @@ def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
     assert streamed(site, job_id) == expected["text"]
 
 
+@pytest.mark.slow
 def test_log_probabilities_survive_a_killed_process(site: Site) -> None:
     asked = question("zip", ignore_eos=True, max_tokens=400, logprobs=1)
     first = site.submit(asked)

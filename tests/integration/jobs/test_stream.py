@@ -447,6 +447,7 @@ def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site
     assert received.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_clients_that_reconnect_over_kills_lose_no_piece(tmp_path: Path) -> None:
     """API processes are killed while clients read; each client goes on behind its last index."""
     models = write_models(tmp_path, m=model())

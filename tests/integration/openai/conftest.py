@@ -13,16 +13,19 @@ from tests.harness.workers.worker import HANDLERS
 
 MODELS: dict[str, Any] = {
     "docs": {"handler": "language_model", "max_batch_size": 4},
-    "vectors": {"handler": "text_embedding", "max_batch_size": 8},
     "pieces": {"handler": f"{HANDLERS / 'yielding.py'}:Chatting"},
     "echo": {"handler": "echo"},
 }
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """The models above and those of the module's own MODELS."""
     folder = tmp_path_factory.mktemp("openai")
-    with running(folder, MODELS, OMP_NUM_THREADS="1") as found:
+    models = {**MODELS, **getattr(request.module, "MODELS", {})}
+    with running(folder, models, OMP_NUM_THREADS="1") as found:
         yield found
 
 

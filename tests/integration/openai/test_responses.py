@@ -262,6 +262,7 @@ def test_pieces_that_are_not_kept_come_at_the_end(client: Any, site: Site, tmp_p
     assert numbers == sorted(set(numbers))
 
 
+@pytest.mark.slow
 def test_a_killed_process_does_not_change_the_response(client: Any, site: Site) -> None:
     expected = client.responses.create(**asked(max_output_tokens=300)).output_text
     for _ in range(10):

@@ -324,6 +324,7 @@ def test_the_engine_vllm_answers() -> None:
         model.engine.close()
 
 
+@pytest.mark.slow
 def test_a_process_with_an_engine_ends_by_itself() -> None:
     code = (
         "from pathlib import Path\n"
@@ -379,6 +380,7 @@ def crowded(**options: Any) -> LanguageModel:
     return loaded(engine="continuous", cache_tokens=192, **options)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_when_the_cache_is_too_small_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -177,6 +177,7 @@ def test_at_80_columns_the_first_ranks_fit_and_at_200_all_do() -> None:
     assert max(map(len, wide)) > 160
 
 
+@settings(max_examples=40)
 @given(
     width=st.integers(1, 240),
     height=st.integers(1, 70),

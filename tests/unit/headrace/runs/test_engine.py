@@ -415,6 +415,7 @@ class Nowhere(JsonlSink):
         self.rows = getattr(self, "rows", 0) + len(rows)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_inputs(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def test_a_gpus_process_keeps_its_environment() -> None:
     assert tuned({"A": "1"}, "cuda:0") == {"A": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch_computes_with_the_users_number_of_threads(threads: int) -> None:
     given = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": str(threads)}

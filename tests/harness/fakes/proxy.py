@@ -7,12 +7,52 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from typing_extensions import override
 
-class Proxy:
-    """Carries connections to a port of this machine.
+
+class Carrier:
+    """Carries connections to a port of this machine, in threads of its own.
 
     Attributes:
         port: where it listens.
+    """
+
+    def __init__(self, to_port: int) -> None:
+        self._to_port = to_port
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections, and accept no more."""
+        self._listener.close()
+        for end in list(self._open):
+            shut(end)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._to_port))
+            except OSError:
+                client.close()
+                continue
+            self._open |= {client, server}
+            self._carry(client, server)
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        """Begin to carry a connection, in other threads."""
+        raise NotImplementedError
+
+
+class Proxy(Carrier):
+    """Carries connections, and can lose or swallow what they carry.
+
+    Attributes:
         lost: how many answers it has lost.
         swallowed: how many requests it has kept to itself.
     """
@@ -21,19 +61,14 @@ class Proxy:
         self.lost = 0
         self.swallowed = 0
         self._unwanted = b""
-        self._to_port = to_port
         self._needle = b""
         self._times = 0
         #: Requests of several connections are counted one after the other.
         self._counting = threading.Lock()
         self._then: Callable[[], None] | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._open: set[socket.socket] = set()
         self._silent = False
         self._dead: set[socket.socket] = set()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        super().__init__(to_port)
 
     def lose_answer_to(
         self, needle: bytes, times: int = 1, then: Callable[[], None] | None = None
@@ -64,28 +99,13 @@ class Proxy:
         """From now on another server is behind this port; what is open stays with the old one."""
         self._to_port = port
 
-    def close(self) -> None:
-        self._listener.close()
-        for end in list(self._open):
-            _shut(end)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._to_port))
-            except OSError:
-                client.close()
-                continue
-            self._open |= {client, server}
-            if self._silent:
-                self._dead |= {client, server}
-            cut = threading.Event()
-            for pump in (self._requests, self._answers):
-                threading.Thread(target=pump, args=(client, server, cut), daemon=True).start()
+    @override
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        if self._silent:
+            self._dead |= {client, server}
+        cut = threading.Event()
+        for pump in (self._requests, self._answers):
+            threading.Thread(target=pump, args=(client, server, cut), daemon=True).start()
 
     def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
         with contextlib.suppress(OSError):
@@ -119,11 +139,11 @@ class Proxy:
             # Nobody hears that the other side has gone.
             return
         for end in ends:
-            _shut(end)
+            shut(end)
             self._open.discard(end)
 
 
-def _shut(end: socket.socket) -> None:
+def shut(end: socket.socket) -> None:
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     end.close()
@@ -132,8 +152,5 @@ def _shut(end: socket.socket) -> None:
 @contextlib.contextmanager
 def proxy(to_port: int) -> Iterator[Proxy]:
     """A proxy while the context lasts."""
-    carrier = Proxy(to_port)
-    try:
+    with contextlib.closing(Proxy(to_port)) as carrier:
         yield carrier
-    finally:
-        carrier.close()

@@ -33,13 +33,6 @@ pipelines:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "models.yaml"
-    path.write_text(FILE)
-    return path
-
-
-@pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
     with registry_server(redis_db.url, file) as server:
         yield server

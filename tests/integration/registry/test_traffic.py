@@ -34,13 +34,6 @@ USERS = [f"user-{n}" for n in range(300)]
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "models.yaml"
-    path.write_text(FILE)
-    return path
-
-
-@pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
     """An API that serves the version 1.0 of the file and 2.0."""
     with registry_server(redis_db.url, file) as server:

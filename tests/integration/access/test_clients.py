@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from headrace.errors import Forbidden, InvalidRequest, RateLimited, TooManyInFli
 from headrace.server.ports import free_port
 from tests.harness.clients.access import make_key, revoke_key
 from tests.harness.clients.clients import SHELLS, client_of
+from tests.harness.clients.commands import headrace_here
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
@@ -106,17 +106,15 @@ def test_nothing_says_the_key(
     assert not any(key[-43:] in text for text in said)
 
 
-def headrace(*arguments: str, cwd: Path, url: str = "", rc: int = 0) -> Any:
+def headrace(
+    *arguments: str, cwd: Path, url: str = "", rc: int = 0
+) -> subprocess.CompletedProcess[str]:
     environ = {"HEADRACE_REDIS_URL": url} if url else {}
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "headrace", *arguments],
-        cwd=cwd, env=clean_environment(**environ), capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    ended = headrace_here(*arguments, cwd=cwd, **environ)
     assert ended.returncode == rc, ended.stderr
     return ended
 
 
-@pytest.mark.slow
 @pytest.mark.leaves_keys  # likewise
 def test_an_operator_makes_lists_renews_and_revokes_keys(
     api: ApiServer, redis_db: RedisServer, tmp_path: Path
@@ -124,12 +122,12 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     url = redis_db.url
     made = headrace("keys", "create", "night batch", "--rate", "50", "--in-flight", "7",
                     "--expires", "90d", cwd=tmp_path, url=url)  # fmt: skip
-    key = made.stdout.decode().strip()
+    key = made.stdout.strip()
     key_id = key.split("_")[1]
-    assert key_id in made.stderr.decode()
+    assert key_id in made.stderr
     # By the settings of this command, which know of loopback alone.
-    assert "the API does not require keys; set HEADRACE_AUTH=on" in made.stderr.decode()
-    assert key[-43:] not in made.stderr.decode()
+    assert "the API does not require keys; set HEADRACE_AUTH=on" in made.stderr
+    assert key[-43:] not in made.stderr
     with Client(api.url, api_key=key) as client:
         job = client.submit("echo", 1)
         listed = json.loads(headrace("keys", "list", "--json", cwd=tmp_path, url=url).stdout)
@@ -137,19 +135,19 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
             "id": key_id, "name": "night batch", "scopes": ["read", "submit"], "rate": 50.0,
         }  # fmt: skip
         assert (listed["in_flight"], listed["max_in_flight"]) == (1, 7)
-        shown = headrace("keys", "list", cwd=tmp_path, url=url).stdout.decode()
+        shown = headrace("keys", "list", cwd=tmp_path, url=url).stdout
         assert "1/7" in shown
         assert key[-43:] not in shown + json.dumps(listed)
         renewed = headrace("keys", "rotate", key_id, "--grace", "1h", cwd=tmp_path, url=url)
-        with Client(api.url, api_key=renewed.stdout.decode().strip()) as again:
+        with Client(api.url, api_key=renewed.stdout.strip()) as again:
             assert again.status(job).status == "queued", "it is the same key"
             assert client.status(job).status == "queued", "for an hour"
             again.cancel(job)
         headrace("keys", "revoke", key_id, cwd=tmp_path, url=url)
-    assert headrace("keys", "list", "--json", cwd=tmp_path, url=url).stdout == b""
+    assert headrace("keys", "list", "--json", cwd=tmp_path, url=url).stdout == ""
     gone = headrace("keys", "revoke", key_id, cwd=tmp_path, rc=2, url=url)
-    assert "there is no API key" in gone.stderr.decode()
-    whole = headrace("keys", "revoke", key, cwd=tmp_path, rc=2, url=url).stderr.decode()
+    assert "there is no API key" in gone.stderr
+    whole = headrace("keys", "revoke", key, cwd=tmp_path, rc=2, url=url).stderr
     assert f"its id is {key_id}" in whole
     assert key[-43:] not in whole
     for wrong in (
@@ -160,9 +158,9 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     for name in ("", "x" * 65, "a\nb"):
         headrace("keys", "create", name, cwd=tmp_path, rc=2, url=url)
     keyless = headrace("models", "--url", api.url, cwd=tmp_path, rc=2)
-    assert "set HEADRACE_API_KEY" in keyless.stderr.decode()
+    assert "set HEADRACE_API_KEY" in keyless.stderr
     nowhere = headrace("keys", "list", cwd=tmp_path, rc=2)
-    assert "no Redis URL is set" in nowhere.stderr.decode()
+    assert "no Redis URL is set" in nowhere.stderr
 
 
 def test_whoever_opens_the_api_to_others_is_told(redis_db: RedisServer, tmp_path: Path) -> None:

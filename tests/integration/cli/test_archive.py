@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.archives import MODEL, good_members, write_folder, write_zip
+from tests.harness.clients.commands import headrace_here
 from tests.harness.servers.up import headrace
 from tests.harness.torchserve import write_archive
 
@@ -15,15 +16,15 @@ from tests.harness.torchserve import write_archive
 @pytest.mark.slow
 def test_a_folder_is_packed_checked_tried_and_pinned(tmp_path: Path) -> None:
     write_folder(tmp_path / "twice")
-    packed = headrace("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
+    packed = headrace_here("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
     assert packed.returncode == 0, packed.stderr
     name, digest = packed.stdout.split()
     assert name == "twice.tar.gz"
-    again = headrace("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
+    again = headrace_here("archive", "twice", "-o", "twice.tar.gz", cwd=tmp_path)
     assert again.returncode == 2
     assert "add --force" in again.stderr
 
-    checked = headrace("archive", "--check", "twice.tar.gz", cwd=tmp_path)
+    checked = headrace_here("archive", "--check", "twice.tar.gz", cwd=tmp_path)
     assert checked.returncode == 0
     assert "model:        twice 3\n" in checked.stdout
     assert digest in checked.stdout
@@ -32,17 +33,18 @@ def test_a_folder_is_packed_checked_tried_and_pinned(tmp_path: Path) -> None:
 
     models = tmp_path / "models.yaml"
     models.write_text(f"models: {{twice: {{source: twice.tar.gz, sha256: '{digest}'}}}}")
-    fine = headrace("check-config", cwd=tmp_path)
+    fine = headrace_here("check-config", cwd=tmp_path)
     assert fine.stdout == "models.yaml: no problems found\n", fine.stderr
     tried = headrace("try", "twice", "--json-input", "21", cwd=tmp_path)
     assert tried.stdout.strip() == "42", tried.stderr
     models.write_text(f"models: {{twice: {{source: twice.tar.gz, sha256: '{'0' * 64}'}}}}")
-    wrong = headrace("check-config", cwd=tmp_path)
+    wrong = headrace_here("check-config", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "models.twice.source: " in wrong.stderr
     assert digest in wrong.stderr
 
 
+@pytest.mark.slow
 def test_an_archive_of_torchserve_is_checked_and_tried(tmp_path: Path) -> None:
     handler = """
 from ts.torch_handler.base_handler import BaseHandler
@@ -68,7 +70,7 @@ class Counts(BaseHandler):
         if file.is_file()
     ]
     write_zip(tmp_path / "m.mar", members)
-    checked = headrace("archive", "--check", "m.mar", cwd=tmp_path)
+    checked = headrace_here("archive", "--check", "m.mar", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert "model:        m 1.0\n" in checked.stdout
     assert "handler:      service\n" in checked.stdout
@@ -87,10 +89,10 @@ def test_a_hostile_archive_is_explained_and_runs_nothing(tmp_path: Path) -> None
     spy = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
     members = [*good_members()[:1], ("handler.py", spy.encode()), ("../up.py", spy.encode())]
     write_zip(tmp_path / "evil.zip", members)
-    checked = headrace("archive", "--check", "evil.zip", cwd=tmp_path)
+    checked = headrace_here("archive", "--check", "evil.zip", cwd=tmp_path)
     assert checked.returncode == 2
     assert "evil.zip: '../up.py' leads out of the folder" in checked.stderr
-    as_json = headrace("archive", "--check", "--json", "evil.zip", cwd=tmp_path)
+    as_json = headrace_here("archive", "--check", "--json", "evil.zip", cwd=tmp_path)
     assert as_json.returncode == 2
     assert json.loads(as_json.stdout)["problems"] == ["'../up.py' leads out of the folder"]
     tried = headrace("try", "evil.zip", "--text", "x", cwd=tmp_path)
@@ -107,6 +109,6 @@ def test_what_is_no_archive_and_no_folder(tmp_path: Path) -> None:
         ("gone.zip", "--check"): "does not exist",
         ("twice", "--check", "-o", "a.zip"): "--check writes no archive",
     }.items():
-        done = headrace("archive", *arguments, cwd=tmp_path)
+        done = headrace_here("archive", *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert problem in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.redis.connection import connect
+from tests.harness.clients.commands import headrace_here
 from tests.harness.servers.up import clean_environment, headrace, running_up
 
 HANDLER = """
@@ -33,14 +34,14 @@ def write_handler(folder: Path, text: str = HANDLER) -> str:
 
 @pytest.mark.slow
 def test_a_new_project_is_served_tested_and_tried(tmp_path: Path) -> None:
-    done = headrace("init", "mine", cwd=tmp_path)
+    done = headrace_here("init", "mine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "mine"
     assert {path.name for path in folder.iterdir()} == {
         "handler.py", "models.yaml", "test_handler.py",
     }  # fmt: skip
 
-    checked = headrace("check-config", cwd=folder)
+    checked = headrace_here("check-config", cwd=folder)
     assert checked.stdout.strip() == "models.yaml: no problems found"
     tried = headrace("try", "my_model", "--text", "two words", cwd=folder)
     assert tried.stdout.strip() == '{"text":"TWO WORDS"}', tried.stderr
@@ -57,7 +58,7 @@ def test_a_new_project_is_served_tested_and_tried(tmp_path: Path) -> None:
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "handler.py").write_text("mine")
-    done = headrace("init", cwd=tmp_path)
+    done = headrace_here("init", cwd=tmp_path)
     assert done.returncode == 2
     assert "handler.py" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["handler.py"]
@@ -126,11 +127,11 @@ def test_try_says_which_method_is_misspelt(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_url_prints_what_a_celery_client_needs(tmp_path: Path) -> None:
-    none = headrace("url", cwd=tmp_path)
+    none = headrace_here("url", cwd=tmp_path)
     assert none.returncode == 2
     assert "HEADRACE_REDIS_URL" in none.stderr
     with running_up(tmp_path) as up:
-        url = headrace("url", "--state-dir", str(up.state_dir), cwd=tmp_path).stdout.strip()
+        url = headrace_here("url", "--state-dir", str(up.state_dir), cwd=tmp_path).stdout.strip()
         assert connect(url).ping()
-    given = headrace("url", cwd=tmp_path, HEADRACE_REDIS_URL="redis://elsewhere:1/0")
+    given = headrace_here("url", cwd=tmp_path, HEADRACE_REDIS_URL="redis://elsewhere:1/0")
     assert given.stdout == "redis://elsewhere:1/0\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,9 +13,9 @@ import pytest
 
 from headrace import Client
 from headrace.redis import keys
+from tests.harness.clients.commands import CommandsWithin
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
-from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
 
 pytestmark = pytest.mark.leaves_keys
@@ -235,15 +233,15 @@ def test_the_sdk_routes(api: ApiServer) -> None:
         assert client.clear_traffic("words").weights == {}
 
 
-def test_the_command_changes_what_is_given_and_keeps_the_rest(api: ApiServer) -> None:
+def test_the_command_changes_what_is_given_and_keeps_the_rest(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    commands = CommandsWithin(api.url, tmp_path)
+
     def command(*arguments: str, rc: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "headrace", "models", *arguments],
-            env=clean_environment(HEADRACE_URL=api.url), capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
+        done = commands.run("models", *arguments)
         assert done.returncode == rc, done.stderr
-        return done.stdout + done.stderr
+        return (done.stdout + done.stderr).decode()
 
     route = ("route", "words")
     command(*route, "1.0=90", "2.0=10", "--sticky", "header:X-User")

@@ -33,6 +33,12 @@ pipelines:
 
 
 @pytest.fixture
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API that finds at once what no publication has said."""
+    monkeypatch.setattr("api.components.model_registry.POLL_S", 0.1)
+
+
+@pytest.fixture
 def api(redis_db: RedisServer, file: Path) -> Iterator[ApiServer]:
     with registry_server(redis_db.url, file) as server:
         yield server
@@ -239,6 +245,7 @@ def test_every_change_is_logged_with_its_author(api: ApiServer) -> None:
     assert {change["by"] for change in older} == {"models file models.yaml"}
 
 
+@pytest.mark.usefixtures("frequent_polls")
 @pytest.mark.leaves_keys
 def test_an_api_whose_redis_has_lost_everything_applies_its_file_again(
     api: ApiServer, redis_db: RedisServer
@@ -287,6 +294,7 @@ def test_a_stream_of_changes_begins_with_an_id(api: ApiServer) -> None:
         assert reader.wait_for("change").data["what"] == "reloaded 1.0"
 
 
+@pytest.mark.usefixtures("frequent_polls")
 def test_an_api_starts_with_a_model_that_is_not_readable(redis_db: RedisServer, file: Path) -> None:
     with redis_db.client() as client:
         client.hset(keys.MODELS, "broken", BROKEN)
@@ -319,6 +327,7 @@ def test_an_api_goes_on_with_what_it_has_while_a_model_is_not_readable(
     wait_until(lambda: "direct" in names(api), "the API follows again")
 
 
+@pytest.mark.usefixtures("frequent_polls")
 def test_an_api_starts_with_a_full_redis_and_applies_its_file_later(
     redis_db: RedisServer, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,6 +378,7 @@ def test_a_model_that_cannot_be_read_does_not_end_what_others_need(
     wait_until(lambda: "direct" in names(api), "the API follows")
 
 
+@pytest.mark.usefixtures("frequent_polls")
 def test_the_api_follows_on_after_an_unknown_error(
     api: ApiServer,
     redis_db: RedisServer,
@@ -387,6 +397,7 @@ def test_the_api_follows_on_after_an_unknown_error(
     wait_until(lambda: "direct" in names(api), "the API follows again")
 
 
+@pytest.mark.usefixtures("frequent_polls")
 def test_a_generation_that_was_lost_and_counted_again_is_another_one(
     api: ApiServer, redis_db: RedisServer
 ) -> None:

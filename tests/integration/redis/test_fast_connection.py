@@ -131,7 +131,7 @@ def test_a_redis_that_does_not_serve_is_an_error_and_no_answer() -> None:
         asyncio.run(go(server.url))
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_connections_that_close_during_their_handshake_are_lost_connections(
     redis_db: RedisServer, rounds: int
 ) -> None:

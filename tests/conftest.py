@@ -74,6 +74,19 @@ SLOW: Final = (
     "integration/workers/test_profile.py",
     "unit/handlers/optimize/test_backends.py",
 )
+#: The modules that take longest. They begin first, as one that begins last would run alone.
+LONGEST: Final = (
+    "integration/tune/test_tune.py",
+    "compat/test_same.py",
+    "unit/handlers/optimize/test_backends.py",
+    "integration/model_process/test_variants.py",
+    "e2e/test_images.py",
+    "integration/observability/test_monitoring.py",
+    "integration/bench/test_measure.py",
+    "chaos/test_registry_kills.py",
+    "e2e/test_documents.py",
+    "e2e/test_compose.py",
+)
 TESTS: Final = Path(__file__).parent
 
 # How long an example takes is for the machine to say, and it may be busy.
@@ -117,6 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+    rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.hookimpl(tryfirst=True)

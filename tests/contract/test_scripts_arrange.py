@@ -467,5 +467,5 @@ def test_no_history_with_an_order_loses_a_job(any_redis: RedisServer) -> None:
 
     run_state_machine_as_test(
         Arranged,
-        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, database=None),
+        settings=settings(max_examples=12, stateful_step_count=40, deadline=None, database=None),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -88,16 +89,20 @@ def test_a_head_without_an_end_is_431_before_it_takes_more_memory(api: ApiServer
 
 
 def test_a_request_without_progress_is_408(hasty: ApiServer) -> None:
-    timed_out = (408, "/problems/request-timeout")
-    assert exchange(hasty, b"G") == timed_out
-    assert exchange(hasty, GET) == timed_out
     post = (
         b"POST " + JOBS.encode() + b" HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
     )
-    assert exchange(hasty, post + b"Content-Length: 100\r\n\r\n", b'{"model"') == timed_out
-    assert exchange(hasty, post + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n{") == timed_out
     letters = b"POST /api/v1/models/echo/dead-letters/purge HTTP/1.1\r\n" + HOST
-    assert exchange(hasty, letters + b"Content-Length: 9\r\n\r\n{") == timed_out
+    begun: list[tuple[bytes, ...]] = [
+        (b"G",),
+        (GET,),
+        (post + b"Content-Length: 100\r\n\r\n", b'{"model"'),
+        (post + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n{"),
+        (letters + b"Content-Length: 9\r\n\r\n{",),
+    ]
+    with ThreadPoolExecutor(len(begun)) as pool:
+        answers = list(pool.map(lambda parts: exchange(hasty, *parts), begun))
+    assert answers == [(408, "/problems/request-timeout")] * len(begun)
 
 
 def test_a_connection_that_sends_nothing_is_closed(hasty: ApiServer) -> None:

@@ -148,8 +148,8 @@ class Generator(Handler):
     def pause(self, request_ids: Set[str]) -> None:
         """Let these requests wait in their places, and no others, until the next call.
 
-        Offline requests wait until each online one has its first piece. It saves that one time;
-        a handler need not do it.
+        Offline requests wait until each online one has its first piece, and while online ones come
+        only some have a part in a step. It saves the online ones time; a handler need not do it.
         """
 
     @override

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import time
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from headrace.generator import Generated, Generator, Piece, generated, room_for,
 from workers.model_process.batch_state import StageTimes
 from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
+from workers.model_process.offline_limit import OfflineLimit
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.overlap import Inbox, Send
 from workers.model_process.pieces import PieceSender, SendsPieces, piece_json
@@ -42,6 +44,9 @@ BATCHES_MAX: Final = 4096
 WAITING_MAX: Final = 4
 #: For how long offline requests wait at most for the first piece of an online one, in seconds.
 AWAITED_S: Final = 0.5
+#: For how long the thread that reads frames has the interpreter between two steps, in seconds,
+#: while online requests come. One that it reads later misses the next step.
+READ_S: Final = 0.0001
 
 _NO_MEMORY: Final = "the model's memory ran out; give it more, or let fewer requests run at a time"
 
@@ -79,6 +84,10 @@ class ContinuousExecutor:
         self._received = 0
         self._room = (-1, -1, -1)
         self._paused: frozenset[str] = frozenset()
+        self._limit = OfflineLimit()
+        # Those that the limit pauses.
+        self._held: frozenset[str] = frozenset()
+        self._offline_joined = False
         self._whole = handler.budget().tokens
 
     def run(self) -> None:
@@ -98,6 +107,8 @@ class ContinuousExecutor:
     def _take_frames(self) -> bool:
         """Take the frames that have come; wait for one if nothing runs. False at the end."""
         idle = not self._running and not self._waiting
+        if not idle and self._limit.most(clock()) is not None:
+            time.sleep(READ_S)
         while True:
             try:
                 frame = self._inbox.get(block=idle)
@@ -197,8 +208,8 @@ class ContinuousExecutor:
         """Let a request join if there is room; return whether it waits no more."""
         if one.job_id in self._running:
             return False  # an attempt that the worker has lost; it leaves first
-        if one.yields and self._awaited():
-            return False  # the online one comes first to its first piece
+        if one.yields and (self._awaited() or not self._offline_may_join()):
+            return False
         room = room_for(self._handler, one.request, bool(self._running), self._likely(one))
         if room is False and not (self._make_room(one) and self._fits(one)):
             return False
@@ -232,7 +243,6 @@ class ContinuousExecutor:
         return bool(leaving)
 
     def _join(self, one: Request) -> None:
-        self._pause_offline(one)
         resumed = (list(one.tokens),) if one.tokens else ()
         try:
             self._handler.add(one.job_id, one.request, *resumed)
@@ -240,6 +250,9 @@ class ContinuousExecutor:
             self._end(one, failure(error))
             return
         one.began_at, one.produced, one.put_back = clock(), False, False
+        if not one.offline:
+            self._limit.online_came(one.began_at)
+        self._offline_joined = self._offline_joined or one.yields
         self._running[one.job_id] = one
         if not one.began:
             one.began = True
@@ -247,21 +260,34 @@ class ContinuousExecutor:
             if resumed:
                 self._pieces.resume(one.seq, one.job_id)
 
-    def _awaited(self, joining: Request | None = None) -> bool:
+    def _awaited(self) -> bool:
         """Return whether an online request that joined a moment ago has no piece yet."""
-        if joining is not None and not joining.offline:
-            return True
         since = clock() - AWAITED_S
         return any(
             not one.offline and not one.produced and one.began_at > since
             for one in self._running.values()
         )
 
-    def _pause_offline(self, joining: Request | None = None) -> None:
-        """Let offline requests wait until each online one has its first piece."""
-        paused: frozenset[str] = frozenset()
-        if self._awaited(joining):
-            paused = frozenset(one.job_id for one in self._running.values() if one.yields)
+    def _offline_may_join(self) -> bool:
+        """Return whether one more offline request may join before the next step."""
+        most = self._limit.most(clock())
+        if most is None:
+            return True
+        # One at a time, so that a step does not read many prompts.
+        return not self._offline_joined and len(self._yielding()) < most
+
+    def _yielding(self) -> list[Request]:
+        """Return the offline requests that run, the oldest first."""
+        return sorted(
+            (one for one in self._running.values() if one.yields), key=lambda one: one.number
+        )
+
+    def _pause_offline(self) -> None:
+        """Let offline requests wait: all until each online one has its first piece, then some."""
+        yielding = [one.job_id for one in self._yielding()]
+        most = self._limit.most(clock())
+        self._held = frozenset() if most is None else frozenset(yielding[most:])
+        paused = frozenset(yielding) if self._awaited() else self._held
         if paused != self._paused:
             self._paused = paused
             self._handler.pause(paused)
@@ -269,8 +295,12 @@ class ContinuousExecutor:
     def _step(self) -> None:
         taken: list[tuple[int, str, bytes, list[int]]] = []
         ended: dict[str, Outcome] = {}
+        self._offline_joined, started = False, clock()
+        offline = sum(one.yields for one in self._running.values()) - len(self._paused)
+        pieces: list[Piece] = []
         try:
-            for piece in self._pieces_of_step():
+            pieces = self._pieces_of_step()
+            for piece in pieces:
                 one = self._running.get(piece.id)
                 if one is None or piece.id in ended:
                     continue
@@ -288,8 +318,8 @@ class ContinuousExecutor:
             self._pieces.add(taken)
         for job_id, outcome in ended.items():
             self._end(self._running[job_id], outcome)
-        if self._paused:
-            self._pause_offline()
+        if pieces and offline:
+            self._limit.stepped(clock() - started, offline, clock())
 
     def _pieces_of_step(self) -> list[Piece]:
         with self._executor.span("step", len(self._running)):
@@ -307,6 +337,11 @@ class ContinuousExecutor:
         """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""
         ends = piece.error is not None or piece.finish is not None
         text = b""
+        if not one.offline:
+            now = clock()
+            self._limit.online_came(now)
+            if not one.produced:
+                self._limit.first_piece(now - one.began_at)
         one.produced = True
         one.tokens += piece.tokens
         one.unsent += piece.tokens
@@ -363,14 +398,11 @@ class ContinuousExecutor:
 
     def _report_waiting(self) -> None:
         """Report which requests wait, and which wait no more: a timeout counts only what runs."""
-        for one in self._waiting:
-            if not one.reported:
-                one.reported = True
-                self._send(["waits", one.seq, True])
-        for one in self._running.values():
-            if one.reported:
-                one.reported = False
-                self._send(["waits", one.seq, False])
+        held = ((one, one.job_id in self._held) for one in self._running.values())
+        for one, waits in (*((one, True) for one in self._waiting), *held):
+            if waits != one.reported:
+                one.reported = waits
+                self._send(["waits", one.seq, waits])
 
     def _report_room(self) -> None:
         """Report how many more online and offline jobs may come, and how many have by now."""
@@ -381,6 +413,9 @@ class ContinuousExecutor:
         yielding = sum(one.yields and not one.forgets for one in self._running.values())
         online = self._more(free + yielding, self._waiting.online)
         offline = self._more(free, len(self._waiting))
+        most = self._limit.most(clock())
+        if most is not None:
+            offline = max(0, min(offline, most - len(self._yielding()) - len(self._waiting)))
         if any(one.put_back and one.offline for one in self._waiting):
             offline = 0
         room = (self._received, online, offline)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
 from headrace import Budget, Context, Generator, Piece
+from workers.model_process import continuous, offline_limit
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
 
@@ -202,7 +204,10 @@ def test_an_offline_request_that_has_yielded_for_too_long_stays() -> None:
     assert script.generator.joined == ["job1", "job2"]
 
 
-def test_offline_requests_pause_until_an_online_one_has_its_first_piece() -> None:
+def test_offline_requests_pause_until_an_online_one_has_its_first_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offline_limit, "ONLINE_S", 0.0)
     generator = Counting(slots=3, memory=100)
     script = Script(generator)
     script.job(1, {"words": 5}, offline=LONG)
@@ -212,6 +217,90 @@ def test_offline_requests_pause_until_an_online_one_has_its_first_piece() -> Non
     # One step of the online request alone.
     assert generator.steps == 6
     assert generator.paused == frozenset()
+
+
+class Timed(Counting):
+    """A generator whose steps take 1 ms, and 1 ms more for each request, by a clock of its own."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, memory=10_000)
+        self.now = 0.0
+        # The online and the offline requests that had a part in each step.
+        self.rows: list[tuple[int, int]] = []
+        # Before which step each request joined, and whether it is offline.
+        self.joins: list[tuple[int, bool]] = []
+
+    def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
+        super().add(request_id, request, resume_from)
+        self.joins.append((self.steps, request["words"] > 3))
+
+    def step(self) -> list[Piece]:
+        parts = [one for name, (one, _) in self.running.items() if name not in self.paused]
+        offline = sum(one["words"] > 3 for one in parts)
+        self.rows.append((len(parts) - offline, offline))
+        self.now += 0.001 * (1 + len(parts))
+        return super().step()
+
+
+#: Fits into a step of 5 ms.
+FITS = 4
+
+
+def test_steps_are_short_while_online_requests_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Timed(slots=40)
+    monkeypatch.setattr(continuous, "clock", lambda: generator.now)
+    script = Script(generator)
+    for seq in range(60):
+        script.job(seq, {"words": 50}, offline=LONG)
+    online = range(100, 140)
+    for seq in online:
+        script.job(seq, {"words": 2}, at=10 * (seq - 99))
+    script.run()
+    assert generator.rows[8] == (0, 40), "they fill the slots before the first online request"
+    limited = generator.rows[60:400]
+    assert all(offline <= FITS + 1 for _, offline in limited)
+    assert sum(offline for _, offline in limited) > 2.5 * len(limited), "and they go on"
+    first_steps = [generator.rows[step] for step, offline in generator.joins if not offline]
+    assert first_steps == [(1, 0)] * len(online)
+    joins = [step for step, offline in generator.joins if offline and 60 < step < 400]
+    assert len(set(joins)) == len(joins), "one of them joins at a time"
+    for seq in (*range(60), *online):
+        assert script.text(seq) == words(2 if seq in online else 50)
+
+
+def test_all_offline_requests_run_again_when_no_online_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offline_limit, "ONLINE_S", 0.1)
+    generator = Timed(slots=40)
+    monkeypatch.setattr(continuous, "clock", lambda: generator.now)
+    script = Script(generator)
+    for seq in range(40):
+        script.job(seq, {"words": 100}, offline=LONG)
+    script.job(100, {"words": 2}, at=4)
+    script.run()
+    assert generator.rows[3] == (0, 40)
+    assert all(offline <= FITS + 1 for _, offline in generator.rows[8:12])
+    # Their timeouts do not run meanwhile.
+    assert all(script.waits(seq) == [True, False] for seq in range(FITS + 2, 40))
+    assert script.waits(0) == []
+    assert (0, 40) in generator.rows[30:60]
+    assert script.rooms[-1] == [41, 40, 40]
+
+
+def test_offline_requests_go_on_beside_an_online_one_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = Timed(slots=4)
+    monkeypatch.setattr(continuous, "clock", lambda: generator.now)
+    script = Script(generator)
+    for seq in range(3):
+        script.job(seq, {"words": 5}, offline=0.05)
+    for seq in range(100, 200):
+        script.job(seq, {"words": 1}, at=seq - 100)
+    script.run()
+    ended = [frame[1] for frame in script.sent if frame[0] == "done"]
+    assert {0, 1, 2} < set(ended[:-20])
 
 
 def test_a_request_that_is_too_large_fails_at_once_beside_others() -> None:
@@ -325,4 +414,6 @@ def test_each_request_ends_with_its_text_whatever_comes(
             assert not outcome[0]
         elif drop_after is None or outcome[0]:
             assert text == msgspec.json.decode(outcome[1])["text"] == words(count)
-    assert script.rooms[-1] == [len(jobs), slots, slots]
+    *rooms, offline = script.rooms[-1]
+    assert rooms == [len(jobs), slots]
+    assert 1 <= offline <= slots

@@ -44,8 +44,8 @@ BATCHES_MAX: Final = 4096
 WAITING_MAX: Final = 4
 #: For how long offline requests wait at most for the first piece of an online one, in seconds.
 AWAITED_S: Final = 0.5
-#: For how long the thread that reads frames has the interpreter between two steps, in seconds,
-#: while online requests come. One that it reads later misses the next step.
+#: For how long the thread that reads frames has the interpreter between two steps with offline
+#: requests, in seconds, while online ones come. One that it reads later misses the next step.
 READ_S: Final = 0.0001
 
 _NO_MEMORY: Final = "the model's memory ran out; give it more, or let fewer requests run at a time"
@@ -107,7 +107,7 @@ class ContinuousExecutor:
     def _take_frames(self) -> bool:
         """Take the frames that have come; wait for one if nothing runs. False at the end."""
         idle = not self._running and not self._waiting
-        if not idle and self._limit.most(clock()) is not None:
+        if self._yielding() and self._limit.most(clock()) is not None:
             time.sleep(READ_S)
         while True:
             try:

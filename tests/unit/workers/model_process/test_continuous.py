@@ -288,6 +288,19 @@ def test_all_offline_requests_run_again_when_no_online_one_comes(
     assert script.rooms[-1] == [41, 40, 40]
 
 
+@pytest.mark.parametrize("offline", [False, True])
+def test_the_reader_of_frames_gets_time_only_beside_offline_requests(
+    monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    script = Script(Counting(slots=2, memory=100))
+    script.job(1, {"words": 8}, offline=LONG if offline else None)
+    script.job(2, {"words": 4}, at=2)
+    script.run()
+    assert bool(waited) == offline
+
+
 def test_offline_requests_go_on_beside_an_online_one_in_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -293,7 +294,8 @@ def test_the_reader_of_frames_gets_time_only_beside_offline_requests(
     monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("time.sleep", waited.append)
+    # Threads of other tests may sleep too.
+    monkeypatch.setattr(continuous, "time", SimpleNamespace(sleep=waited.append))
     script = Script(Counting(slots=2, memory=100))
     script.job(1, {"words": 8}, offline=LONG if offline else None)
     script.job(2, {"words": 4}, at=2)

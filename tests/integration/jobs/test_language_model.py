@@ -116,6 +116,7 @@ def killed_in_the_middle(site: Site, asked: Any) -> tuple[str, Any]:
     raise AssertionError("each of ten jobs ended before its process was killed")
 
 
+@pytest.mark.slow
 def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
     values = [question(NAMES[n], ignore_eos=True, max_tokens=300) for n in range(SLOTS)]
     values[1] |= {"temperature": 1.0, "seed": 7}

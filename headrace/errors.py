@@ -248,7 +248,25 @@ class QueueFull(Throttled, code="queue-full", title="Queue full"):
 
 
 class RateLimited(Throttled, code="rate-limited", title="Rate limit"):
-    """The API key makes more requests per second than its rate allows."""
+    """The API key makes more requests a second than its limit, or its jobs need more tokens."""
+
+
+class TokensUsed(RateLimited):
+    """The jobs of the API key need more tokens a minute than its limit allows.
+
+    Args:
+        message: what is wrong.
+        hint: what to do about it.
+        retry_after_s: seconds until there are enough.
+        limit: the tokens a minute.
+        left: how many of them are left.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str, retry_after_s: int, limit: int, left: int
+    ) -> None:
+        super().__init__(message, hint=hint, retry_after_s=retry_after_s)
+        self.limit, self.left = limit, left
 
 
 class TooManyInFlight(Throttled, code="too-many-in-flight", title="Too many jobs in flight"):

@@ -6,11 +6,18 @@ import msgspec
 
 from api.http.messages import Reply
 from api.http.problems import error_headers
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, TokensUsed
 from headrace.openai.errors import openai_error
 
 
 def envelope(error: HeadraceError) -> Reply:
     """Return an error as the answer to a request."""
     body = msgspec.json.encode(openai_error(error))
-    return Reply(error.status, body, headers=error_headers(error))
+    headers = error_headers(error)
+    if isinstance(error, TokensUsed):
+        headers += (
+            (b"x-ratelimit-limit-tokens", b"%d" % error.limit),
+            (b"x-ratelimit-remaining-tokens", b"%d" % error.left),
+            (b"x-ratelimit-reset-tokens", b"%ds" % error.retry_after_s),
+        )
+    return Reply(error.status, body, headers=headers)

@@ -47,6 +47,7 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
         scopes: what it allows.
         rate: requests (and lines of bulk requests) per second; 0 for no limit.
         in_flight: the most jobs in flight; 0 for no limit.
+        tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
         created_s: when it was created, in seconds since 1970.
         expires_s: when it expires, in seconds since 1970; 0 for never.
         acts: it belongs to the deployment and may act for the owner of a job.
@@ -65,6 +66,7 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
     acts: bool = False
     old_digest: bytes = b""
     old_until_s: float = 0.0
+    tokens_per_minute: int = 0
 
     def is_secret(self, secret: str, now_s: float) -> bool:
         """Return whether this is its secret; its duration reveals nothing."""
@@ -87,12 +89,14 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         sees_all: it may see the jobs of other keys.
         in_flight: the most jobs in flight; 0 for no limit.
         rate: requests per second; 0 for no limit.
+        tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
     """
 
     key_id: str
     sees_all: bool
     in_flight: int = 0
     rate: float = 0.0
+    tokens_per_minute: int = 0
 
     def may_see(self, owner: str) -> bool:
         """Return whether it may see a job of this owner ("" for no owner)."""
@@ -110,7 +114,8 @@ EVERYBODY: Final = Caller(key_id="", sees_all=True)
 
 def caller_of(key: ApiKey) -> Caller:
     """Return the caller of a request with this key."""
-    return Caller(key.id, Scope.MANAGE in key.scopes, key.in_flight, key.rate)
+    sees_all = Scope.MANAGE in key.scopes
+    return Caller(key.id, sees_all, key.in_flight, key.rate, key.tokens_per_minute)
 
 
 class PresentedKey(NamedTuple):
@@ -154,6 +159,7 @@ def fields_of(key: ApiKey) -> dict[str, str]:
         "acts": "1" if key.acts else "",
         "old_sha256": key.old_digest.hex(),
         "old_until": f"{key.old_until_s:.6f}",
+        "tokens_per_minute": str(key.tokens_per_minute),
     }
 
 
@@ -173,6 +179,8 @@ def key_from(key_id: str, fields: Mapping[bytes, bytes]) -> ApiKey | None:
             acts=texts["acts"] == "1",
             old_digest=bytes.fromhex(texts["old_sha256"]),
             old_until_s=float(texts["old_until"]),
+            # Keys of older versions have no such field.
+            tokens_per_minute=int(texts.get("tokens_per_minute", 0)),
         )
     except (KeyError, ValueError):
         return None

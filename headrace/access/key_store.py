@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: The bounds of a key's rate, in requests per second.
 RATE_MIN: Final = 0.001
 RATE_MAX: Final = 1_000_000
+#: The bound of a key's tokens a minute.
+TOKENS_PER_MINUTE_MAX: Final = 1_000_000_000_000
 #: Seconds for which an expired key is still listed, so that the reason of a 401 can be found.
 SHOWN_AFTER_S: Final = 30 * 86_400
 #: Seconds for which a key of a component is valid; the component makes a new one in time.
@@ -65,6 +67,7 @@ class ApiKeyStore:
         *,
         rate: float = 0.0,
         in_flight: int = 0,
+        tokens_per_minute: int = 0,
         expires_in_s: float = 0.0,
         acts: bool = False,
     ) -> tuple[ApiKey, str]:
@@ -75,6 +78,7 @@ class ApiKeyStore:
             scopes: what it allows.
             rate: requests per second; 0 for no limit.
             in_flight: the most jobs in flight; 0 for no limit.
+            tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
             expires_in_s: seconds until it expires; 0 for never.
             acts: it may act for other keys, as components of the deployment do.
 
@@ -82,7 +86,7 @@ class ApiKeyStore:
             The key as Redis has it, and its text, which cannot be read again.
 
         Raises:
-            ConfigError: the name or the rate is not valid, or no scope is given.
+            ConfigError: the name or a limit is not valid, or no scope is given.
         """
         if not name.strip() or len(name) > NAME_MAX_CHARS or not name.isprintable():
             raise ConfigError(
@@ -96,6 +100,11 @@ class ApiKeyStore:
                 f"a key cannot have a rate of {rate:g} requests per second",
                 hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; leave it out, or give 0, for no limit.",
             )
+        if not 0 <= tokens_per_minute <= TOKENS_PER_MINUTE_MAX:
+            raise ConfigError(
+                f"a key cannot have {tokens_per_minute} tokens a minute",
+                hint=f"Give 1 to {TOKENS_PER_MINUTE_MAX:,}; leave it out, or give 0, for no limit.",
+            )
         made, now_s = new_key(), time.time()
         key = ApiKey(
             id=made.id,
@@ -104,6 +113,7 @@ class ApiKeyStore:
             scopes=frozenset(scopes),
             rate=rate,
             in_flight=in_flight,
+            tokens_per_minute=tokens_per_minute,
             created_s=now_s,
             expires_s=now_s + expires_in_s if expires_in_s else 0.0,
             acts=acts,
@@ -169,7 +179,7 @@ class ApiKeyStore:
             ConfigError: no key has this id.
         """
         with self._client.pipeline() as pipe:
-            pipe.delete(keys.api_key(key_id), keys.rate(key_id))
+            pipe.delete(keys.api_key(key_id), keys.rate(key_id), keys.token_rate(key_id))
             pipe.zrem(keys.API_KEYS, key_id)
             pipe.publish(keys.API_KEY_CHANGES, key_id)
             deleted, listed, _ = pipe.execute()

@@ -19,6 +19,7 @@ from headrace.errors import (
     HeadraceError,
     JobNotFound,
     QueueFull,
+    TokensUsed,
     TooManyInFlight,
 )
 from headrace.jobs.input_details import NO_DETAILS, InputDetails
@@ -36,7 +37,7 @@ from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import NotQueued, SubmitCode
 from headrace.webhooks.task_message import webhook_fields
 
-#: The longest Retry-After of a queue that has no room for tokens.
+#: The longest Retry-After of a job that was refused for its tokens.
 RETRY_MAX_S: Final = 3600
 #: The step of each priority, rounded down as kombu does.
 _STEPS: Final = tuple(str(max(s for s in keys.STEPS if s <= p)) for p in range(10))
@@ -285,7 +286,8 @@ def _shared(
         fields += (JobField.WAITER, waiter)
     if caller.key_id:
         fields += (JobField.KEY, caller.key_id)
-        owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
+        limits = (caller.in_flight, int(caller.sees_all), caller.tokens_per_minute)
+        owner = " ".join(map(str, (caller.key_id, *limits)))
     fields += rare
     return job_scripts.submit_run(
         queue, step, max_depth=max_depth, delay_us=delay_us, expires_us=begin_us,
@@ -387,7 +389,7 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
             f"the jobs of model {job.model} that have not ended need about {row.depth} tokens, and "
             "with this one more than max_queued_tokens",
             hint="Try again after Retry-After, or raise max_queued_tokens in the models file.",
-            retry_after_s=min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S),
+            retry_after_s=_wait_s(row),
         )
     if row.code == SubmitCode.OTHER_REQUEST:
         return _conflict(job.id)
@@ -398,10 +400,30 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
             f"this API key has {row.depth} jobs in flight, its limit",
             hint="Try again when some of them have ended.",
         )
+    if row.code == SubmitCode.TOKENS_USED:
+        return _tokens_used(job, row)
     return BrokerUnavailable(
         f"the queue of model {job.model} is unusable: its key in Redis is not a list",
         hint="Remove the key, or give Headrace a Redis database of its own.",
     )
+
+
+def _tokens_used(job: JobSubmission, row: NotQueued) -> TokensUsed:
+    key_id, *_, limit = str(job.shared[job_scripts.OWNER_AT]).split()
+    needed = str(job.own[-1]).partition(" ")[0]
+    return TokensUsed(
+        f"the job needs about {needed} tokens, and API key {key_id} has {row.depth} left of its "
+        f"{limit} tokens a minute",
+        hint="Try again after Retry-After; an operator can raise the limit.",
+        retry_after_s=_wait_s(row),
+        limit=int(limit),
+        left=row.depth,
+    )
+
+
+def _wait_s(row: NotQueued) -> int:
+    """Return in how many seconds there is room for a job that was refused for its tokens."""
+    return min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S)
 
 
 def answer_to_repeat(

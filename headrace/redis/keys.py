@@ -166,6 +166,8 @@ API_KEY_CHANGES: Final = "hr:keys:news"
 IN_FLIGHT: Final = "hr:inflight"
 #: string, until it is full again: the rate tokens that a key has left.
 rate: Final = Prefix("hr:rate:")
+#: string, until it is full again: the tokens of a minute that the jobs of a key have left.
+token_rate: Final = Prefix("hr:tokens:")
 
 # Background tasks (workers/background/app.py). Celery's own consumer listens on `headrace:control`
 # alone. No model can have these queues: a model's name has no colon.

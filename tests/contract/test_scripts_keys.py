@@ -12,7 +12,7 @@ from tests.harness.clients.script_calls import Job, Queue, foreign
 pytestmark = pytest.mark.leaves_keys
 
 A, B = "a" * 12, "b" * 12
-QUEUED, KNOWN, CONFLICT, OTHERS, TOO_MANY = 1, 2, 3, 5, 6
+QUEUED, KNOWN, CONFLICT, OTHERS, TOO_MANY, TOKENS_USED = 1, 2, 3, 5, 6, 8
 
 
 def count(queue: Queue, key: str = A) -> int:
@@ -154,3 +154,98 @@ def test_a_bucket_holds_a_seconds_worth_and_says_when_there_is_more(queue: Queue
     queue.client.set(keys.rate(A), b"%s %d" % (tokens, int(at) - 1_000_000_000))
     assert take(queue, "0.001", 5) == (1, 0)
     assert 0 < queue.client.pttl(keys.rate(A)) <= 1_002_000
+
+
+#: A millionth of it comes back in 60 us, so that a slow machine changes nothing below.
+MINUTE = 1000
+
+
+def needing(tokens: int, **more: Any) -> Job:
+    return Job(key=A, key_minute=MINUTE, tokens=f"{tokens} ~ -", **more)
+
+
+def left(queue: Queue) -> float:
+    """What the key has left of its minute, as it was written last."""
+    stored: Any = queue.client.get(keys.token_rate(A))
+    return float(stored.split()[0])
+
+
+@pytest.fixture
+def limited(queue: Queue) -> Queue:
+    """The queue, and a key whose record has the limit."""
+    queue.client.hset(keys.api_key(A), "tokens_per_minute", str(MINUTE))
+    return queue
+
+
+def test_tokens_of_a_minute_are_shared_within_a_call_and_across_models(queue: Queue) -> None:
+    other = Queue(queue.client, "other")
+    codes = [code for code, _, _ in queue.submit_runs([needing(300) for _ in range(5)])]
+    assert codes == [QUEUED, QUEUED, QUEUED, TOKENS_USED, TOKENS_USED]
+    ((code, wait_us, depth),) = other.submit(needing(900))
+    assert code == TOKENS_USED
+    assert 100 <= depth < 900
+    # The missing tokens, at a thousand a minute.
+    assert 0 < wait_us <= 48_000_000
+    assert code_of(other, Job(key=A, key_minute=MINUTE)) == QUEUED, "its model counts no tokens"
+    assert code_of(queue, Job(key=B, key_minute=MINUTE, tokens="300 ~ -")) == QUEUED
+    assert code_of(queue, Job(key=A, tokens="300 ~ -")) == QUEUED, "a limit that was taken away"
+    ttl_ms = queue.client.pttl(keys.token_rate(A))
+    assert 0 < ttl_ms <= 55_000, "until it is full again"
+
+
+def test_a_job_larger_than_a_minute_is_taken_alone_and_leaves_a_debt(queue: Queue) -> None:
+    assert code_of(queue, needing(10 * MINUTE)) == QUEUED
+    assert left(queue) == -9 * MINUTE
+    ((code, wait_us, depth),) = queue.submit(needing(2 * MINUTE))
+    assert (code, depth) == (TOKENS_USED, 0)
+    assert 9 * 60_000_000 < wait_us <= 10 * 60_000_000
+
+
+def test_the_end_of_a_job_corrects_its_estimate_once(limited: Queue) -> None:
+    limited.submit(needing(10 * MINUTE))
+    leased = limited.claim_one()
+    assert limited.settle(leased, used=str(9 * MINUTE)) == [1]
+    assert -8 * MINUTE <= left(limited) < -7 * MINUTE, "a thousand more than before, and some time"
+    before = left(limited)
+    assert limited.settle(leased, used="1") == [2]
+    assert left(limited) == before
+    limited.client.delete(keys.token_rate(A))
+    limited.submit(needing(10))
+    assert limited.settle(limited.claim_one(), used=str(5 * MINUTE)) == [1]
+    assert left(limited) < -3 * MINUTE, "it used more than was estimated"
+
+
+def test_only_a_job_that_has_never_run_counts_nothing(limited: Queue) -> None:
+    def submit() -> str:
+        limited.client.delete(keys.token_rate(A))
+        job = needing(10 * MINUTE)
+        limited.submit(job)
+        return job.id
+
+    limited.cancel(submit())
+    assert left(limited) == MINUTE
+    submit()
+    limited.settle(limited.claim_one(), state="x")
+    assert left(limited) == MINUTE
+    running = submit()
+    leased = limited.claim_one()
+    limited.cancel(running)
+    assert limited.settle(leased, state="f") == [3]
+    assert left(limited) == -9 * MINUTE, "cancelled while it ran"
+    submit()
+    assert limited.settle(limited.claim_one(), state="f") == [1]
+    assert left(limited) == -9 * MINUTE, "nothing is known of what it used"
+    submit()
+    limited.settle(limited.claim_one(), state="f", extra=("e", "{}"), retry_us="0")
+    limited.sweep()
+    limited.settle(limited.claim_one(), state="x")
+    assert left(limited) == -9 * MINUTE, "it has run before"
+    limited.client.delete(keys.api_key(A))
+    limited.cancel(submit())
+    assert left(limited) == -9 * MINUTE, "its key was revoked"
+
+
+def test_a_bucket_of_another_type_refuses_nothing(limited: Queue) -> None:
+    limited.client.lpush(keys.token_rate(A), "x")
+    assert code_of(limited, needing(MINUTE)) == QUEUED
+    assert limited.settle(limited.claim_one(), used="1") == [1]

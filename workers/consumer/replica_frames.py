@@ -134,13 +134,15 @@ class ReplicaFrames:
         self._replica_manager.report_due = True
 
     def _done(self, model: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
-        seq, outcomes, times, padding, fits, device_lost = rest
+        seq, outcomes, times, padding, fits, device_lost, *used = rest
         batch = replica.finished(seq, now)
         if device_lost:
             replica.lost_device(batch.jobs[0].id if batch is not None else "", now)
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
+        if used and used[0] is not None:
+            batch.jobs[0].used = str(used[0])
         self.finished.append(
             FinishedBatch(model, batch, BatchResult(outcomes, times, padding, fits), now)
         )

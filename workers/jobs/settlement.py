@@ -150,7 +150,18 @@ def succeeded(
         own = (meta, JobField.RESULT_TYPE, content_type) if content_type else (meta, "", "")
     meta, field, value = own
     return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings, field, value, "", "", *began
+        job.id,
+        job.token,
+        State.SUCCEEDED,
+        meta,
+        batch,
+        timings,
+        field,
+        value,
+        "",
+        "",
+        *began,
+        job.used,
     )
 
 
@@ -191,7 +202,7 @@ def stored_as(
     value = f"{ref} {length} {content_type}"
     return Settlement(
         job.id, job.token, State.SUCCEEDED, meta, batch, timings,
-        JobField.RESULT_REF, value, "", "", *began,
+        JobField.RESULT_REF, value, "", "", *began, job.used,
     )  # fmt: skip
 
 

@@ -357,7 +357,7 @@ class ContinuousExecutor:
                 return failure(piece.error), text
             if not ends:
                 return None, text
-            self._meter.used(piece.usage)
+            one.used = self._meter.used(piece.usage)
             return encode_result(self._result(generated(one.deltas, piece))), text
         except BaseException as error:  # noqa: BLE001 - as above
             if not ends:
@@ -378,10 +378,12 @@ class ContinuousExecutor:
             self._meter.ended(one.job_id)
         one.times.inference = one.ran_s * 1000
         self._pieces.close(one.seq, [one.job_id])
-        self._send_outcome(one.seq, outcome, one.times)
+        self._send_outcome(one.seq, outcome, one.times, one.used)
 
-    def _send_outcome(self, seq: int, outcome: Outcome, times: StageTimes) -> None:
-        self._send(["done", seq, [outcome], times.as_list(), 0, 0, False])
+    def _send_outcome(
+        self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = None
+    ) -> None:
+        self._send(["done", seq, [outcome], times.as_list(), 0, 0, False, used])
 
     def _lost(self, error: BaseException) -> None:
         """End the process because a step raised. A job that ran alone fails with the error."""

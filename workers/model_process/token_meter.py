@@ -53,15 +53,19 @@ class TokenMeter:
         """Note that a request has left."""
         self._last_at.pop(request_id, None)
 
-    def used(self, usage: Mapping[str, Any] | None) -> None:
-        """Count what a request took that has ended.
+    def used(self, usage: Mapping[str, Any] | None) -> int | None:
+        """Count what a request took that has ended, and return it; None if that is unknown.
 
         Raises:
             TypeError, ValueError: a number of tokens is no number.
         """
-        if usage:
-            self._prompt += int(usage.get("prompt_tokens", 0))
-            self._generated += int(usage.get("completion_tokens", 0))
+        if not usage:
+            return None
+        prompt = int(usage.get("prompt_tokens", 0))
+        generated = int(usage.get("completion_tokens", 0))
+        self._prompt += prompt
+        self._generated += generated
+        return prompt + generated
 
     def report(self, *, running: bool) -> None:
         """Send the figures if it is time, or if nothing runs any more."""

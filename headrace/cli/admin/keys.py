@@ -25,6 +25,8 @@ keys_group: Final = group(
 
 #: Longer durations are beyond what a date can be.
 _DURATION_CHARS: Final = 7
+#: The place of the column with the tokens a minute, if any key has this limit.
+_TOKENS_AT: Final = 4
 
 KeyArgument = Annotated[str, argument("ID", "Id of the key: the middle part of its text.", ...)]
 
@@ -45,6 +47,12 @@ def create(
     in_flight: int = option(
         "--in-flight N", "Maximum number of jobs in flight (default: no limit).", 0, min=0
     ),
+    tokens_per_minute: int = option(
+        "--tokens-per-minute N",
+        "Tokens a minute of jobs of models with `schedule: tokens` (default: no limit).",
+        0,
+        min=0,
+    ),
     expires: str | None = option(
         "--expires TIME", "Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires)."
     ),
@@ -57,6 +65,7 @@ def create(
             scope or [Scope.SUBMIT, Scope.READ],
             rate=rate,
             in_flight=in_flight,
+            tokens_per_minute=tokens_per_minute,
             expires_in_s=_seconds(expires, "--expires", least=1),
         )
     _print_once(key, text, as_json=as_json)
@@ -79,8 +88,14 @@ def list_(as_json: options.Json = False) -> None:
         for one in listed:
             output.json_line(_json_object(one.key, one.jobs))
     else:
-        columns = ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES")
-        output.table(columns, map(_row, listed))
+        columns = ["ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"]
+        rows = [list(_row(one)) for one in listed]
+        if any(one.key.tokens_per_minute for one in listed):
+            columns.insert(_TOKENS_AT, ">TOKENS")
+            for row, one in zip(rows, listed, strict=True):
+                tokens = one.key.tokens_per_minute
+                row.insert(_TOKENS_AT, f"{tokens:,}/min" if tokens else "")
+        output.table(columns, rows)
 
 
 @keys_group.command()
@@ -150,6 +165,7 @@ def _json_object(key: ApiKey, jobs: int) -> dict[str, Any]:
         "scopes": sorted(key.scopes),
         "rate": key.rate or None,
         "max_in_flight": key.in_flight or None,
+        "tokens_per_minute": key.tokens_per_minute or None,
         "in_flight": jobs,
         "created_at": _time(key.created_s),
         "expires_at": _time(key.expires_s) if key.expires_s else None,

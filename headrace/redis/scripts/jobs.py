@@ -58,6 +58,7 @@ ClaimedRow = tuple[bytes, bytes, bytes, bytes, int, bytes, bytes, bytes]
 _CLAIM_HEAD: Final = 6
 _CLAIM_ROW: Final = 8
 _SUBMIT_HEAD: Final = 9
+OWNER_AT: Final = 6
 _SUBMIT_ROW: Final = 4
 _NOTICE_ROW: Final = 3
 
@@ -105,6 +106,7 @@ class SubmitCode:
     OTHER_KEY: Final = 5
     IN_FLIGHT_LIMIT: Final = 6
     TOKENS_FULL: Final = 7
+    TOKENS_USED: Final = 8
 
 
 class NotQueued(NamedTuple):
@@ -113,10 +115,10 @@ class NotQueued(NamedTuple):
     Attributes:
         place: its place among the submitted jobs, from 0.
         code: one of `SubmitCode`.
-        created_us: when it was first submitted, if it is known; for TOKENS_FULL in how many us its
-            queue has room, 0 if that is unknown.
-        depth: the depth of its queue in jobs or tokens, or the number of jobs in flight of its API
-            key.
+        created_us: when it was first submitted, if it is known; for TOKENS_FULL and TOKENS_USED in
+            how many us there is room, 0 if that is unknown.
+        depth: the depth of its queue in jobs or tokens, the number of jobs in flight of its API
+            key, or how many tokens of this minute the key has left.
     """
 
     place: int
@@ -147,7 +149,7 @@ def submit_run(
         delay_us: after how long the jobs join the queue.
         expires_us: in how long they must have started; 0 for no limit.
         listed: whether they are in the index of their model.
-        owner: "" or the API key as "id max_in_flight sees_all".
+        owner: "" or the API key as "id max_in_flight sees_all tokens_per_minute".
         values_per_job: 2 (id and message), 3 with the hash of the request, or 4 with the hash or ""
             and the tokens (`JobField.TOKENS`).
         fields: names and values of the record that all of them share.
@@ -251,6 +253,7 @@ class Settlement(NamedTuple):
             goes to the dead letters.
         started: when it began, in us; "" if it has not begun.
         device_wait: for how many ms it waited for the device.
+        used: how many tokens it used; "" if that is unknown.
     """
 
     id: str
@@ -265,6 +268,7 @@ class Settlement(NamedTuple):
     retry_us: str
     started: str = ""
     device_wait: str = "0.0"
+    used: str = ""
 
     @property
     def retried(self) -> bool:

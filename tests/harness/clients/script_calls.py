@@ -84,6 +84,7 @@ class Job:
     webhook_started: bool = False
     tokens: str = ""
     max_tokens: int = 0
+    key_minute: int = 0
 
 
 def foreign(**changes: Any) -> bytes:
@@ -150,7 +151,7 @@ class Queue:
         owner = ""
         if job.key:
             fields += ["ky", job.key]
-            owner = f"{job.key} {job.key_limit} {int(job.key_sees_all)}"
+            owner = f"{job.key} {job.key_limit} {int(job.key_sees_all)} {job.key_minute}"
         own: list[list[Arg]] = [
             [one.id, self.message(one), one.request_hash, one.tokens]
             if one.tokens
@@ -250,6 +251,7 @@ class Queue:
         extra: tuple[str, str] = ("", ""),
         ttl: str = "",
         retry_us: str = "",
+        used: str = "",
     ) -> list[int]:
         started = "" if state in "xc" else STARTED
         timings = "1.0,2.0,3.0,4.0,5.0"
@@ -266,6 +268,7 @@ class Queue:
                 retry_us,
                 started,
                 "6.0",
+                used,
             )
             for job in jobs
         ]

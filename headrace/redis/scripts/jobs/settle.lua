@@ -1,11 +1,11 @@
 -- @include-lazily dead_letter
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
--- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, then per job 12: id, token, outcome (s f x c), Celery result
+-- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, then per job 13: id, token, outcome (s f x c), Celery result
 --       JSON or '' (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
 --       'dead': its message goes to the dead letters, and the value is the error's JSON), when it began in us ('': it has
---       not begun), for how many ms it waited for the device.
+--       not begun), for how many ms it waited for the device, how many tokens it used or '' (unknown).
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 waits for a retry, 0 the lease is lost.
-local PER_JOB = 12
+local PER_JOB = 13
 -- Results up to this length are published to listeners. A longer one is read from the record, so that Redis copies nothing.
 local PUBLISHED_MAX_BYTES = 65536
 local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
@@ -82,7 +82,7 @@ local until_ms = {}
 local function settle(i, id, r, job)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
-  local started, waited = ARGV[i + 10], ARGV[i + 11]
+  local started, waited, first = ARGV[i + 10], ARGV[i + 11], r[6] == '1'
   counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
   -- Only a job that was claimed more than once can have an error.
   if state == 's' and r[6] ~= '1' then call('HDEL', job, 'e') end
@@ -100,7 +100,12 @@ local function settle(i, id, r, job)
   if r[10] then call('PEXPIREAT', PIECES .. id, until_ms[ttl]) end
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
   if r[8] then lib().send_webhook_task(id, r[8], state, r[7]) end
-  if r[11] then lib().end_tokens(ARGV[1], id, r[11], started ~= '') end
+  if r[11] then
+    local used = tonumber(ARGV[i + 12])
+    -- A job that has never begun has used nothing.
+    if started == '' and first then used = 0 end
+    lib().end_tokens(ARGV[1], id, r[11], started ~= '', r[7], used)
+  end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NO_WAITER then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) waiters read the record; Celery ignores this state.

@@ -4,14 +4,15 @@
 -- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that share everything except ids,
 --       messages and request hashes. A run is: queue, step, max depth, delay in us (0: none), in how many us they must have
 --       started (0: no limit), whether they are listed (1 or 0), API key ('': none; else its id, how many jobs it may have
---       in flight, 0 for any number, and 1 if it sees the jobs of others), values of a job w (2, 3 with request hashes, or 4
+--       in flight, 0 for any number, 1 if it sees the jobs of others, and tokens a minute or 0), values of a job w (2, 3 with request hashes, or 4
 --       with hashes and tokens), how many tokens the jobs may have that have not ended (0: any number), count n, then n record
 --       fields and values, count of jobs, then per job w: id, raw message, request hash or '', tokens as in lib/order.lua.
 -- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}. Codes: 2 known already,
 -- 0 queue full, 3 the id was used for another request, 4 a key of the queue has a wrong type, 5 the id belongs to another
 -- API key, 6 the API key has as many jobs in flight as it may (the depth), 7 the queue has as many tokens as it may (the
--- depth; in place of created: in how many us it has room at its present pace, 0 if that is unknown). A refused job does not
--- stop its neighbours.
+-- depth; in place of created: in how many us it has room at its present pace, 0 if that is unknown), 8 the API key has used
+-- its tokens of this minute (the depth: how many are left; in place of created: in how many us there are enough). A refused
+-- job does not stop its neighbours.
 local HEAD = 10
 local index_most = tonumber(ARGV[1])
 local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
@@ -49,9 +50,11 @@ end
 
 -- An API key and how many jobs it has in flight, kept up to date by this call.
 local function look_at_owner(text)
-  local id, most, all = string.match(text, '^(%x+) (%d+) (%d)$')
+  local id, most, all, minute = string.match(text, '^(%x+) (%d+) (%d) (%d+)$')
   local count = try('HGET', IN_FLIGHT, id)
-  return {id = id, most = tonumber(most), all = all == '1', fresh = 0, count = type(count) == 'string' and tonumber(count) or 0}
+  minute = tonumber(minute)
+  return {id = id, most = tonumber(most), all = all == '1', fresh = 0, count = type(count) == 'string' and tonumber(count) or 0,
+    minute = minute, spent = 0, left = minute > 0 and level_of(keys.token_rate .. id, minute / 60, minute, minute)}
 end
 
 local i, n = 2, 0
@@ -91,6 +94,13 @@ local function refusal(name, max_depth, id, record, hash, owner, tokens, max_tok
   if max_tokens > 0 and q.tokens > 0 and q.tokens + tokens > max_tokens then
     local pace = tokens_a_second(q.pace)
     return 7, pace > 0 and whole((q.tokens + tokens - max_tokens) / pace * 1e6) or 0, whole(q.tokens)
+  end
+  if owner and owner.minute > 0 and tokens > 0 then
+    -- A job that needs more than a minute's tokens is taken when none of them is used.
+    local missing = math.min(tokens, owner.minute) - owner.left
+    if missing > 0 then
+      return 8, whole(math.ceil(missing / owner.minute * 60e6)), whole(math.max(0, math.floor(owner.left)))
+    end
   end
 end
 
@@ -153,7 +163,10 @@ local function take(from)
       local result = try('HSET', unpack(set, 1, hash ~= '' and hash_at or hash_at - 2))
       if type(result) == 'table' then return nil, result.err end
       written[record] = true
-      if owner then owner.count, owner.fresh = owner.count + 1, owner.fresh + 1 end
+      if owner then
+        owner.count, owner.fresh = owner.count + 1, owner.fresh + 1
+        if owner.left then owner.left, owner.spent = owner.left - amount, owner.spent + amount end
+      end
       q.tokens, q.more_tokens = q.tokens + amount, q.more_tokens + amount
       gather(q, s, delay, id, ARGV[at + 1], listed, tokens and {tokens, owner and owner.id})
       if begin_by then
@@ -178,6 +191,7 @@ while i <= #ARGV do
 end
 for _, owner in pairs(owners) do
   if owner.fresh > 0 then try('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
+  if owner.spent > 0 then take_minutes_tokens(owner.id, owner.minute, owner.spent) end
 end
 -- If the key has another type, these jobs expire only when they are claimed.
 if #expiring > 0 then

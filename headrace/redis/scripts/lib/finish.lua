@@ -60,11 +60,12 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
-  local input, model, owner, events, stages, pieces, tokens =
-    unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk'))
+  local input, model, owner, events, stages, pieces, tokens, attempts =
+    unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk', 'a'))
   if pieces then redis.call('EXPIRE', PIECES .. id, ttl) end
   if owner then end_in_flight(owner, 1) end
-  if tokens then end_tokens(queue, id, tokens, false) end
+  -- What has never run has used nothing. How much the others have used is unknown.
+  if tokens then end_tokens(queue, id, tokens, false, owner, (attempts or '0') == '0' and 0 or nil) end
   if events then send_webhook_task(id, events, fields[2], owner) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw or stages then save_orphaned_end(queue, id, raw or '', meta, stages) end

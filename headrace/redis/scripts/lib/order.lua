@@ -1,3 +1,4 @@
+-- @include bucket
 -- The jobs of models whose schedule is `tokens`: their tokens, and the order in which they run. See
 -- docs/architecture/token-schedule.md. A record's `tk` is "<tokens> <deadline in s or ~> <prefix or ->".
 -- Tokens a second are a mean over about this time.
@@ -45,9 +46,16 @@ local function tokens_a_second(pace)
   return faded / seen / PACE_US * 1e6
 end
 
--- Counts the end of a job with tokens; `ran`: its tokens were made.
-local function end_tokens(queue, id, tokens, ran)
+-- Lets a job count with what it used against the tokens a minute of its API key, in place of the estimate.
+local function count_used(owner, tokens, used)
+  local minute = tonumber(try('HGET', keys.api_key .. owner, 'tokens_per_minute')) or 0
+  if minute > 0 then take_minutes_tokens(owner, minute, used - tokens_in(tokens)) end
+end
+
+-- Counts the end of a job with tokens. `ran`: its tokens were made; `used`: how many it used, nil if that is unknown.
+local function end_tokens(queue, id, tokens, ran, owner, used)
   leave_order(queue, id)
+  if owner and used then count_used(owner, tokens, used) end
   count_tokens(queue, -tokens_in(tokens))
   if not ran then return end
   local pace = redis.pcall('HGET', keys.count .. queue, 'pace')

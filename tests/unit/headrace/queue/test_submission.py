@@ -195,12 +195,13 @@ def test_a_refusal_for_tokens_has_the_wait_that_the_script_expects() -> None:
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:
-    plain, manager = Caller("a1", sees_all=False, in_flight=7), Caller("b2", sees_all=True)
+    plain = Caller("a1", sees_all=False, in_flight=7)
+    manager = Caller("b2", sees_all=True, tokens_per_minute=9000)
     ids = new_ids(4)
     jobs = [job(i, caller=c) for i, c in zip(ids, (plain, plain, manager, EVERYBODY), strict=True)]
     found = runs(submit_arguments(jobs))
     assert [of for _, of in found] == [ids[:2], ids[2:3], ids[3:]]
-    assert [head[6] for head, _ in found] == ["a1 7 0", "b2 0 1", ""]
+    assert [head[6] for head, _ in found] == ["a1 7 0 0", "b2 0 1 9000", ""]
     assert [head[-2:] for head, _ in found] == [["ky", "a1"], ["ky", "b2"], ["l", 60]]
 
 

@@ -1,0 +1,111 @@
+"""How many tokens a minute the jobs of an API key may need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from headrace.config.model_catalog import load_catalog
+from headrace.redis import keys
+from tests.harness.clients.access import http_as, make_key
+from tests.harness.clients.openai_batches import sdk
+from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
+
+#: With so few a minute, a job of 300 tokens is taken alone, and the next one 50 minutes later.
+LIMIT = 6
+JOBS = "/api/v1/models/m/jobs"
+WORDS = {"words": 3, "max_tokens": 300}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    handler = f"{HANDLERS / 'generating.py'}:Words"
+    return write_models(
+        tmp_path, m={"handler": handler, "schedule": "tokens"}, echo={"handler": "echo"}
+    )
+
+
+@pytest.fixture
+def api(redis_db: RedisServer, models: Path) -> Iterator[ApiServer]:
+    with api_server(redis_db.url, load_catalog(models), auth="on") as server:
+        yield server
+        with redis_db.client() as client:
+            client.flushdb()
+
+
+def wait_s(reply: httpx2.Response) -> int:
+    """The Retry-After of a submit that was refused; 0 if it was not."""
+    if reply.status_code == 202:
+        return 0
+    assert reply.status_code == 429, reply.text
+    assert reply.json()["type"] == "/problems/rate-limited"
+    return int(reply.headers["retry-after"])
+
+
+def test_a_job_counts_with_its_estimate_until_it_is_cancelled(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    key_id, key = make_key(redis_db, tokens_per_minute=LIMIT)
+    with http_as(api, key) as http:
+        job_id = http.post(JOBS, json=WORDS).json()["id"]
+        refused = http.post(JOBS, json=WORDS)
+        assert 1000 < wait_s(refused) <= 3600
+        detail = refused.json()["detail"]
+        assert f"API key {key_id} has 0 left of its {LIMIT} tokens a minute" in detail
+        lines = "\n".join(json.dumps({"model": name, "input": WORDS}) for name in ("m", "echo"))
+        first, second = http.post("/api/v1/jobs/bulk?hold=0", content=lines).text.splitlines()
+        assert json.loads(first)["error"]["type"] == "/problems/rate-limited"
+        assert json.loads(second)["status"] == "queued", "its model counts no tokens"
+        with http_as(api, make_key(redis_db)[1]) as other:
+            assert other.post(JOBS, json=WORDS).status_code == 202
+        assert http.delete(f"/api/v1/jobs/{job_id}").json()["outcome"] == "removed"
+        again = http.put(f"/api/v1/jobs/again-{job_id}", json={"model": "m", "input": WORDS})
+        assert wait_s(again) == 0, "a job that has not run has used nothing"
+        repeat = http.put(f"/api/v1/jobs/again-{job_id}", json={"model": "m", "input": WORDS})
+        assert wait_s(repeat) == 0, "a repeat is no new job"
+        assert wait_s(http.post(JOBS, json=WORDS)) > 1000
+
+
+def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
+    api: ApiServer, redis_db: RedisServer, models: Path, tmp_path: Path
+) -> None:
+    _, key = make_key(redis_db, tokens_per_minute=LIMIT)
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    with (
+        http_as(api, key) as http,
+        celery_worker(redis_db.url, models, tmp_path) as worker,
+    ):
+        worker.wait_ready("m")
+        http.post(JOBS, json={**WORDS, "until": str(gate)})
+        assert wait_s(http.post(JOBS, json=WORDS)) > 1000
+        for n in range(3):
+            (gate / str(n)).touch()
+        # Its three words leave three of the six tokens.
+        wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 30, "the estimate is corrected")
+
+
+def test_the_answer_below_v1_has_the_headers_of_openai(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    key_id, key = make_key(redis_db, tokens_per_minute=LIMIT)
+    with http_as(api, key) as http, sdk(api.url, api_key=key, max_retries=0) as client:
+        http.post(JOBS, json=WORDS)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model="m", prompt="Why?", max_tokens=300)
+    error = caught.value
+    assert (error.code, error.type) == ("rate-limited", "rate_limit_error")
+    headers = error.response.headers
+    assert headers["x-ratelimit-limit-tokens"] == str(LIMIT)
+    assert headers["x-ratelimit-remaining-tokens"] == "0"
+    assert headers["x-ratelimit-reset-tokens"] == f"{headers['retry-after']}s"
+    with redis_db.client() as client_of_redis:
+        assert client_of_redis.pttl(keys.token_rate(key_id)) > 1_000_000

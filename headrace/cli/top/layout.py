@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from headrace.cli.top.view import STEPS, ModelRow, PlaceRow, View
 #: Terminal widths from which further columns are shown.
 MEDIUM: Final = 70
 LARGE: Final = 100
+LARGER: Final = 120
 WIDE: Final = 140
 FULL: Final = 190
 #: Spaces between two columns, and between two tables side by side.
@@ -201,6 +202,15 @@ MODELS: Final = (
     Column("MEMORY", lambda r: size(r.memory) if r.memory else "", WIDE),
     *(Column(f"WAIT P{step}", _waiting_at(step), FULL) for step in STEPS),
 )
+#: Only where a model counts tokens.
+TOKENS: Final = (
+    Column("TOKENS", lambda r: number(r.tokens), LARGER),
+    Column("TOK IN", lambda r: rate(r.tokens_in_s), LARGER),
+    Column("TOK OUT", lambda r: rate(r.tokens_out_s), MEDIUM),
+)
+#: The column behind which these are, and the one that makes room for them.
+_TOKENS_AFTER: Final = "OUT/S"
+_MAKES_ROOM: Final = "FAIL/S"
 HOSTS: Final = (
     Column("HOST", lambda r: one_line(r.labels[0]), left=True),
     Column("CPUS", lambda r: f"{r.one('cpus'):.0f}", MEDIUM),
@@ -247,13 +257,30 @@ def lines(view: View, options: ViewOptions) -> list[Text]:
         visible = models[offset : offset + rows]
     else:
         below = _below(view, options.width, _UNLIMITED)
-    table = _table(MODELS, visible, options.width, options.sort, reverse=options.reverse)
+    columns = _model_columns(view)
+    table = _table(columns, visible, options.width, options.sort, reverse=options.reverse)
     drawn += _rendered(table, options.width)
     if len(visible) < len(models):
         position = Text(f"{offset + 1}-{offset + len(visible)} of {len(models)}", DIM)
         drawn.append(_cut(position, options))
     drawn += below
     return drawn[: options.height] if options.height else drawn
+
+
+def _model_columns(view: View) -> list[Column]:
+    if not _counts_tokens(view):
+        return list(MODELS)
+    columns = []
+    for column in MODELS:
+        makes_room = column.head == _MAKES_ROOM
+        columns.append(replace(column, from_width=LARGE) if makes_room else column)
+        if column.head == _TOKENS_AFTER:
+            columns += TOKENS
+    return columns
+
+
+def _counts_tokens(view: View) -> bool:
+    return any(row.tokens is not None for row in view.models)
 
 
 def ordered(models: Sequence[ModelRow], options: ViewOptions) -> list[ModelRow]:
@@ -277,6 +304,11 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
         ("failed", _per_s(view.sum_of(lambda row: row.failed_s))),
         ("dead", number(sum(row.dead for row in view.models))),
     )
+    tokens = _facts(
+        ("tokens", number(sum(row.tokens or 0 for row in view.models))),
+        ("tokens in", _per_s(view.sum_of(lambda row: row.tokens_in_s))),
+        ("tokens out", _per_s(view.sum_of(lambda row: row.tokens_out_s))),
+    )
     memory = size(view.redis_memory) if view.redis_memory else ""
     if view.redis_limit:
         memory += f" of {size(view.redis_limit)}"
@@ -287,7 +319,8 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
         ("Redis", memory if view.broker else "does not answer"),
         ("round trips", _per_s(view.trips_s)),
     )
-    return [_cut(line, options) for line in (first, jobs, servers)]
+    shown = (first, jobs, tokens, servers) if _counts_tokens(view) else (first, jobs, servers)
+    return [_cut(line, options) for line in shown]
 
 
 def _per_s(value: float | None) -> str:

@@ -22,6 +22,8 @@ class ModelRow:
         waits: waiting jobs by priority step.
         batch: average batch size.
         memory: bytes of its processes.
+        tokens: estimated tokens of the jobs that have not ended; None for a model that counts none.
+        tokens_in_s: tokens of the prompts of requests that have ended; `tokens_out_s`: of answers.
     """
 
     name: str
@@ -44,6 +46,9 @@ class ModelRow:
     p50_s: float | None = None
     p99_s: float | None = None
     batch: float | None = None
+    tokens: int | None = None
+    tokens_in_s: float | None = None
+    tokens_out_s: float | None = None
 
     @property
     def waiting(self) -> int:
@@ -184,6 +189,9 @@ def _model(name: str, now: Sample, span: Span) -> ModelRow:
         more = sum(waits.values()) + held + scheduled - before
         in_s = max(0.0, out_s + more / span.seconds)
     batches = span.grown("batch_size_count", name)
+    tokens = int(now.one("queue_tokens", name))
+    # The server has these series of generators only.
+    generates = (name,) in now.of("generation_tokens_total")
     return ModelRow(
         name=name,
         state=now.states.get(name, ""),
@@ -205,4 +213,7 @@ def _model(name: str, now: Sample, span: Span) -> ModelRow:
         p50_s=span.quantile("job_seconds_bucket", name, 0.5),
         p99_s=span.quantile("job_seconds_bucket", name, 0.99),
         batch=span.grown("batch_size_sum", name) / batches if batches else None,
+        tokens=tokens if tokens or generates else None,
+        tokens_in_s=span.rate("prompt_tokens_total", name) if generates else None,
+        tokens_out_s=span.rate("generation_tokens_total", name) if generates else None,
     )

@@ -23,7 +23,8 @@ from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import Client, write_models
+from tests.harness.workers.worker import HANDLERS, Client, write_models
+from tests.integration.jobs.test_generator import running
 
 GIB = 1 << 30
 HOST = HostFigures("far", 16, 0.25, 64 * GIB, 48 * GIB, 500 * GIB, 100 * GIB)
@@ -110,6 +111,34 @@ def test_at_80_columns_then_at_200_and_the_terminal_is_given_back(
         assert shell.told("cursor_flag") == "1"
         shell.enter("stty -a | grep -cw -- -echo")
         shows(shell, "\n0\n")
+
+
+def test_the_tokens_of_a_generator_at_80_and_120_columns(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words", "schedule": "tokens"}
+    with running(tmp_path, {"writer": generator, "echo": {"handler": "echo"}}) as site:
+        held = site.submit({"words": 3, "max_tokens": 5000, "until": str(gate)}, "writer")
+        environ = clean_environment(HEADRACE_URL=site.api.url)
+        with terminal(tmp_path, 80, 24, environ) as shell:
+            shell.enter(f"{sys.executable} -P -m headrace top --interval 0.5")
+            lines = shows(shell, "TOK OUT", "tokens 5,0", "writer")
+            assert "TOKENS" not in shell.text()
+
+            def counted() -> bool:
+                site.ended(site.submit({"words": 40}, "writer"))
+                line = next((line for line in shell.lines() if "tokens out" in line), "")
+                return bool(line) and "tokens out 0/s" not in line
+
+            wait_until(counted, "the tokens of requests that have ended are shown", 60)
+            shell.resize(120, 30)
+            lines = shows(shell, "TOKENS", "TOK IN", "TOK OUT", "FAIL/S")
+            (writer,) = [line for line in lines if line.startswith("writer ")]
+            assert " 5,0" in writer
+            shell.type("q")
+        for n in range(3):
+            (gate / str(n)).touch()
+        site.ended(held)
 
 
 def test_an_api_that_restarts_is_waited_for(api: ApiProcess, tmp_path: Path) -> None:

@@ -228,6 +228,39 @@ def test_labels_of_workers_are_shown_where_any_worker_has_some() -> None:
     assert not any("LABELS" in line for line in narrow)
 
 
+def test_tokens_are_shown_where_a_model_counts_some() -> None:
+    def of(at_s: float, **tokens: float) -> Sample:
+        plain = sample(at_s, "digits", "writer")
+        more = {f"headrace_{name}": {("writer",): value} for name, value in tokens.items()}
+        return Sample(at_s, {**plain.series, **more}, plain.states)
+
+    counters = {"prompt_tokens_total": 50.0, "generation_tokens_total": 100.0}
+    grown = {"prompt_tokens_total": 70.0, "generation_tokens_total": 12_100.0}
+    plain = view_of(of(12.0, queue_tokens=0.0), of(2.0))
+    assert not any("TOK" in line or "tokens" in line for line in texts(plain, ViewOptions(200)))
+    view = view_of(of(12.0, queue_tokens=34_500.0, **grown), of(2.0, **counters))
+    for width, columns in ((80, ["OUT/S", "TOK", "OUT", "P99"]), (60, ["OUT/S"])):
+        drawn = texts(view, ViewOptions(width, 24))
+        assert "tokens 34.5k   tokens in 2.0/s   tokens out 1,200/s" in drawn[2]
+        (head,) = [line.split() for line in drawn if line.startswith("MODEL ")]
+        at = head.index("OUT/S")
+        assert head[at:] == columns
+        assert len(drawn) <= 24
+    wide = texts(view, ViewOptions(120))
+    (head,) = [line for line in wide if line.startswith("MODEL ")]
+    (digits,) = [line for line in wide if line.startswith("digits ")]
+    (writer,) = [line for line in wide if line.startswith("writer ")]
+    begin, end = head.index("TOKENS"), head.index("TOK OUT") + len("TOK OUT")
+    assert writer[begin:end].split() == ["34.5k", "2.0", "1,200"]
+    assert not digits[begin:end].strip()
+    assert "FAIL/S" in head
+    waiting = view_of(of(12.0, queue_tokens=7.0), None)
+    (head, row) = [
+        line for line in texts(waiting, ViewOptions(120)) if line[:6] in ("MODEL ", "writer")
+    ]
+    assert row[head.index("TOKENS") :].split()[0] == "7", "a static model counts them too"
+
+
 def test_models_are_sorted_by_a_column_and_the_column_says_so() -> None:
     view = shown("a", "b", "c")  # each with one more that waits
     down = texts(view, ViewOptions(80, 24, sort="WAIT"))

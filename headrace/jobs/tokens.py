@@ -22,6 +22,8 @@ NO_DEADLINE: Final = "~"
 NO_PREFIX: Final = "-"
 #: The header with the deadline of the jobs of a bulk request. An older server ignores it.
 DEADLINE_HEADER: Final = "Headrace-Deadline"
+#: An offline job without a deadline is due at the end of the next day, in 24 to 48 hours.
+_DAY_S: Final = 86_400
 #: An estimate is never larger than this.
 TOKENS_MAX: Final = 1_000_000_000
 #: By handler: the new tokens of a request if neither it nor the model's options set `max_tokens`.
@@ -89,6 +91,15 @@ def _prefix(request: _Request) -> str:
 
 def _digest(text: str) -> str:
     return f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def usual_deadline_s(now_s: float) -> int:
+    """Return by when an offline job without a deadline should have run, in seconds since 1970.
+
+    Without one, it would wait for as long as others with one come. It is the same for all jobs of a
+    day (UTC), because jobs with the same deadline are shared between API keys.
+    """
+    return (int(now_s) // _DAY_S + 2) * _DAY_S
 
 
 def token_field(tokens: int, prefix: str, deadline_s: float | None) -> str:

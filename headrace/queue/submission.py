@@ -27,7 +27,7 @@ from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import quiet_message, quiet_pieces, write_message
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
-from headrace.jobs.tokens import NO_PREFIX, estimate, token_field
+from headrace.jobs.tokens import NO_PREFIX, estimate, token_field, usual_deadline_s
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -108,7 +108,7 @@ def submission(
         details: what comes with the input; the metadata is taken from the options.
         shadow_of: the job of which this is a copy for a shadow version, or "".
         deadline_s: by when its result is wanted, in seconds since 1970; None if only its `expires`
-            counts. Offline jobs of a schedule by tokens run in this order.
+            counts, or the usual deadline. Offline jobs of a schedule by tokens run in this order.
     """
     if model.expires_s is not None and options.expires is None and not shadow_of:
         options = msgspec.structs.replace(options, expires=model.expires_s)
@@ -209,6 +209,8 @@ def _tokens(
     if options.expires is not None:
         expires_at = now_s + options.expires
         deadline_s = expires_at if deadline_s is None else min(deadline_s, expires_at)
+    if deadline_s is None:
+        deadline_s = usual_deadline_s(now_s)
     return token_field(tokens, prefix, deadline_s)
 
 

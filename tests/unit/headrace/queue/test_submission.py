@@ -169,15 +169,18 @@ def test_offline_jobs_with_tokens_have_their_deadline_and_prefix() -> None:
     model = ModelConfig(name="t", handler="echo", schedule="tokens")
     text = b'{"messages":[{"role":"system","content":"Be kind."},{"role":"user","content":"%d"}]}'
 
-    def field(n: int, deadline_s: float | None = None, **options: Any) -> str:
+    def field(n: int, deadline_s: float | None = None, now_s: float = 1000, **options: Any) -> str:
         made = submission(
-            "a", model, text % n, JobOptions(priority=9, **options), now_s=1000, result_ttl_s=60,
+            "a", model, text % n, JobOptions(priority=9, **options), now_s=now_s, result_ttl_s=60,
             deadline_s=deadline_s,
         )  # fmt: skip
         return str(made.own[3])
 
     tokens, deadline, prefix = field(1).split()
-    assert (tokens, deadline) == ("21", "~")
+    # The end of the second day.
+    assert (tokens, deadline) == ("21", "0000172800")
+    assert field(1, now_s=86_399).split()[1] == "0000172800"
+    assert field(1, now_s=86_400).split()[1] == "0000259200"
     assert field(2).split()[2] == prefix != "-", "they have the same system prompt"
     assert field(1, 1500.9).split()[1] == "0000001500"
     assert field(1, expires=60).split()[1] == "0000001060"

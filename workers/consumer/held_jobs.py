@@ -143,6 +143,7 @@ class HeldJobs:
         wanted = []
         first_s: list[float] = []
         jobs: dict[int, dict[str, LeasedJob]] = {}
+        replica.streams = True
         for seq, job_id, *rest in rows:
             if seq not in jobs:
                 jobs[seq] = self._streaming(replica, seq)
@@ -158,8 +159,7 @@ class HeldJobs:
             model.stats.observe(worker_report.FIRST_PIECE_S, first_s)
         if wanted:
             # Settlements are resent too. Both keep their order, so pieces stay before the end.
-            pieces: Any = job_scripts.append_pieces(model.config.name, wanted)
-            self._leases.send(pieces, resend=True)
+            self._leases.append_pieces(model.config.name, wanted)
 
     @staticmethod
     def _extend(model: ServedModel, batch: Batch | None) -> None:

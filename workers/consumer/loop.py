@@ -267,6 +267,7 @@ class Consumer:
         if not self._stopping.is_set():
             loads = self._dispatcher.isolation.exclusive is None
             self._replica_manager.maintain(self.models, now, loads=loads)
+        self._replica_manager.hold_back(self.models, now)
         for model in self.models:
             model.deadlines.expire(now)
             for replica in list(model.replicas):

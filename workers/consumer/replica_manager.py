@@ -59,6 +59,8 @@ class ReplicaManager:
         self._orphan_guard = orphan_guard
         self._placement = placement
         self._memory_at = 0.0
+        self._looked_at = 0.0
+        self._holds_back = False
         self._oom_kills = OomKills()
 
     def maintain(self, models: list[ServedModel], now: float, *, loads: bool = True) -> None:
@@ -240,9 +242,35 @@ class ReplicaManager:
                 replica.retire(now)
 
     def _unwatch(self, replica: Replica) -> None:
-        for watched in (replica.frames, replica.exit_fd):
+        frames = None if replica.held_back else replica.frames
+        replica.held_back = False
+        for watched in (frames, replica.exit_fd):
             if watched is not None:
                 self._selector.unregister(watched)
+
+    def hold_back(self, models: Sequence[ServedModel], now: float) -> None:
+        """Read nothing from the processes that stream while too many pieces wait for Redis.
+
+        Then their sockets fill, and their handlers wait with the next piece. No timeout runs.
+        """
+        waited_s, self._looked_at = now - self._looked_at, now
+        full = self._leases.pieces_full
+        if not full and not self._holds_back:
+            return
+        if full and not self._holds_back:
+            logger.warning("many pieces wait for Redis: model processes wait with the next ones")
+        self._holds_back = full
+        for model in models:
+            for replica in model.replicas:
+                for batch in replica.running if replica.held_back else ():
+                    batch.deadline += waited_s
+                if replica.frames is None or replica.held_back == (full and replica.streams):
+                    continue
+                replica.held_back = not replica.held_back
+                if replica.held_back:
+                    self._selector.unregister(replica.frames)
+                else:
+                    self._selector.register(replica.frames, selectors.EVENT_READ, (model, replica))
 
     def release_all(self, models: Sequence[ServedModel], now: float) -> None:
         """Stop all model processes, and return all held jobs to their queues, uncharged."""

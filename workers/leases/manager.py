@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 #: Replicas are leased this much longer than jobs: they are renewed once a second.
 REPLICA_SLACK_US: Final = 2 * US_PER_S
+#: How many entries of a log are read in one call; few of them have more than 256 KiB.
+LOG_PAGE: Final = 64
+#: The most bytes of pieces that wait for Redis, before none are read from model processes any more.
+PIECES_MAX_BYTES: Final = 8 << 20
 #: A worker that has just renewed its replicas may take one before the others.
 REPLICA_FRESH_US: Final = 3 * US_PER_S
 
@@ -104,6 +108,7 @@ class LeaseManager:
         self._connection = connection
         self._outbox = Outbox(connection)
         self._claim_lost = False
+        self._piece_bytes = 0
         # Fast enough to renew the leases before workers that are back already may reap them.
         self._backoff = Backoff(min(MAX_S, settings.lease_ttl_s / 3))
         self.reconnect_at = self._restored_at = 0.0
@@ -319,12 +324,20 @@ class LeaseManager:
         """Read the logs of a generator's jobs, which wait for them."""
         wanted, model.claims.logs_wanted = model.claims.logs_wanted, []
         for job in wanted:
+            self._read_log(model, job, [])
 
-            def read(job: LeasedJob, reply: Any, _now: float) -> None:
-                model.claims.log_read(job, job_scripts.read_entries(reply))
+    def _read_log(self, model: ServedModel, job: LeasedJob, entries: list[Any]) -> None:
+        """Read what follows the first entries of a log, page by page."""
 
-            refused = partial(model.claims.log_read, job, ())
-            self._outbox.add(job_scripts.read_log(job.id), partial(read, job), refused, resend=True)
+        def read(reply: Any, _now: float) -> None:
+            entries.extend(job_scripts.read_entries(reply))
+            if len(reply) < LOG_PAGE:
+                model.claims.log_read(job, entries)
+            elif job.token in model.claims.reading_logs:
+                self._read_log(model, job, entries)
+
+        page = job_scripts.read_log(job.id, entries[-1][0] if entries else 0, LOG_PAGE)
+        self._outbox.add(page, read, partial(model.claims.log_read, job, ()), resend=True)
 
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
@@ -420,14 +433,9 @@ class LeaseManager:
         """
         lease_us = self._lease_us + REPLICA_SLACK_US
         lease = script("workers/lease_replicas").call(
-            [],
-            self.owner,
-            lease_us,
-            self._reap_clock.until_us(now),
-            REPLICA_FRESH_US,
-            others,
+            [], self.owner, lease_us, self._reap_clock.until_us(now), REPLICA_FRESH_US, others,
             *arguments,
-        )
+        )  # fmt: skip
         self._outbox.add(lease, lambda reply, _now: granted(reply))
 
     def delay_reaping(self, now: float) -> None:
@@ -440,6 +448,21 @@ class LeaseManager:
         With `resend` it is sent again after an outage.
         """
         self._outbox.add(command, resend=resend)
+
+    def append_pieces(self, model: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Append pieces to the logs of jobs, after an outage too; see `job_scripts`."""
+        size = sum(len(pieces) + len(more) for *_, pieces, more in rows)
+        self._piece_bytes += size
+
+        def answered(*_: Any) -> None:
+            self._piece_bytes -= size
+
+        self._outbox.add(job_scripts.append_pieces(model, rows), answered, answered, resend=True)
+
+    @property
+    def pieces_full(self) -> bool:
+        """Whether so many pieces wait for Redis that no more should come."""
+        return self._piece_bytes >= PIECES_MAX_BYTES
 
     def socket(self) -> Any:
         """Return the socket for a selector; None without a connection."""

@@ -71,6 +71,8 @@ class Replica:
         jobs: how many jobs this process has run.
         fits: the batch size that fits into memory, as the process reported after its load; 0 for
             `max_batch_size`.
+        streams: its process has sent pieces.
+        held_back: nothing is read from its process for the moment, as Redis is away or slow.
         helpers: pids of processes that belong to it.
         surplus: it ends when its batch has, and no other takes its place.
         successor: the replica that takes its place when it is recycled.
@@ -101,6 +103,8 @@ class Replica:
     staged: Batch | None = None
     idle_since: float = 0.0
     staged_began: bool = False
+    streams: bool = False
+    held_back: bool = False
     preempt_requested: bool = False
     overlap: bool = False
     continuous: bool = False
@@ -194,6 +198,7 @@ class Replica:
             )
         self.frames = FrameSocket(ours)
         self.pid, self.cause = self.process.pid, ""
+        self.streams = False
         with contextlib.suppress(OSError, AttributeError):  # not Linux, or forbidden
             self.exit_fd = os.pidfd_open(self.process.pid)
         self.enter(Phase.LOADING)

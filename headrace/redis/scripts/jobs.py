@@ -413,14 +413,13 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
     Raises:
         ValueError: it cannot be read.
     """
-    flat = msgspec.msgpack.decode(message, type=list[str])
-    values = iter(flat)
+    values = iter(msgspec.msgpack.decode(message, type=list[str]))
     return [CancelNotice(*row) for row in zip(*[values] * _NOTICE_ROW, strict=True)]
 
 
 def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("jobs/progress").call([], *(value for job in jobs for value in job))
+    return script("jobs/progress").call([], *chain.from_iterable(jobs))
 
 
 def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, bytes]]) -> Command:
@@ -438,13 +437,12 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, by
 
 def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int]]) -> Command:
     """Read at most so many entries and bytes of each log, behind an index: id and index of each."""
-    arguments = (value for log in logs for value in log)
-    return script("jobs/read_pieces").call([], most, most_bytes, *arguments)
+    return script("jobs/read_pieces").call([], most, most_bytes, *chain.from_iterable(logs))
 
 
-def read_log(job_id: str) -> Command:
-    """Read the whole log of one job; `read_entries` reads the reply."""
-    return ("XRANGE", keys.pieces(job_id), "-", "+")
+def read_log(job_id: str, after: int, most: int) -> Command:
+    """Read so many entries of a log behind an index at most; `read_entries` reads the reply."""
+    return ("XRANGE", keys.pieces(job_id), f"({after}-0", "+", "COUNT", most)
 
 
 def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
@@ -452,8 +450,8 @@ def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
     entries = []
     for name, flat in reply:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        last = int(name.partition(b"-")[0])
-        entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
+        last, _, _ = name.partition(b"-")
+        entries.append((int(last), fields.get(b"p", b""), fields.get(b"t", b"")))
     return entries
 
 

@@ -7,6 +7,7 @@ whose place `step` raises and the process kills itself; with a folder `until` th
 once. `hangs` is the word in whose place `step` does not return, once for a folder `until`. `cost`
 is what it takes of the 100 tokens at most, and `likely` what it takes probably; with the option
 `grows` it really takes a token for each word. A request that `forgets` has no tokens to go on from.
+`pad` letters follow each word, and `count` is a file that gets the number of words so far.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Words(Generator):
             del self.running[request_id]
             return Piece(request_id, error=InputError("failed in the middle"))
         n += 1
+        if "count" in request:
+            Path(request["count"]).write_text(str(n))
         done = n >= request["words"]
         if done:
             del self.running[request_id]
@@ -94,7 +97,7 @@ class Words(Generator):
             self.running[request_id] = (request, n)
         return Piece(
             request_id,
-            f"w{n - 1} ",
+            f"w{n - 1} " + "x" * request.get("pad", 0),
             () if request.get("forgets") else (n - 1,),
             finish=request.get("finish", "stop") if done else None,
             usage={"completion_tokens": n, "beside": len(self.running) + done, "pid": os.getpid()}

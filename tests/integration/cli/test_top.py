@@ -18,13 +18,13 @@ from headrace.server.supervisor.proc import children_of
 from tests.harness.clients.commands import CommandsWithin
 from tests.harness.clients.doctor import tell
 from tests.harness.clients.terminal import PROMPT, Terminal, terminal
+from tests.harness.deployments.site import running
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, write_models
-from tests.integration.jobs.test_generator import running
 
 GIB = 1 << 30
 HOST = HostFigures("far", 16, 0.25, 64 * GIB, 48 * GIB, 500 * GIB, 100 * GIB)

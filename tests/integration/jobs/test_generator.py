@@ -10,12 +10,15 @@ import pytest
 
 from headrace.config.model_catalog import load_catalog
 from headrace.queue.recovery import release_incarnation
+from headrace.redis.scripts import jobs as job_scripts
 from tests.harness.clients.events import reading
+from tests.harness.clients.script_calls import Queue
 from tests.harness.deployments.site import Site, running
 from tests.harness.servers.api_server import api_server
-from tests.harness.servers.redis_servers import redis_server
+from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
+from workers.leases.manager import LOG_PAGE
 
 HANDLER = f"{HANDLERS / 'generating.py'}:Words"
 SLOTS = 4
@@ -189,6 +192,27 @@ def test_a_step_that_raises_fails_the_request_that_causes_it(site: Site) -> None
     assert [one["status"] for one in found] == ["succeeded", "failed", "succeeded"]
     assert found[1]["error"]["message"] == "ValueError: step raised"
     assert found[0]["result"]["text"] == words(9)
+
+
+def test_a_long_log_is_read_in_pages(tmp_path: Path) -> None:
+    count = 2 * LOG_PAGE + 7
+    path = write_models(tmp_path, m=model())
+    with redis_server() as server, Client(server.url, path) as client:
+        (job_id,) = client.submit("m", {"words": count + 5})
+        queue = Queue(client.redis, "m")
+        leased = queue.claim_one()
+        for n in range(count):
+            row = (job_id, leased.token, n + 1, 1, b'["w%d "]' % n, b"[%d]" % n)
+            queue.send(job_scripts.append_pieces("m", [row]))
+        with celery_worker(server.url, path, tmp_path) as worker:
+            worker.wait_ready("m")
+            client.redis.config_resetstat()
+            queue.release(leased)
+            client.wait(job_id)
+        calls: Any = client.redis.info("commandstats")
+        assert calls["cmdstat_xrange"]["calls"] == 3
+        assert client.result(job_id)["text"] == words(count + 5)
+        nothing_leaks(client.redis)
 
 
 def test_requests_go_on_in_another_worker(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class Desk:
         default_factory=list
     )
 
-    def send(self, call: Any, *, resend: bool) -> None:
-        self.sent.append(call)
+    def append_pieces(self, model: str, rows: list[Any]) -> None:
+        self.sent += rows
 
     def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements

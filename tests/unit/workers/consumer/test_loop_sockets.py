@@ -59,7 +59,9 @@ def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_hear
         def start(*_: object, loads: bool) -> None:
             consumer._selector.register(frames, selectors.EVENT_READ, "the new process")
 
-        manager: Any = SimpleNamespace(maintain=start, check=lambda *_: None)
+        manager: Any = SimpleNamespace(
+            maintain=start, hold_back=lambda *_: None, check=lambda *_: None
+        )
         consumer._replica_manager = manager
         consumer._maintain(0.0)
         theirs.send(b"ready")

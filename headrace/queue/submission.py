@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
@@ -37,7 +38,7 @@ from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import NotQueued, SubmitCode
 from headrace.webhooks.task_message import webhook_fields
 
-#: The longest Retry-After of a job that was refused for its tokens.
+#: The longest Retry-After of a job that was refused for its tokens, before the random part.
 RETRY_MAX_S: Final = 3600
 #: The step of each priority, rounded down as kombu does.
 _STEPS: Final = tuple(str(max(s for s in keys.STEPS if s <= p)) for p in range(10))
@@ -424,8 +425,13 @@ def _tokens_used(job: JobSubmission, row: NotQueued) -> TokensUsed:
 
 
 def _wait_s(row: NotQueued) -> int:
-    """Return in how many seconds there is room for a job that was refused for its tokens."""
-    return min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S)
+    """Return in how many seconds to try again after a refusal for tokens.
+
+    It is when there should be room, and up to a quarter more: clients that were refused together
+    must not come back together, because there is room for some of them only.
+    """
+    wait_s = min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S)
+    return wait_s + random.randint(0, wait_s // 4)  # noqa: S311 - no secret
 
 
 def answer_to_repeat(

@@ -57,7 +57,7 @@ def test_a_job_counts_with_its_estimate_until_it_is_cancelled(
     with http_as(api, key) as http:
         job_id = http.post(JOBS, json=WORDS).json()["id"]
         refused = http.post(JOBS, json=WORDS)
-        assert 1000 < wait_s(refused) <= 3600
+        assert 1000 < wait_s(refused) <= 4500
         detail = refused.json()["detail"]
         assert f"API key {key_id} has 0 left of its {LIMIT} tokens a minute" in detail
         lines = "\n".join(json.dumps({"model": name, "input": WORDS}) for name in ("m", "echo"))
@@ -90,7 +90,7 @@ def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
         for n in range(3):
             (gate / str(n)).touch()
         # Its three words leave three of the six tokens.
-        wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 30, "the estimate is corrected")
+        wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 40, "the estimate is corrected")
 
 
 def test_the_answer_below_v1_has_the_headers_of_openai(

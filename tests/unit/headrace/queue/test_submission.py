@@ -191,10 +191,17 @@ def test_offline_jobs_with_tokens_have_their_deadline_and_prefix() -> None:
 def test_a_refusal_for_tokens_has_the_wait_that_the_script_expects() -> None:
     jobs = [job(job_id) for job_id in new_ids(3)]
     answer = [b"17", 1, 7, b"2500000", 900, 2, 7, 0, 900, 3, 7, b"99000000000", 900]
-    refused = read_receipts(jobs, answer)
-    assert all(isinstance(one, QueueFull) and "900 tokens" in one.message for one in refused)
-    waits = [one.retry_after_s for one in refused if isinstance(one, QueueFull)]
-    assert waits == [3, 1, 3600]
+    found: list[set[int]] = [set(), set(), set()]
+    for _ in range(200):
+        for waits, one in zip(found, read_receipts(jobs, answer), strict=True):
+            assert isinstance(one, QueueFull)
+            assert "900 tokens" in one.message
+            waits.add(one.retry_after_s)
+    assert found[:2] == [{3}, {1}]
+    # Clients that are refused together get different ones, and none of these is too early.
+    assert min(found[2]) >= 3600
+    assert max(found[2]) <= 4500
+    assert len(found[2]) > 50
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:

@@ -117,8 +117,7 @@ class NotQueued(NamedTuple):
         code: one of `SubmitCode`.
         created_us: when it was first submitted, if it is known; for TOKENS_FULL and TOKENS_USED in
             how many us there is room, 0 if that is unknown.
-        depth: the depth of its queue in jobs or tokens, the number of jobs in flight of its API
-            key, or how many tokens of this minute the key has left.
+        depth: of its queue, in jobs or tokens; or its key's jobs in flight, or tokens left.
     """
 
     place: int
@@ -419,7 +418,7 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
 
 def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("jobs/progress").call([], *chain.from_iterable(jobs))
+    return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
 def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, bytes]]) -> Command:
@@ -437,7 +436,7 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, by
 
 def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int]]) -> Command:
     """Read at most so many entries and bytes of each log, behind an index: id and index of each."""
-    return script("jobs/read_pieces").call([], most, most_bytes, *chain.from_iterable(logs))
+    return script("jobs/read_pieces").call([], most, most_bytes, *(v for log in logs for v in log))
 
 
 def read_log(job_id: str, after: int, most: int) -> Command:
@@ -450,8 +449,8 @@ def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
     entries = []
     for name, flat in reply:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        last, _, _ = name.partition(b"-")
-        entries.append((int(last), fields.get(b"p", b""), fields.get(b"t", b"")))
+        last = int(name.partition(b"-")[0])
+        entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
     return entries
 
 

@@ -137,7 +137,17 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
         assert (listed["in_flight"], listed["max_in_flight"]) == (1, 7)
         shown = headrace("keys", "list", cwd=tmp_path, url=url).stdout
         assert "1/7" in shown
+        assert "TOKENS" not in shown, "no key has this limit"
+        assert listed["tokens_per_minute"] is None
         assert key[-43:] not in shown + json.dumps(listed)
+        other = headrace("keys", "create", "writer", "--tokens-per-minute", "9000", "--json",
+                         cwd=tmp_path, url=url)  # fmt: skip
+        assert json.loads(other.stdout)["tokens_per_minute"] == 9000
+        head, first, second = headrace("keys", "list", cwd=tmp_path, url=url).stdout.splitlines()
+        assert head.split()[:6] == ["ID", "NAME", "SCOPES", "RATE", "TOKENS", "IN"]
+        assert "9,000/min" not in first
+        assert "9,000/min" in second
+        headrace("keys", "revoke", json.loads(other.stdout)["id"], cwd=tmp_path, url=url)
         renewed = headrace("keys", "rotate", key_id, "--grace", "1h", cwd=tmp_path, url=url)
         with Client(api.url, api_key=renewed.stdout.strip()) as again:
             assert again.status(job).status == "queued", "it is the same key"
@@ -152,7 +162,8 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     assert key[-43:] not in whole
     for wrong in (
         ("--expires", "soon"), ("--expires", "0s"), ("--scope", "all"), ("--rate", "-1"),
-        ("--rate", "inf"), ("--rate", "1e-9"),
+        ("--rate", "inf"), ("--rate", "1e-9"), ("--tokens-per-minute", "-1"),
+        ("--tokens-per-minute", "1000000000001"),
     ):  # fmt: skip
         headrace("keys", "create", "x", *wrong, cwd=tmp_path, rc=2, url=url)
     for name in ("", "x" * 65, "a\nb"):

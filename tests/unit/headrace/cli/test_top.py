@@ -231,7 +231,9 @@ def test_labels_of_workers_are_shown_where_any_worker_has_some() -> None:
 def test_tokens_are_shown_where_a_model_counts_some() -> None:
     def of(at_s: float, **tokens: float) -> Sample:
         plain = sample(at_s, "digits", "writer")
-        more = {f"headrace_{name}": {("writer",): value} for name, value in tokens.items()}
+        more: dict[str, dict[Labels, float]] = {
+            f"headrace_{name}": {("writer",): value} for name, value in tokens.items()
+        }
         return Sample(at_s, {**plain.series, **more}, plain.states)
 
     counters = {"prompt_tokens_total": 50.0, "generation_tokens_total": 100.0}
@@ -242,9 +244,8 @@ def test_tokens_are_shown_where_a_model_counts_some() -> None:
     for width, columns in ((80, ["OUT/S", "TOK", "OUT", "P99"]), (60, ["OUT/S"])):
         drawn = texts(view, ViewOptions(width, 24))
         assert "tokens 34.5k   tokens in 2.0/s   tokens out 1,200/s" in drawn[2]
-        (head,) = [line.split() for line in drawn if line.startswith("MODEL ")]
-        at = head.index("OUT/S")
-        assert head[at:] == columns
+        (words,) = [line.split() for line in drawn if line.startswith("MODEL ")]
+        assert words[words.index("OUT/S") :] == columns
         assert len(drawn) <= 24
     wide = texts(view, ViewOptions(120))
     (head,) = [line for line in wide if line.startswith("MODEL ")]

@@ -58,6 +58,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         seed: of the arrivals; each load has another one that follows from it.
         stop_early: stop a load that can no longer meet the objective.
         on_load: called with each load when it has ended.
+        on_measured: called with all that is measured, after each load.
         on_rows: called with the index and the rows of each load.
     """
 
@@ -68,6 +69,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     stop_early: bool = False
     on_load: Callable[[Load], None] | None = None
+    on_measured: Callable[[Measurement], None] | None = None
     on_rows: Callable[[int, Sequence[Row]], None] | None = None
 
 
@@ -155,7 +157,7 @@ class _Session:
             started_at=datetime.fromtimestamp(self._began, UTC).isoformat(timespec="seconds"),
             input=target.input,
             objective=self._objective,
-            loads=self.loads,
+            loads=list(self.loads),
             peak=peak,
         )
 
@@ -217,9 +219,12 @@ def measure(
         RequestError: it refuses the first request.
         NotIdle: the server has other work.
     """
-    session = _Session(target, options or LoadOptions(), objective, name)
+    chosen = options or LoadOptions()
+    session = _Session(target, chosen, objective, name)
     for scenario in scenarios:
         session.run(scenario)
+        if chosen.on_measured is not None:
+            chosen.on_measured(session.measurement())
     return session.measurement()
 
 
@@ -263,7 +268,7 @@ def find_peak(
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
     session = _Session(target, chosen, objective, name, earlier)
-    search = PeakSearch(session, objective, chosen.duration_s)
+    search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured)
     if at_least > 0 and not search.met(at_least):
         return search.result()
     rate = start or at_least * growth or (earlier[0].offered_rate if earlier else 0)
@@ -276,10 +281,17 @@ def find_peak(
 class PeakSearch:
     """A search for the peak: `low` met the objective, `high` did not."""
 
-    def __init__(self, session: _Session, objective: Objective, duration_s: float) -> None:
+    def __init__(
+        self,
+        session: _Session,
+        objective: Objective,
+        duration_s: float,
+        on_measured: Callable[[Measurement], None] | None = None,
+    ) -> None:
         self._session = session
         self._objective = objective
         self._duration_s = duration_s
+        self._on_measured = on_measured
         self.low = 0.0
         self.high: float | None = None
         self._spoilt: float | None = None
@@ -296,6 +308,7 @@ class PeakSearch:
             # A quarter more than needed, for the warm-up and for chance.
             length_s = max(length_s, 1.25 * needed / rate + 2.0)
             load = self._session.run(Scenario(kind="server", rate=rate), length_s)
+            self._report()
             verdict = load.verdict
             # The generator's delay only adds to latencies, so it spoils no load that met.
             if verdict is None or (verdict.met and load.steady):
@@ -318,7 +331,12 @@ class PeakSearch:
             self.high = rate if self.high is None else min(self.high, rate)
             if verdict is not None and not verdict.fair and self.high == rate:
                 self._spoilt = rate
+        self._report()
         return met
+
+    def _report(self) -> None:
+        if self._on_measured is not None:
+            self._on_measured(self.result())
 
     def bracket(self, rate: float, growth: float) -> None:
         """Change the rate by a factor until one meets the objective and one does not."""

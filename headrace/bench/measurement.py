@@ -206,6 +206,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         price_per_hour: the price of the hardware for an hour.
         cost_per_1000: the cost of 1,000 results at the best rate that counts; None without a price.
         currency: a name for the unit of the price.
+        interrupted: it was ended before all loads were sent.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None = None
     cost_per_1000: float | None = None
     currency: str = ""
+    interrupted: bool = False
 
 
 class _Format(msgspec.Struct):

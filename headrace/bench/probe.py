@@ -13,7 +13,7 @@ from headrace.bench.targets import Target, reader, target_for, triton_tensor
 from headrace.client.errors import decoded, error_of, job_error, problem_of
 from headrace.client.models import Job
 from headrace.client.sansio import HttpResponse
-from headrace.errors import HeadraceError, ServerUnreachable, UnexpectedAnswer
+from headrace.errors import HeadraceError, JobError, ServerUnreachable, UnexpectedAnswer
 
 _FIRST: Final = 3
 #: An answer within this of the first ones, or this many times as long, is as fast as they were.
@@ -50,10 +50,18 @@ class Probe:
 
         Raises:
             ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request, or the request has no result.
+            HeadraceError: it refuses the request, or none of the requests has a result.
         """
         if not self._first_s:
-            self._first_s = min(self._latency_s() for _ in range(_FIRST))
+            found, failed = list[float](), list[JobError]()
+            for _ in range(_FIRST):
+                try:
+                    found.append(self._latency_s())
+                except JobError as error:
+                    failed.append(error)
+            if not found:
+                raise self._all_failed(failed)
+            self._first_s = min(found)
         return self._first_s
 
     def wait_until_idle(self) -> None:
@@ -62,13 +70,19 @@ class Probe:
         Raises:
             NotIdle: the server stays busy.
             ServerUnreachable: the server does not answer.
+            JobError: a few lone requests have failed.
         """
         limit_s = max(_SLOWER * self.lone_latency_s(), self.lone_latency_s() + _SLOWER_S)
         deadline = time.monotonic() + max(_IDLE_MAX_S, self._timeout_s)
+        failed = list[JobError]()
         while time.monotonic() < deadline:
             try:
                 if self._latency_s() <= limit_s:
                     return
+            except JobError as error:
+                failed.append(error)
+                if len(failed) == _FIRST:
+                    raise self._all_failed(failed) from None
             except HeadraceError as error:
                 if error.status not in _BUSY:
                     raise
@@ -145,6 +159,13 @@ class Probe:
             request = f"GET {answer.again} HTTP/1.1\r\n".encode() + self._target.headers + b"\r\n"
         if answer.error:
             raise self._error(found)
+
+    def _all_failed(self, failed: list[JobError]) -> JobError:
+        return JobError(
+            f"{self._target.model}: all {len(failed)} lone requests failed, the first with "
+            f"{failed[0].message}",
+            hint=f"find the cause with `headrace try {self._target.model} FILE`",
+        )
 
     def _connected(self) -> socket.socket:
         host, port, secure = self._target.address

@@ -12,6 +12,8 @@ from headrace.pages.elements import NOTHING, number
 
 #: The percentiles that a `Spread` has.
 _PERCENTILES: Final = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99", 99.9: "p999"}
+#: What a reader must know of a measurement that was ended early.
+INTERRUPTED: Final = "The measurement was interrupted: it has the loads that had ended."
 #: The columns of the table of loads, after the name of the measurement.
 COLUMNS: Final = (
     "load", "results/s", "95 % interval", "p50 ms", "p95 ms", "p99 ms", "max ms", "batch",
@@ -101,9 +103,10 @@ def notes(load: Load) -> list[str]:
 
 def all_notes(measurement: Measurement) -> list[str]:
     """Return the notes of all loads; of a search none, as of its verdicts."""
+    found = [INTERRUPTED] if measurement.interrupted else []
     if measurement.peak is not None:
-        return []
-    return [text for load in measurement.loads for text in notes(load)]
+        return found
+    return [*found, *(text for load in measurement.loads for text in notes(load))]
 
 
 def verdicts(measurement: Measurement) -> list[tuple[str, str]]:

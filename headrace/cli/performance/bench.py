@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -151,27 +151,45 @@ def run(
     scenarios = _scenarios(scenario, rate, requests, peak=peak)
     for file in (json_file, html, markdown):
         check_folder(file)
-    with _stoppable(), _rows_to(rows) as writer:
-        target = _target(protocol, url, model, version, inputs, content_type, param)
-        chosen = LoadOptions(
-            duration_s=duration, warm_up_s=warm_up, timeout_s=timeout, processes=processes,
-            seed=seed, on_load=_progress,
-            on_rows=writer.write if writer is not None else None,
-        )  # fmt: skip
-        if peak:
-            found = find_peak(target, _needed(objective), chosen, name=name or "")
-        else:
-            found = measure(scenarios, target, chosen, objective=objective, name=name or "")
+    so_far: list[Measurement] = []
+    code = ExitCode.DONE
+    try:
+        with InterruptHandler(None), _rows_to(rows) as writer:
+            target = _target(protocol, url, model, version, inputs, content_type, param)
+            chosen = LoadOptions(
+                duration_s=duration, warm_up_s=warm_up, timeout_s=timeout, processes=processes,
+                seed=seed, on_load=_progress, on_measured=so_far.append,
+                on_rows=writer.write if writer is not None else None,
+            )  # fmt: skip
+            if peak:
+                found = find_peak(target, _needed(objective), chosen, name=name or "")
+            else:
+                found = measure(scenarios, target, chosen, objective=objective, name=name or "")
+    except (KeyboardInterrupt, Terminated) as error:
+        code, found = _interrupted(error, so_far)
     if price is not None:
         found = priced(found, price, currency)
     _print(found)
     _write(found, json_file, html, markdown)
-    raise typer.Exit(verdict(found))
+    raise typer.Exit(code or verdict(found))
+
+
+def _interrupted(
+    error: BaseException, so_far: Sequence[Measurement]
+) -> tuple[ExitCode, Measurement]:
+    """Return the exit code, and the measurement of the loads that had ended."""
+    code, reason = stop_reason(error, "a file")
+    if not so_far:
+        output.message(f"{reason}; no load had ended")
+        raise typer.Exit(code) from None
+    loads = len(so_far[-1].loads)
+    output.message(f"{reason}; the figures are those of the {loads} loads that had ended")
+    return code, msgspec.structs.replace(so_far[-1], interrupted=True)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """End in words on Ctrl-C, SIGTERM and SIGHUP; what is under way is taken back first."""
+    """End a suite in words on Ctrl-C, SIGTERM and SIGHUP; its options are taken back first."""
     try:
         with InterruptHandler(None):
             yield

@@ -36,7 +36,12 @@ ENDS = (0, 1)
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("bench")
     narrow = {"handler": "echo", "max_queue_depth": 3}
-    models = write_models(folder, {"echo": {"handler": "echo"}, "narrow": narrow})
+    (folder / "boom.py").write_text(
+        "from headrace import Handler\n\n\nclass Boom(Handler):\n"
+        "    def inference(self, items):\n        raise RuntimeError('boom')\n"
+    )
+    boom = {"handler": "boom.py:Boom"}
+    models = write_models(folder, {"echo": {"handler": "echo"}, "narrow": narrow, "boom": boom})
     with running_up(folder, models=models) as running:
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 60)
         yield running
@@ -177,6 +182,34 @@ def test_a_suite_that_is_ended_takes_the_options_back(cli: Commands, up: Running
     assert b"ended by SIGTERM" in told
     assert b"Traceback" not in told
     assert changed() == {}
+
+
+def test_a_search_that_is_interrupted_writes_the_loads_that_ended(cli: Commands) -> None:
+    arguments = ("--find-peak", "--slo", "p50=60s", "--confidence", "0.9", "--duration", "1")
+    files = ("--json", "out.json", "--markdown", "out.md")
+    with cli.started("bench", "echo", "-i", "in.json", *arguments, *files) as process:
+        assert process.stderr is not None
+        # Each rate meets the objective, so more loads would follow. The second line shows that the
+        # first load was taken down.
+        lines = [process.stderr.readline() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        printed, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all(b"/s, p99 " in line for line in lines)
+    assert b"interrupted; the figures are those of the " in told
+    assert b"Traceback" not in told
+    assert b"requests a second (" in printed
+    found = read_measurement(cli.folder / "out.json")
+    assert found.interrupted
+    assert found.loads
+    assert found.peak is not None
+    assert "The measurement was interrupted" in (cli.folder / "out.md").read_text()
+
+
+def test_a_model_that_always_fails_is_said_to(cli: Commands) -> None:
+    text = cli.complaint("bench", "boom", "-i", "in.json", "--rate", "5", rc=1)
+    assert "boom: all 3 lone requests failed, the first with RuntimeError: boom" in text
+    assert "`headrace try boom FILE`" in text
 
 
 def test_a_suite_without_a_model_needs_a_server_that_allows_models(cli: Commands) -> None:

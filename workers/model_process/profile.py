@@ -7,8 +7,11 @@ is not being profiled runs none of this code.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import logging
+import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -43,6 +46,7 @@ _IN_FLIGHT: Final = 16
 _TRACE_IDS: Final = 8
 #: How long an automatic profile waits for its batches.
 _AUTOMATIC_S: Final = 600.0
+_FOLDER: Final = "headrace-profile-"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -66,7 +70,7 @@ class ProfileFailed(Exception):
 
 
 class Profiler:
-    """Takes the requests of one model process.
+    """Takes the requests of one model process. At the start it removes what killed ones have left.
 
     Args:
         send: sends a frame to the worker.
@@ -81,6 +85,7 @@ class Profiler:
         self.processes: Sequence[PreprocessProcess] = ()
         self._send = send
         self._busy = threading.Lock()
+        _remove_left_folders()
 
     def take(self, request: Request) -> None:
         """Start a profile in a thread. It waits for an automatic one, and none waits for it."""
@@ -164,8 +169,8 @@ class Profiler:
         return _files_of(profile, f"{ended[0]} {many}")
 
     def _stacks(self, request: Request) -> dict[str, bytes]:
-        with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
-            paths = [Path(folder, str(n)) for n in range(len(self.processes))]
+        with _own_folder() as folder:
+            paths = [folder / str(n) for n in range(len(self.processes))]
             for process, path in zip(self.processes, paths, strict=True):
                 process.frames.send(["profile", str(path), request.seconds])
             found = {"model process": stacks.sample(request.seconds)}
@@ -177,6 +182,11 @@ class Profiler:
                     found[f"preprocess process {n + 1}"] = stacks.read(path)
                 else:
                     logger.warning("a preprocess process was too busy to be sampled")
+        if not any(found.values()):
+            raise ProfileFailed(
+                f"no verb ran within {request.seconds:g} s; send jobs while it runs, or give it "
+                "more time with --seconds"
+            )
         text = stacks.functions_table(found.values())
         return _bounded(
             {"functions.txt": text.encode(), "stacks.folded": stacks.folded(found).encode()}
@@ -254,8 +264,8 @@ def _torch_profiler() -> Any:
 
 
 def _files_of(profile: Any, what: str) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder:
-        path = Path(folder, "trace.json")
+    with _own_folder() as folder:
+        path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
         trace = gzip.compress(path.read_bytes(), 6)
     averages = profile.key_averages()
@@ -274,3 +284,46 @@ def _bounded(files: dict[str, bytes]) -> dict[str, bytes]:
             "allowed; profile fewer batches, or fewer seconds"
         )
     return files
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """Make a folder for files that torch or another process writes; remove it at the end.
+
+    It is locked meanwhile, so that other processes leave it alone.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    # A process that starts now may have removed it before it was locked.
+    while (lock := _locked(folder)) is None:
+        if folder.exists():
+            raise ProfileFailed(f"{folder} cannot be locked; set TMPDIR to a local folder")
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Return the descriptor of a folder, locked; None if it is gone, locked or not ours."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove_left_folders() -> None:
+    """Remove the folders of processes that were killed while they were profiled."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        if (lock := _locked(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)

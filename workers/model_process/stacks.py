@@ -135,8 +135,6 @@ def functions_table(stacks: Iterable[Mapping[Stack, int]]) -> str:
             for function in set(functions):
                 total[part][function] += count
             own[part][functions[-1] if functions else "(the verb itself)"] += count
-    if not samples:
-        return "No verb ran in this time.\n"
     every = sum(samples.values())
     lines = []
     for part in sorted(samples, key=lambda name: (name.startswith("thread "), -samples[name])):

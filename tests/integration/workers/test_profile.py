@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
 class Site:
     api: ApiServer
     worker: Worker
+    temporary: Path
 
     def request(self, model: str, **body: Any) -> Any:
         return self.api.http.post(f"/api/v1/models/{model}/profile", json=body)
@@ -98,9 +100,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
         api = stack.enter_context(registry_server(redis.url, file))
-        worker = stack.enter_context(celery_worker(redis.url, file, folder))
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        worker = stack.enter_context(
+            celery_worker(redis.url, file, folder, environ={"TMPDIR": str(temporary)})
+        )
         worker.wait_ready("turn", "overlapped", "plain", "writing")
-        yield Site(api, worker)
+        yield Site(api, worker, temporary)
 
 
 def events(site: Site, profile: Any) -> list[dict[str, Any]]:
@@ -147,8 +153,13 @@ def test_the_steps_of_a_generator_are_its_batches(site: Site, tmp_path: Path) ->
 
 def test_stacks_show_the_step_of_a_generator(site: Site, tmp_path: Path) -> None:
     commands = Commands(site.api.url, tmp_path)
-    with site.load("writing"):
+
+    def profiled() -> list[subprocess.CompletedProcess[bytes]]:
         done = commands.run("profile", "writing", "--stack", "--seconds", "1.5", "-o", "made")
+        return [] if b"being profiled already" in done.stderr else [done]
+
+    with site.load("writing"):
+        (done,) = wait_until(profiled, "no automatic profile was in the way")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"step: ")
     assert b"Writing.step (profiles0/profiled.py:" in done.stdout
@@ -195,6 +206,14 @@ def test_without_jobs_a_trace_ends_with_an_error_and_the_next_one_works(site: Si
     assert "no batch ended within 0.2 s" in profile["error"]
     with site.load("turn"):
         assert site.profile("turn", batches=1, seconds=60)["state"] == "done"
+
+
+def test_without_jobs_stacks_end_with_an_error(site: Site, tmp_path: Path) -> None:
+    done = Commands(site.api.url, tmp_path).run("profile", "plain", "--stack", "--seconds", "0.2")
+    assert done.returncode == 1
+    assert b"no verb ran within 0.2 s; send jobs while it runs" in done.stderr
+    assert done.stdout == b""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_one_profile_at_a_time(site: Site) -> None:
@@ -266,9 +285,12 @@ def test_the_command_ends_with_the_reason_of_a_failure(site: Site, tmp_path: Pat
 def test_a_process_that_dies_while_it_is_profiled_is_named(site: Site) -> None:
     asked = site.request("plain", kind="stack", seconds=120).json()["id"]
     wait_until(lambda: site.read(asked)["state"] == "running", "the profile runs")
+    left = wait_until(lambda: [*site.temporary.glob("headrace-profile-*")], "its folder is there")
     (process,) = site.worker.states()["plain"]["pids"]
     os.kill(process, signal.SIGKILL)
     found = site.ended(asked)
     assert found["state"] == "failed"
     assert "the model process ended while it was profiled" in found["error"]
     site.worker.wait_ready("plain")
+    # The next process has removed what the killed one has left.
+    assert not any(path.exists() for path in left)

@@ -79,7 +79,6 @@ def test_the_table_has_own_and_total_shares() -> None:
     assert lines[3].split() == ["75.0%", "75.0%", "b", "(x.py:9)"]
     assert lines[4].split() == ["25.0%", "100.0%", "a", "(x.py:1)"]
     assert [line for line in lines if "samples" in line][-1].startswith("thread noise")
-    assert stacks.functions_table([]) == "No verb ran in this time.\n"
 
 
 def test_the_folded_form_has_a_line_for_each_stack() -> None:

@@ -13,15 +13,40 @@ import torch
 from torch import Tensor
 
 from handlers.optimize.forms import Args, floats
+from headrace.optimize.report import median_interval
 
 #: The least share of calibration inputs whose best class must be that of the module.
 AGREEMENT_MIN: Final = 0.98
-#: Rounds of both in turn. The fastest of each counts, as it is disturbed least.
-ROUNDS: Final = 5
-#: Seconds after which no further round begins.
-TIMED_S: Final = 20.0
-#: The ratio of times up to which a variant counts as no slower; equal runs differ by as much.
+#: After so many rounds of both in turn the interval is looked at; the last number is the most.
+LOOKS: Final = (6, 12, 24)
+#: Seconds after which no further round of a batch size begins, if there were `ROUNDS_MIN`.
+TIMED_S: Final = 10.0
+ROUNDS_MIN: Final = 5
+#: Ratios of times from 1 / SLACK to SLACK count as no difference; equal runs differ by as much.
 SLACK: Final = 1.03
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a batch of one size.
+
+    Attributes:
+        eager_ms, own_ms: medians of the module and of the variant.
+        gain, low, high: how many times as fast as the module the variant is: the median of the
+            rounds' ratios, and its 95 % interval.
+    """
+
+    eager_ms: float
+    own_ms: float
+    gain: float
+    low: float
+    high: float
+
+    @property
+    def word(self) -> str:
+        """Return faster or slower if the whole interval says so, else "no difference"."""
+        if self.low > SLACK:
+            return "faster"
+        return "slower" if self.high < 1 / SLACK else "no difference"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,20 +55,35 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         error: the largest difference of an output, relative to its largest value.
         agreement: the share of rows with the same best class; None if there are no classes.
-        times: by batch size: milliseconds of the module and of the variant.
+        times: by batch size, ascending.
         refused: why the variant is not used; "" if it is.
     """
 
     error: float = 0.0
     agreement: float | None = None
-    times: dict[str, tuple[float, float]] = {}
+    times: dict[str, Timing] = {}
     refused: str = ""
 
     @property
-    def gain(self) -> float:
-        """How many times as fast as the module the variant is, the mean of the batch sizes."""
-        ratios = [eager / own for eager, own in self.times.values() if own > 0]
-        return statistics.geometric_mean(ratios) if ratios else 1.0
+    def word(self) -> str:
+        """Return whether it is faster or slower, or "no difference".
+
+        The largest batch decides, because a queue fills batches; if it shows no difference, the
+        next one does.
+        """
+        words = [timing.word for timing in reversed(self.times.values())]
+        return next((word for word in words if word != "no difference"), "no difference")
+
+    @property
+    def speed(self) -> str:
+        """Return in words how fast it is, by batch size; "" if that was not measured."""
+        sizes = ", ".join(
+            f"{one.gain:.2f} times as fast ({one.low:.2f} to {one.high:.2f}) for a batch of {size}"
+            for size, one in self.times.items()
+        )
+        if self.word == "no difference":
+            return f"no difference to the speed of eager: {sizes}" if sizes else ""
+        return f"{self.word} than eager: {sizes}"
 
 
 def compare(
@@ -79,12 +119,8 @@ def compare(
     if wrong:
         return msgspec.structs.replace(found, refused=wrong)
     found = msgspec.structs.replace(found, times=_times(module, variant, timed))
-    if found.gain * SLACK < 1:
-        slower = ", ".join(
-            f"{own:.1f} ms for a batch of {size}, {eager:.1f} ms eager"
-            for size, (eager, own) in found.times.items()
-        )
-        return msgspec.structs.replace(found, refused=f"it is slower than eager: {slower}")
+    if found.word == "slower":
+        return msgspec.structs.replace(found, refused=f"it is {found.speed}")
     return found
 
 
@@ -114,19 +150,39 @@ def _why_wrong(found: Verdict, max_error: float) -> str:
 
 def _times(
     module: Callable[..., Any], variant: Callable[..., Any], timed: Mapping[int, Args]
-) -> dict[str, tuple[float, float]]:
-    """Return the milliseconds of the module and of the variant, by batch size."""
-    found = {}
+) -> dict[str, Timing]:
+    """Return the times of a batch, by its size."""
+    return {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
+
+
+def _timing(module: Callable[..., Any], variant: Callable[..., Any], args: Args) -> Timing:
+    """Run both in turns until their ratio is known well enough, or for a limited time.
+
+    A busy machine disturbs the two runs of a round alike, so their ratio counts.
+    """
+    eager, own = list[float](), list[float]()
     until = time.perf_counter() + TIMED_S
-    for size, args in timed.items():
-        best = [math.inf, math.inf]
-        for round_number in range(ROUNDS):
-            if round_number > 1 and time.perf_counter() > until:
-                break
-            for place, call in enumerate((module, variant)):
-                best[place] = min(best[place], milliseconds(call, args))
-        found[str(size)] = (round(best[0], 3), round(best[1], 3))
-    return found
+    while True:
+        # Each is first in every other round: what ran before warms the caches.
+        order = ((module, eager), (variant, own))
+        for call, times in order if len(eager) % 2 else order[::-1]:
+            times.append(milliseconds(call, args))
+        late = len(eager) >= ROUNDS_MIN and time.perf_counter() > until
+        if not late and len(eager) not in LOOKS:
+            continue
+        found = _timing_of(eager, own)
+        equal = found.low >= 1 / SLACK and found.high <= SLACK
+        if late or equal or found.word != "no difference" or len(eager) >= LOOKS[-1]:
+            return found
+
+
+def _timing_of(eager: Sequence[float], own: Sequence[float]) -> Timing:
+    ratios = sorted(one / max(other, 1e-9) for one, other in zip(eager, own, strict=True))
+    low, high = median_interval(ratios)
+    medians = [round(statistics.median(times), 3) for times in (eager, own)]
+    return Timing(
+        eager_ms=medians[0], own_ms=medians[1], gain=statistics.median(ratios), low=low, high=high
+    )
 
 
 def milliseconds(call: Callable[..., Any], args: Args) -> float:

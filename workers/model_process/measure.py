@@ -29,7 +29,7 @@ import psutil
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
-from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.optimize.report import BatchTime, Comparison, Variant, median_interval
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
@@ -40,8 +40,6 @@ MIB: Final = 1024 * 1024
 #: Seconds of rounds after which a batch size is measured well enough, if three rounds were run.
 SIZE_S: Final = 30.0
 _ROUNDS_MIN: Final = 3
-#: Half the width of the 95 % interval of a median, in places, for the root of the number of rounds.
-_HALF: Final = 0.98
 
 #: Milliseconds of preprocess, inference and postprocess.
 Times = tuple[float, float, float]
@@ -222,12 +220,12 @@ class Measured:
 def _batch_time(size: int, rows: Sequence[Times]) -> BatchTime:
     before, inference, after = zip(*rows, strict=True)
     ordered = sorted(inference)
-    middle, half = (len(ordered) - 1) / 2, _HALF * math.sqrt(len(ordered))
+    low_ms, high_ms = median_interval(ordered)
     return BatchTime(
         size=size,
         inference_ms=round(statistics.median(ordered), 3),
-        low_ms=round(ordered[max(0, math.floor(middle - half))], 3),
-        high_ms=round(ordered[min(len(ordered) - 1, math.ceil(middle + half))], 3),
+        low_ms=round(low_ms, 3),
+        high_ms=round(high_ms, 3),
         preprocess_ms=round(statistics.median(before), 3),
         postprocess_ms=round(statistics.median(after), 3),
     )

@@ -99,8 +99,8 @@ def _log(wanted: Optimize, found: Installed, model: str) -> None:
         )  # fmt: skip
     elif found.used:
         logger.info(
-            "optimize: %s runs: %.2f times as fast as eager, largest error %.2g, agreement %s",
-            wanted.name, verdict.gain, verdict.error,
+            "optimize: %s runs, %s; largest error %.2g, agreement %s",
+            wanted.name, verdict.speed, verdict.error,
             "-" if verdict.agreement is None else f"{verdict.agreement:.1%}", extra=extra,
         )  # fmt: skip
 
@@ -112,7 +112,7 @@ def describe(found: Installed) -> str:
         return f"eager; {name} is refused: {verdict.refused}"
     if not found.used:
         return "eager"
-    return f"{name}, {verdict.gain:.2f} times as fast as eager"
+    return f"{name}, {verdict.speed}"
 
 
 def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:

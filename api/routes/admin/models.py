@@ -72,7 +72,10 @@ class ModelWorker(msgspec.Struct):
         str,
         Meta(
             description="Which variant of its module runs, in words; empty without `optimize`.",
-            examples=["openvino int8, 4.31 times as fast as eager"],
+            examples=[
+                "openvino int8, faster than eager: 4.31 times as fast (4.20 to 4.39) for a batch "
+                "of 8"
+            ],
         ),
     ]
     model_pids: list[int]

@@ -74,7 +74,7 @@ def test_a_slower_variant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check, "milliseconds", times)
     held = Held(trained())
     found = held.install(tmp_path, precision="bfloat16")
-    assert "slower than eager: 2.0 ms for a batch of 1, 1.0 ms eager" in found.verdict.refused
+    assert "slower than eager: 0.50 times as fast (0.50 to 0.50)" in found.verdict.refused
     assert held.forward is held.module
     # A comparison of variants measures it all the same.
     assert held.install(tmp_path, precision="bfloat16", refused_too=True).used

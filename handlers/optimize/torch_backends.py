@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,7 @@ from handlers.optimize.source import Backend, Source, quiet
 from headrace.errors import ConfigError
 
 _PACKAGE: Final = "model.pt2"
+_LIBRARY: Final = "model.so"
 _SCRIPT: Final = "model.pt"
 _ENGINE: Final = "model.ep"
 #: Where torch keeps compiled kernels, in the folder of a variant.
@@ -81,11 +84,27 @@ def _build_package(source: Source, folder: Path) -> None:
             package_path=str(folder / _PACKAGE),
             inductor_configs=settings,
         )
+    if source.on_cpu:
+        _unpack(folder)
+
+
+def _unpack(folder: Path) -> None:
+    """Take the library out of a package: whoever loads a package unpacks it, at each start."""
+    with zipfile.ZipFile(folder / _PACKAGE) as package:
+        (name,) = [one for one in package.namelist() if one.endswith(".so")]
+        with package.open(name) as source, (folder / _LIBRARY).open("wb") as target:
+            shutil.copyfileobj(source, target)
+    (folder / _PACKAGE).unlink()
 
 
 def _load_package(source: Source, folder: Path) -> Run:
-    program = torch._inductor.aoti_load_package(str(folder / _PACKAGE))
-    return _inferred(program)
+    if not source.on_cpu:
+        return _inferred(torch._inductor.aoti_load_package(str(folder / _PACKAGE)))
+    # `aoti_load_package` imports the compiler, which takes more than a second.
+    runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu
+    library = runner(str(folder / _LIBRARY), 1)
+    # The inputs and outputs of `Flat` are flat already.
+    return _inferred(lambda *args: library.run(list(args)))
 
 
 def _build_script(source: Source, folder: Path) -> None:

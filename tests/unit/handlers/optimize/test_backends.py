@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,18 @@ def test_a_variant_gives_the_answers_of_its_module(
     assert (second.build_s, second.used, again.sampled) == (0, True, 0)
     assert second.verdict == first.verdict
     assert again.apart() <= most_apart
+    if backend == "aot":
+        # A process of its own, as this one has compiled.
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            assert pool.submit(_loads_without_the_compiler, tmp_path).result(120)
+
+
+def _loads_without_the_compiler(folder: Path) -> bool:
+    held = Held(trained())
+    found = held.install(folder, backend="aot")
+    right = held.apart() <= 1e-4
+    return found.used and right and "torch._inductor" not in sys.modules
 
 
 @pytest.mark.parametrize("sizes", [(), (2, MOST)])

@@ -43,7 +43,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """Return faster or slower if the whole interval says so, else "no difference"."""
+        """Return faster or slower if the whole interval is, else "no difference"."""
         if self.low > SLACK:
             return "faster"
         return "slower" if self.high < 1 / SLACK else "no difference"

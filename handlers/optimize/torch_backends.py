@@ -89,7 +89,7 @@ def _build_package(source: Source, folder: Path) -> None:
 
 
 def _unpack(folder: Path) -> None:
-    """Take the library out of a package: whoever loads a package unpacks it, at each start."""
+    """Take the library out of a package, which a load would unpack at each start."""
     with zipfile.ZipFile(folder / _PACKAGE) as package:
         (name,) = [one for one in package.namelist() if one.endswith(".so")]
         with package.open(name) as source, (folder / _LIBRARY).open("wb") as target:

@@ -244,10 +244,8 @@ def set_options(
     changed = {**one.changed, **options}
     changed = {key: value for key, value in changed.items() if value is not None}
     after = _with_version(model, version, msgspec.structs.replace(one, changed=changed))
-    given = ", ".join(
-        _in_words(key, one) for key, one in sorted(options.items()) if one is not None
-    )
-    back = ", ".join(sorted(key for key, one in options.items() if one is None))
+    given = ", ".join(_in_words(k, v) for k, v in sorted(options.items()) if v is not None)
+    back = ", ".join(sorted(k for k, v in options.items() if v is None))
     words = [f"set {given}"] * bool(given) + [f"took back {back}"] * bool(back)
     return _change_of(model, after, f"{', '.join(words)} of version {version}")
 

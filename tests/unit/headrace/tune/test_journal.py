@@ -48,6 +48,27 @@ def test_a_resumed_journal_answers_for_its_trials(tmp_path: Path) -> None:
     assert len((tmp_path / NAME).read_bytes().splitlines()) == 5
 
 
+def test_a_confirmation_counts_no_trials_of_an_earlier_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / NAME)
+    journal.begin(HEADER, resume=False)
+    journal.confirms([ONE])
+    journal.recorded("confirm", ONE, 0, lambda: trial(ONE, 10.0))
+    journal.confirms([ONE])
+    assert journal.recorded("confirm", ONE, 0, unexpected).rate == 10.0
+    journal.recorded("search", TWO, 0, lambda: trial(TWO, 20.0))
+    journal.confirms([TWO, ONE])
+    journal.recorded("confirm", ONE, 0, lambda: trial(ONE, 11.0))
+    journal.close()
+
+    again = Journal(tmp_path / NAME)
+    again.begin(HEADER, resume=True)
+    assert again.finalists == [TWO, ONE]
+    assert again.recorded("confirm", ONE, 0, unexpected).rate == 11.0
+    assert again.recorded("search", TWO, 0, unexpected).rate == 20.0
+    assert again.spent_s == 3 * 2.5
+    again.close()
+
+
 @pytest.mark.parametrize("cut", [1, 30, 90])
 def test_a_torn_last_line_is_measured_again(tmp_path: Path, cut: int) -> None:
     filled(tmp_path / NAME)

@@ -343,6 +343,8 @@ class PeakSearch:
         if self.met(rate):
             self._grow(growth)
             return
+        if self.low:  # a lower rate has met it before
+            return
         if self._session.probe.lone_latency_s() * 1000 > self._objective.latency_ms:
             # No rate is so low that a request is faster than on an idle server.
             return

@@ -9,8 +9,17 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from headrace.config.optimize import Optimize
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.space import BATCH_MAX, VARIANT, Point, Space, variant_label, variant_options
+from headrace.tune.space import (
+    BATCH_MAX,
+    FIXED_SHAPES,
+    VARIANT,
+    Point,
+    Space,
+    variant_label,
+    variant_options,
+)
 
 #: Under load a job waits for the batch that runs, and then for its own.
 _BATCHES_OF_A_JOB = 2
@@ -41,6 +50,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     preprocess_share: float
     left_out: list[LeftOut] = []
+
+
+def quickest_first(variants: Iterable[Optimize]) -> list[Optimize]:
+    """Return variants in the order in which they are built: slow builds leave others no time."""
+    return sorted(variants, key=lambda variant: variant.backend in FIXED_SHAPES)
 
 
 def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:

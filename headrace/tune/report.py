@@ -141,14 +141,15 @@ def _trials(trials: list[Trial]) -> str:
     for trial in trials:
         above = f"below {trial.high:.1f}" if trial.high is not None else "no rate was too high"
         result = trial.error or (f"{above}: {trial.cut}" if trial.cut else above)
-        rows.append(
-            (_label(trial.candidate), f"{trial.rate:.1f}", result, f"{trial.seconds:.0f} s")
-        )
+        # The first one is of the present options.
+        label = labelled(trial.candidate, present=trial is trials[0])
+        rows.append((label, f"{trial.rate:.1f}", result, f"{trial.seconds:.0f} s"))
     return _table(("options", "met the objective, requests/s", "limit", "time"), rows)
 
 
-def _label(candidate: Candidate) -> str:
-    return candidate.label or "present options"
+def labelled(candidate: Candidate, *, present: bool) -> str:
+    """Return the label of a candidate, with a mark if it has the present options."""
+    return ": ".join(filter(None, ("present options" if present else "", candidate.label)))
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -38,6 +38,12 @@ OPTIONS: Final = (
 )  # fmt: skip
 
 
+#: The part of the budget that is left which the calibration may take.
+_CALIBRATION: Final = 0.4
+#: Measures the variants of the model within a number of seconds.
+Compare = Callable[[float], Comparison | None]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to tune.
 
@@ -82,7 +88,7 @@ def tune(
     plan: Plan,
     deployment: Deployment,
     target_of: Callable[[str], Target],
-    compare: Callable[[], Comparison | None],
+    compare: Compare,
     progress: Progress,
     find: FindPeak = find_peak,
 ) -> TuneReport:
@@ -92,7 +98,8 @@ def tune(
         plan: what to tune.
         deployment: where the trials run; it is closed in any case.
         target_of: returns the target at an address.
-        compare: measures the variants without a server; returns None if it cannot.
+        compare: measures the variants without a server, within some seconds; returns None if it
+            cannot.
         progress: what to call.
         find: finds a peak.
 
@@ -107,8 +114,8 @@ def tune(
         journal.begin(_header(plan), resume=plan.resume)
         deadline = began + plan.budget_s - journal.spent_s
         begun = _is_unfinished(journal)
-        more = deadline > began and not begun
-        calibration = _calibration(plan, compare, progress, more=more)
+        left_s = 0.0 if begun else max(0.0, deadline - began)
+        calibration = _calibration(plan, compare, progress, left_s)
         progress.on_text("starts the model with its present options")
         try:
             served = deployment.use(Candidate(label="", options={}))
@@ -116,7 +123,8 @@ def tune(
             raise unserved_present(error) from error
         space = _space(plan, served, calibration)
         if not begun:
-            progress.on_text(f"searches {space.size:,} combinations")
+            count = f"{space.size:,} combinations"
+            progress.on_text(f"searches {count}, and measures those that may be better")
         trials = Trials(
             deployment, target_of, plan.objective, journal, deadline,
             on_trial=progress.on_trial, on_load=progress.on_load, find=find,
@@ -221,11 +229,11 @@ def _header(plan: Plan) -> Header:
 
 
 def _calibration(
-    plan: Plan, compare: Callable[[], Comparison | None], progress: Progress, *, more: bool
+    plan: Plan, compare: Compare, progress: Progress, left_s: float
 ) -> Calibration | None:
     """Return what an earlier process has measured, or measure.
 
-    One that was cut off is measured again if there is `more` time; its builds are kept.
+    One that was cut off is measured again if there is time left; its builds are kept.
     """
     file = plan.folder / "calibration.json"
     earlier: Comparison | None = None
@@ -233,10 +241,11 @@ def _calibration(
         with suppress(OSError, msgspec.MsgspecError):
             earlier = msgspec.json.decode(file.read_bytes(), type=Comparison)
     comparison = earlier
-    if comparison is None or (comparison.cut and more):
-        comparison = compare() or earlier
-        if comparison is None:
-            return None
+    if left_s > 0 and (comparison is None or comparison.cut):
+        comparison = compare(left_s * _CALIBRATION) or earlier
+    if comparison is None:
+        return None
+    if comparison is not earlier:
         try:
             file.write_bytes(msgspec.json.encode(comparison))
         except OSError as error:

@@ -224,6 +224,8 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
 
     path = dict.fromkeys([str(server_root()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    # A build that is ended for want of time leaves semaphores, which Python removes with a warning.
+    variables.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     if config.requirements is not None:
         wanted = config.requirements
         packages = installed(Path(wanted.file), Path(wanted.environments))

@@ -38,8 +38,6 @@ _PRIVATE: Final = "private"
 #: The batch sizes of the calibration, and how many batches of each.
 SIZES: Final = (1, 4, 16, 64)
 _ROUNDS: Final = 3
-#: The part of the budget that the calibration may take.
-_CALIBRATION: Final = 0.4
 #: How long a running server may take to load the model with other options.
 _LOAD_S: Final = 600.0
 
@@ -109,7 +107,7 @@ def _tuned(subject: _Subject, plan: Plan, inputs: Path | None, sent: list[Input]
                 plan,
                 _deployment(subject, plan.folder),
                 lambda address: _target(address, plan.model, sent, plan.input, private=private),
-                lambda: _comparison(subject, inputs, plan),
+                lambda limit_s: _comparison(subject, inputs, plan.folder, limit_s),
                 _progress(),
             )
     except (KeyboardInterrupt, Terminated) as error:
@@ -214,11 +212,14 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
     )  # fmt: skip
 
 
-def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Comparison | None:
+def _comparison(
+    subject: _Subject, inputs: Path | None, folder: Path, limit_s: float
+) -> Comparison | None:
     """Measure the variants of a model of the models file; None if that is not possible."""
     from headrace.cli.performance.optimize import compared
     from headrace.config.optimize import possible
     from headrace.server.gpus import worker_devices
+    from headrace.tune.calibration import quickest_first
     from headrace.tune.deployment import builds_of
 
     config = subject.config
@@ -233,17 +234,16 @@ def _comparison(subject: _Subject, inputs: Path | None, plan: Plan) -> Compariso
         msgspec.structs.replace(one, calibrate=calibrate or None)
         if one.precision == "int8"
         else one
-        for one in possible(device)
+        for one in quickest_first(possible(device))
     ]
     # Other sizes than now are possible too.
     largest = max(*SIZES, config.max_batch_size)
     wider = msgspec.structs.replace(config, max_batch_size=largest, allowed_batch_sizes=None)
-    limit_s = plan.budget_s * _CALIBRATION
     try:
         found = compared(
             wider, subject.models_file.absolute().parent, device,
             [*own, *variants], sizes=SIZES, rounds=_ROUNDS, inputs=calibrate,
-            builds=builds_of(plan.folder), limit_s=limit_s,
+            builds=builds_of(folder), limit_s=limit_s,
         )  # fmt: skip
     except ConfigError as error:
         output.message(f"goes on with the present variant alone: {error.message}")
@@ -296,12 +296,17 @@ def _seconds(text: str) -> float:
 
 
 def _progress() -> Progress:
+    from headrace.tune.report import labelled
     from headrace.tune.tuning import Progress
 
+    # The first trial is that of the present options.
+    present: list[str] = []
+
     def on_trial(trial: Trial, stage: str) -> None:
+        present.append(trial.candidate.key)
         limit = trial.error or trial.cut
         result = f"{trial.rate:.1f}/s" + (f" ({limit})" if limit else "")
-        label = trial.candidate.label or "present options"
+        label = labelled(trial.candidate, present=trial.candidate.key == present[0])
         output.message(f"{stage}: {label}: {result}, {output.duration(trial.seconds)}")
 
     def on_load(load: Load) -> None:
@@ -313,9 +318,17 @@ def _progress() -> Progress:
 
 def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> TuneReport:
     """Set the better options on the server, and return the report with the way back."""
+    from headrace.bench.reservation import reserved, take_back
     from headrace.bench.serving import apply_options, changed_options, revert_command
 
-    with client_of(url) as client:
+    holder = f"headrace tune --apply {report.model}"
+    with (
+        client_of(url) as client,
+        reserved(client.session.url, report.model, holder) as reservation,
+    ):
+        # The way back must not lead to the options of a tuning that was killed.
+        for text in take_back(client, reservation):
+            output.message(text)
         before = changed_options(client, report.model)
         keys = list(report.options)
         command = revert_command(report.model, before, keys, client.session.url)
@@ -334,5 +347,7 @@ def _print(report: TuneReport, folder: Path, *, applied: bool) -> None:
             output.line(f"start the workers with {values}")
         if not applied:
             file = shlex.quote(str(folder / "models.patch"))
-            output.message(f"apply it with `patch -p0 < {file}`, or to a server with --apply")
+            output.message(
+                f"apply it with `patch -p0 < {file}`, or to a server with --resume --apply"
+            )
     output.message(f"the report is in {folder / 'report.md'}")

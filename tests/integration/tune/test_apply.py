@@ -22,14 +22,19 @@ import pytest
 
 from headrace.bench.measure import LoadOptions
 from headrace.bench.measurement import Measurement, Objective, Peak
+from headrace.bench.reservation import reserved
+from headrace.bench.scenarios import objective_of
 from headrace.bench.serving import changed_options
 from headrace.bench.targets import Target
+from headrace.cli.performance.tune import _applied
 from headrace.client.sync_client import Client
 from headrace.config import optimize
 from headrace.config.model_catalog import load_catalog
+from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
 from headrace.tune import tuning
 from headrace.tune.confirmation import ROUNDS_MIN, confirm
+from headrace.tune.report import TuneReport
 from headrace.tune.space import Axis, Space, space_of
 from tests.harness.clients.commands import CommandsWithin
 from tests.harness.servers.up import RunningUp, headrace, running_up
@@ -215,6 +220,20 @@ def test_what_servers_of_its_own_find_is_applied_to_the_one_of_the_user(
     assert patched.returncode == 0
     config = load_catalog(file).get("paced")
     assert (config.max_batch_size, config.max_batch_delay_ms) == (64, 0)
+
+
+def test_nothing_is_applied_while_another_tuning_changes_the_model(
+    server: RunningUp, tmp_path: Path
+) -> None:
+    report = TuneReport(
+        model="paced", objective=objective_of(SLO), where="private", input="x", budget_s=1,
+        seconds=1, points=1, complete=True, trials=[], options=BEST,
+    )  # fmt: skip
+    url = url_of(server)
+    with reserved(url, "paced", "another one"), pytest.raises(ConfigError, match="another one"):
+        _applied(report, url, 60)
+    with Client(url) as client:
+        assert changed_options(client, "paced") == {}
 
 
 def check_report(folder: Path, revert: str) -> None:

@@ -78,3 +78,11 @@ def test_a_peak_far_below_the_first_rate_is_found_with_small_steps() -> None:
     found.bisect(1.05)
     assert peak / 1.05 <= found.low <= peak
     assert len(session.loads) < 15
+
+
+def test_between_a_rate_that_met_and_one_that_missed_no_rate_is_sent_again() -> None:
+    found, session = search(lambda rate, s: sent(rate, s, late=0 if rate <= 50 else int(rate * s)))
+    assert found.met(48.0)
+    found.bracket(96.0, 2.0)
+    assert (found.low, found.high) == (48, 96)
+    assert [load.rate for load in session.loads] == [48, 96]

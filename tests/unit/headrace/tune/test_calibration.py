@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.config.optimize import Backend, Optimize
+from headrace.config.optimize import Backend, Optimize, possible
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.calibration import calibrated, start_of
+from headrace.tune.calibration import calibrated, quickest_first, start_of
 from headrace.tune.space import space_of
 from tests.harness.simulated_model import PRESENT
 
@@ -29,6 +29,14 @@ def comparison(*variants: Variant) -> Comparison:
 def names(comparison: Comparison, objective_ms: float) -> list[str]:
     found = calibrated(comparison, objective_ms)
     return [variant.optimize.backend for variant in found.variants]
+
+
+def test_what_is_built_quickly_is_measured_first() -> None:
+    order = quickest_first(possible("cpu"))
+    assert [(one.backend, one.precision) for one in order] == [
+        ("torchscript", "float"), ("onnxruntime", "float"), ("openvino", "float"),
+        ("onnxruntime", "int8"), ("openvino", "int8"), ("compile", "float"), ("aot", "float"),
+    ]  # fmt: skip
 
 
 def test_a_variant_that_is_slower_at_every_size_is_left_out() -> None:

@@ -9,18 +9,18 @@ import pytest
 from typing_extensions import override
 
 from headrace.bench.measure import LoadOptions
-from headrace.bench.measurement import Load, Measurement, Objective, Spread
+from headrace.bench.measurement import Load, Measurement, Objective
 from headrace.bench.targets import Target
 from headrace.errors import ConfigError
 from headrace.tune import trials, tuning
 from headrace.tune.search import Trial
+from tests.harness.measurements import load
 from tests.harness.simulated_model import SimulatedModel
 from tests.unit.headrace.tune.test_tuning import SimulatedServer, recorded, run
 
 LOADS = 4
 LOAD_S = 10.0
 TRIAL_S = LOADS * LOAD_S
-SPREAD = Spread(mean=1, p50=1, p90=1, p95=1, p99=1, p999=1, max=1)
 
 
 class Clock:
@@ -76,15 +76,8 @@ class SlowServer(SimulatedServer):
             self.sent.append(name)
             if len(self.sent) == self.stop_in:
                 raise KeyboardInterrupt
-            options.on_load(load(float(n)))
+            options.on_load(load(rate=float(n)))
         return super().find(target, objective, options, name=name, earlier=(), **limits)
-
-
-def load(rate: float) -> Load:
-    return Load(
-        scenario="server", started_at="", duration_s=1, warm_up_s=0, requests=1, succeeded=1,
-        rate=rate, rate_low=rate, rate_high=rate, latency=SPREAD, lag=SPREAD, offered_rate=rate,
-    )  # fmt: skip
 
 
 def test_the_trial_in_which_the_budget_ends_is_finished_by_a_resume(
@@ -136,6 +129,20 @@ def test_the_loads_of_a_server_that_has_ended_are_not_kept(tmp_path: Path, clock
     second = SlowServer(clock)
     run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
     assert second.sent[:LOADS] == [first.sent[-1]] * LOADS
+
+
+def test_a_calibration_may_take_a_part_of_the_time_that_is_left(
+    tmp_path: Path, clock: Clock
+) -> None:
+    limits: list[float] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, SlowServer(clock, stop_in=2 * LOADS + 1), budget_s=5 * TRIAL_S,
+            compare=limits.append)  # fmt: skip
+    # It could not be measured, so a resume tries again, if there is time.
+    for more_s in (LOAD_S, 0.0):
+        run(tmp_path, SlowServer(clock), budget_s=2 * TRIAL_S + more_s, compare=limits.append,
+            resume=True)  # fmt: skip
+    assert limits == [2 * TRIAL_S, pytest.approx(0.4 * LOAD_S)]
 
 
 def test_a_resume_finishes_the_confirmation_that_had_begun(tmp_path: Path, clock: Clock) -> None:

@@ -19,7 +19,7 @@ from headrace.optimize.report import Comparison
 from headrace.tune.report import TuneReport, markdown
 from headrace.tune.search import Trial
 from headrace.tune.space import Candidate
-from headrace.tune.tuning import Plan, Progress, tune
+from headrace.tune.tuning import Compare, Plan, Progress, tune
 from tests.harness.simulated_model import PRESENT, SimulatedModel
 
 FILE = "models:\n  simulated:\n    handler: echo\n    max_batch_size: 32\n"
@@ -85,7 +85,7 @@ def run(
     folder: Path,
     server: SimulatedServer,
     *,
-    compare: Callable[[], Comparison | None] = lambda: None,
+    compare: Compare = lambda _: None,
     on_trial: Callable[[Trial, str], None] = lambda *_: None,
     **changes: Any,
 ) -> TuneReport:
@@ -115,7 +115,7 @@ def test_a_tuning_writes_a_report_and_a_patch(tmp_path: Path) -> None:
     model = SimulatedModel()
     server = SimulatedServer(model)
 
-    report = run(tmp_path, server, compare=model.comparison, models_file=file)
+    report = run(tmp_path, server, compare=lambda _: model.comparison(), models_file=file)
 
     better = report.better
     assert better is not None
@@ -126,6 +126,7 @@ def test_a_tuning_writes_a_report_and_a_patch(tmp_path: Path) -> None:
     assert file.read_text() == FILE
     text = (tmp_path / "out/report.md").read_text()
     assert report.verdict in text
+    assert text.count(f"| present options: {report.trials[0].candidate.label} |") == 1
     assert (tmp_path / "out/models.patch").read_text() == report.patch
     decoded = msgspec.json.decode((tmp_path / "out/report.json").read_bytes(), type=TuneReport)
     assert decoded == report
@@ -258,8 +259,8 @@ def test_a_calibration_that_was_cut_off_is_measured_again_if_there_is_time(tmp_p
     cut = msgspec.structs.replace(whole, variants=whole.variants[:1], cut=True)
     calls: list[str] = []
 
-    def comparing(name: str, found: Comparison | None) -> Callable[[], Comparison | None]:
-        def compare() -> Comparison | None:
+    def comparing(name: str, found: Comparison | None) -> Compare:
+        def compare(_: float) -> Comparison | None:
             calls.append(name)
             return found
 
@@ -283,6 +284,6 @@ def test_an_objective_that_no_variant_can_meet_is_an_error(tmp_path: Path) -> No
     model = SimulatedModel()
     with pytest.raises(ConfigError, match="can meet 10 ms"):
         run(
-            tmp_path, SimulatedServer(model), compare=model.comparison,
+            tmp_path, SimulatedServer(model), compare=lambda _: model.comparison(),
             objective=Objective(percentile=99, latency_ms=10.0),
         )  # fmt: skip

@@ -138,7 +138,8 @@ def tune(
         trials.finalists = others = _finalists(journal, found, trials)
         if len(others) > 0:
             verb = "goes on to measure" if begun else "measures"
-            progress.on_text(f"{verb} the best {len(others)} and the present options in turns")
+            best = "best one" if len(others) == 1 else f"best {len(others)}"
+            progress.on_text(f"{verb} the {best} and the present options in turns")
         confirmation = confirm(found.present.candidate, others, trials.again)
     finally:
         journal.close()

@@ -45,11 +45,18 @@ from api.torchserve.errors import (
 )
 from api.torchserve.replies import json_reply, status_reply
 from api.torchserve.results import answer_with, job_headers
-from api.torchserve.streams import cancel_abandoned, wait_for_pieces
+from api.torchserve.sequences import drop_request, end_sequences, take_request
+from api.torchserve.streams import cancel_abandoned, submit_and_stream
 from api.torchserve.tickets import ticket
 from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import ModelConfig
-from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    InvalidRequest,
+    ModelNotFound,
+    RequestError,
+)
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import DEFAULT_OPTIONS
 from headrace.jobs.serialization import JOBS_PATH, job_object
@@ -256,6 +263,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             "Scale it up, or correct it and load it again",
         )
     async with ticket(services, validated.model):
+        validated = await take_request(services, validated)
         return await _run(services, request, validated)
 
 
@@ -348,7 +356,7 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         wait_s = preferred_wait_s(prefer, services.settings.max_wait_s) or 0.0
     try:
         if not deferred and runs_torchserve(model):
-            found = await wait_for_pieces(services, request, validated)
+            found = await submit_and_stream(services, request, validated)
             if isinstance(found, StreamingReply):
                 return found
             job, replayed = found
@@ -361,9 +369,13 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         raise
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)
+        if isinstance(error, RequestError):
+            await drop_request(services, validated)
         reply = reply_to(error)
         # Redis may have taken the job; with the id the client can find out.
         return reply._replace(headers=(*job_headers(job_id), *reply.headers))
+    if job.state.final:
+        await end_sequences(services, model, job)
     if not deferred or job.state.final:
         return await answer_with(services, request, job, native=not runs_torchserve(model))
     waiting_for = await services.model_statuses.waiting_for(model.name, job.asked_version)

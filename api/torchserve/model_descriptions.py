@@ -184,7 +184,7 @@ def _description(
     serving = serving_of(model.name, version, reports)
     devices = options.device_ids
     gpu = any(each.state.device.startswith(_CUDA) for each in serving)
-    stateful = _flag(settings, "sequenceBatching") or "sequenceMaxIdleMSec" in settings
+    idle_ms = _number(settings, "sequenceMaxIdleMSec", 0)
     least, most = worker_range(one.options)
     found: dict[str, Any] = {
         "modelName": model.name,
@@ -209,11 +209,13 @@ def _description(
         "continuousBatching": _flag(settings, "continuousBatching"),
         "useJobTicket": _flag(settings, "useJobTicket"),
         "useVenv": _flag(settings, "useVenv"),
-        "stateful": stateful,
-        "sequenceMaxIdleMSec": _number(settings, "sequenceMaxIdleMSec", 0),
-        "sequenceTimeoutMSec": _number(settings, "sequenceTimeoutMSec", 0),
-        "maxNumSequence": _number(settings, "maxNumSequence", 1 if stateful else 0),
-        "maxSequenceJobQueueSize": _number(settings, "maxSequenceJobQueueSize", int(stateful)),
+        "stateful": _flag(settings, "sequenceBatching"),
+        "sequenceMaxIdleMSec": idle_ms,
+        "sequenceTimeoutMSec": _number(settings, "sequenceTimeoutMSec", 0) if idle_ms else 0,
+        "maxNumSequence": _number(settings, "maxNumSequence", 1) if idle_ms else 0,
+        "maxSequenceJobQueueSize": (
+            _number(settings, "maxSequenceJobQueueSize", 1) if idle_ms else 0
+        ),
         "loadedAtStartup": _is_of_start(model),
         "workers": _workers(serving),
         "jobQueueStatus": {

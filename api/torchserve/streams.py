@@ -1,7 +1,8 @@
-"""Predictions whose handler sends pieces of its reply: the answer begins with the first of them.
+"""Predictions whose handler sends its reply in pieces: each piece is a chunk of the answer.
 
-Each piece is a chunk of the answer, as TorchServe sends it. The pieces come from the log of the job
-(headrace/queue/piece_log.py), so a slow client costs this process one number.
+The answer begins with the first piece, as with TorchServe. The pieces are read from the piece log
+of the job (headrace/queue/piece_log.py) when the client can take them. So this process keeps none
+for a slow client: only the index of the last one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from api.services import Services
 from api.submission.job_request import ValidatedRequest
 from api.submission.submit import AcceptedJob, submit_and_wait
 from api.torchserve.results import reply_head, shown
+from api.torchserve.sequences import end_sequences
 from headrace.errors import BrokerError, HeadraceError
 from headrace.jobs.encoding import BINARY_FORMS
 from headrace.jobs.job import Job, State
@@ -39,36 +41,39 @@ _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
 _UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
 
 
-async def wait_for_pieces(
+async def submit_and_stream(
     services: Services, request: Request, validated: ValidatedRequest
 ) -> StreamingReply | AcceptedJob:
-    """Submit a job and wait for its first piece, or for its end.
+    """Submit a job, and wait for the first piece of its reply or for its end.
 
     Returns:
-        The answer, if the handler sends pieces; else the job.
+        The answer, which sends the pieces; the job, if it ends without pieces.
 
     Raises:
         ClientGone: the client hung up before the answer began.
         HeadraceError: as `submit_and_wait`.
     """
-    prediction = _Prediction(services, request, validated)
+    stream = _ReplyStream(services, request, validated)
     head = None
     try:
-        head = await prediction.begin()
+        head = await stream.wait_for_head()
         if head is None:
-            return await prediction.accepted()
+            return await stream.ended_job()
     finally:
         if head is None:
-            prediction.close()
+            stream.close()
     status, content_type, headers = reply_head(validated.identity.job_id, head)
-    return StreamingReply(status, prediction.run, content_type, (*headers, _UNBUFFERED))
+    return StreamingReply(status, stream.write_all, content_type, (*headers, _UNBUFFERED))
 
 
-class _Prediction:
-    """A job, and the client that waits for it. `close` follows in any case, or `run`."""
+class _ReplyStream:
+    """The pieces of one job's reply, for the client that has sent the request.
+
+    `wait_for_head` comes first; then `write_all`, or `close` without an answer in pieces.
+    """
 
     __slots__ = (
-        "_after", "_begun", "_ending", "_first", "_follower", "_services", "_validated",
+        "_end", "_follower", "_has_begun", "_last_index", "_services", "_unwritten", "_validated",
     )  # fmt: skip
 
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
@@ -79,62 +84,67 @@ class _Prediction:
             validated.model.name, job_id, keeps=True
         )
         self._follower.__enter__()
-        self._ending = asyncio.create_task(
+        #: Submits the job, and is done when it has ended or the client has hung up.
+        self._end = asyncio.create_task(
             submit_and_wait(services, validated, request.receive, math.inf)
         )
-        self._ending.add_done_callback(self._wake)
-        # The index of the last piece that was read, and those that were not written yet.
-        self._after = 0
-        self._first: list[msgspec.Raw] = []
-        self._begun = False
-
-    def _wake(self, _: object) -> None:
-        self._follower.wake()
+        self._end.add_done_callback(lambda _: self._follower.wake())
+        #: The index of the last piece that was read from the log.
+        self._last_index = 0
+        #: Pieces that were read before the answer has begun.
+        self._unwritten: list[msgspec.Raw] = []
+        self._has_begun = False
 
     def close(self) -> None:
-        """Follow the job no longer."""
-        self._ending.cancel()
+        """Stop to follow the job."""
+        self._end.cancel()
         self._follower.__exit__()
 
-    async def begin(self) -> ResponseDetails | None:
-        """Wait for the first piece; return the head of the answer, None if the job has ended."""
-        # The result is whole, so a log that cannot be read costs no more than the pieces.
+    async def wait_for_head(self) -> ResponseDetails | None:
+        """Wait for the first piece.
+
+        Returns:
+            The status and the headers of the reply; None if the job has ended without pieces.
+        """
+        # Without the log, the client gets the result as a whole.
         with contextlib.suppress(BrokerError, ResponseCutShort):
-            while entries := await self._entries():
-                self._first, head = self._pieces_of(entries)
-                if self._first:
-                    self._begun = True
+            while entries := await self._next_entries():
+                self._unwritten, head = self._read(entries)
+                if self._unwritten:
+                    self._has_begun = True
                     return _DETAILS.decode(head) if head else NO_DETAILS
         return None
 
-    async def accepted(self) -> AcceptedJob:
-        """Return the job once it has ended.
+    async def ended_job(self) -> AcceptedJob:
+        """Return the job when it has ended.
 
         Raises:
             ClientGone: the client hung up.
             HeadraceError: as `submit_and_wait`.
         """
-        return await self._ending
+        return await self._end
 
-    async def run(self, write: Write) -> None:
-        """Write the pieces, until the job has ended.
+    async def write_all(self, write: Write) -> None:
+        """Write the pieces as they come, until the job has ended.
 
         Raises:
             ClientGone: the client hung up.
             ResponseCutShort: the rest of the reply is missing.
         """
         try:
-            pieces = self._first
+            pieces = self._unwritten
             while True:
                 for data in map(_bytes_of, pieces):
                     if data:
                         await put(write, data)
-                entries = await self._entries()
+                entries = await self._next_entries()
                 if not entries:
                     break
-                pieces, _ = self._pieces_of(entries)
-            if not _is_whole((await self.accepted()).job):
+                pieces, _ = self._read(entries)
+            job = (await self.ended_job()).job
+            if not _is_whole(job):
                 raise ResponseCutShort
+            await end_sequences(self._services, self._validated.model, job)
         except HeadraceError:
             raise ResponseCutShort from None
         except ClientGone:
@@ -143,71 +153,75 @@ class _Prediction:
         finally:
             self.close()
 
-    async def _entries(self) -> list[LogEntry]:
-        """Return what is new in the log; nothing once the job has ended.
+    async def _next_entries(self) -> list[LogEntry]:
+        """Wait for new entries of the log; return none when the job has ended and all are read.
 
         Raises:
             BrokerError: the job has ended, and Redis does not answer.
         """
         while True:
-            if not self._ending.done():
-                # Without a timer, which each prediction would pay for: a lost connection wakes too.
+            if not self._end.done():
+                # There is no timer, as it would cost each prediction time. If the connection to
+                # Redis is lost, the follower is woken too.
                 await self._follower.published()
-            over = self._ending.done()
-            if over and (self._ending.exception() or not self._follower.may_have_pieces):
+            ended = self._end.done()
+            if ended and (self._end.exception() or not self._follower.may_have_pieces):
                 return []
             try:
-                entries = await self._follower.read(self._after)
+                entries = await self._follower.read(self._last_index)
             except BrokerError:
-                if over:
+                if ended:
                     raise
                 await asyncio.sleep(LOOK_AGAIN_S)
                 self._follower.wake()
                 continue
-            if entries or over:
+            if entries or ended:
                 return entries
 
-    def _pieces_of(self, entries: list[LogEntry]) -> tuple[list[msgspec.Raw], bytes]:
-        """Return the pieces of entries, and the head of the reply if it begins with them.
+    def _read(self, entries: list[LogEntry]) -> tuple[list[msgspec.Raw], bytes]:
+        """Return the pieces of entries, and the head of the reply as JSON if they begin it.
 
         Raises:
-            ResponseCutShort: the client has pieces that count no more, or some are missing.
+            ResponseCutShort: the job has begun again after the client got pieces, or the log has
+                lost pieces that the client has not.
         """
         pieces: list[msgspec.Raw] = []
         head = b""
         for entry in entries:
             if not entry.pieces:
-                # The job runs again, from its beginning.
-                if self._begun:
+                # The job has begun again.
+                if self._has_begun:
                     raise ResponseCutShort
                 pieces, head = [], b""
-            elif entry.first > self._after + 1:
+            elif entry.first > self._last_index + 1:
                 raise ResponseCutShort
             head = head or entry.head
-            pieces += entry.pieces[self._after - entry.first + 1 :]
-            self._after = entry.last
+            pieces += entry.pieces[self._last_index - entry.first + 1 :]
+            self._last_index = entry.last
         return pieces, head
 
 
 async def cancel_abandoned(services: Services, validated: ValidatedRequest) -> None:
     """Cancel a job whose client has hung up.
 
-    As with TorchServe, one that runs goes on, unless it can leave its batch.
+    A job that runs is cancelled only in a continuous batch; else it goes on, as with TorchServe. A
+    job with an idempotency key goes on in any case, as the client may repeat the request.
     """
     identity = validated.identity
     if identity.chosen:
         return
     with contextlib.suppress(BrokerError):
         job = await services.queue.read(identity.job_id)
-        leaves = validated.model.options.get(CONTINUOUS)
-        if job is not None and (leaves or job.state in (State.QUEUED, State.SCHEDULED)):
+        continuous = validated.model.options.get(CONTINUOUS)
+        if job is not None and (continuous or job.state in (State.QUEUED, State.SCHEDULED)):
             await services.queue.cancel_one(identity.job_id)
 
 
 def _is_whole(job: Job) -> bool:
-    """Return whether the pieces of a job that has ended are its reply.
+    """Return whether all pieces of a job that has ended are the whole reply.
 
-    A handler may set the status of an error with its last piece. The status is sent by then.
+    They are if the job succeeded, and also if the handler itself set the status of an error: then
+    the job has failed, and the pieces are the body of that response.
     """
     if job.state is State.SUCCEEDED:
         return True
@@ -216,7 +230,7 @@ def _is_whole(job: Job) -> bool:
 
 
 def _bytes_of(piece: msgspec.Raw) -> bytes:
-    """Return the bytes of a piece, as `handlers.torchserve.results.piece_of` has encoded it."""
+    """Return the bytes of a piece, which `handlers.torchserve.results.piece_of` has encoded."""
     text = bytes(piece)
     if text[:1] == b"{" and b'"base64"' in text:
         value = msgspec.json.decode(text)

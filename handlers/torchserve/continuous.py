@@ -29,11 +29,13 @@ class _Request:
     Attributes:
         members: its inputs; nothing once the handler has them.
         headers: its headers, without the types of its inputs.
+        joined: it was in a call.
         reply: the status and the headers with which its reply has begun; None before.
     """
 
     members: Members
     headers: dict[str, Any]
+    joined: bool = False
     reply: Reply | None = None
 
 
@@ -56,7 +58,9 @@ class ContinuousHandler(TorchServeHandler, Generator):
 
     @override
     def budget(self) -> Budget:
-        free = self.context.max_batch_size - len(self._requests)
+        # TorchServe's number: a request finds room while an earlier one of its sequence runs.
+        most = self.context.max_batch_size * (2 if self._sequences else 1)
+        free = most - len(self._requests)
         return Budget(slots=free, tokens=free)
 
     @override
@@ -101,16 +105,20 @@ class ContinuousHandler(TorchServeHandler, Generator):
     def _calls(self) -> list[tuple[list[str], bool]]:
         """Return the requests of each call of this step, and whether it is for one request alone.
 
-        No call has two requests of one sequence: the later one waits for the end of the earlier.
+        The requests of one sequence join one by one, each in a call after that of the one before.
         """
-        alone = [name for name, one in self._requests.items() if is_alone(one.headers)]
-        together: dict[str, str] = {}
+        calls = [([name], True) for name, one in self._requests.items() if is_alone(one.headers)]
+        together: list[str] = []
+        joining: set[str] = set()
         for name, one in self._requests.items():
-            if name not in alone:
-                sequence = self._sequences.id_of(one.headers) if self._sequences else name
-                together.setdefault(sequence, name)
-        calls = [([name], True) for name in alone]
-        return [*calls, (list(together.values()), False)] if together else calls
+            if is_alone(one.headers):
+                continue
+            sequence = self._sequences.id_of(one.headers) if self._sequences else name
+            if one.joined or sequence not in joining:
+                together.append(name)
+            if not one.joined:
+                joining.add(sequence)
+        return [*calls, (together, False)] if together else calls
 
     def _run(self, ids: list[str], *, alone: bool) -> Iterator[Piece]:
         """Call the handler; yield what ends. If it raises, all requests of the call end."""
@@ -132,7 +140,7 @@ class ContinuousHandler(TorchServeHandler, Generator):
             self._in_batch = False
             self._send_rows()
         for n, (name, value) in enumerate(zip(ids, values, strict=True)):
-            requests[n].members = {}
+            requests[n].members, requests[n].joined = {}, True
             sent = len(self._pieces.get(name, ())) > before[n]
             piece = self._taken(n, name, value, self._ends(n, words[n], sent=sent))
             if piece is not None:
@@ -182,9 +190,17 @@ class ContinuousHandler(TorchServeHandler, Generator):
             return None
         *before, last = self._pieces[name]
         begun = one.reply
-        return self._end(
-            name, result_of(last, Reply(begun.status, begun.phrase, begun.headers, before))
-        )
+        headers = {**begun.headers, **self._ends_of(reply.headers)}
+        return self._end(name, result_of(last, Reply(begun.status, begun.phrase, headers, before)))
+
+    def _ends_of(self, headers: dict[str, str]) -> dict[str, str]:
+        """Return the header by which a reply ends sequences.
+
+        The last piece may have it where the first one had not.
+        """
+        if self._sequences is None:
+            return {}
+        return {k: v for k, v in headers.items() if k.lower() == self._sequences.end.lower()}
 
     def _end(self, name: str, result: Any) -> Piece:
         self._forget(name)

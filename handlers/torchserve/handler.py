@@ -40,7 +40,7 @@ from handlers.torchserve.results import (
     piece_of,
     result_of,
 )
-from handlers.torchserve.sequences import SequenceKeys, turns
+from handlers.torchserve.sequences import turns
 from headrace.config.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
@@ -48,6 +48,7 @@ from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.response import ErrorResponse
 from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.model_config import has_sequences, is_parallel
+from headrace.torchserve.sequences import SequenceKeys
 from headrace.torchserve.workflow import SOURCES_OPTION
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class TorchServeHandler(Handler):
         if parameters.get("explain"):
             headers["explain"] = _YES
         if self._sequences is not None:
-            headers = self._sequences.begun(headers)
+            headers = self._sequences.begun(headers, context.request_ids[place])
         return headers
 
     @staticmethod

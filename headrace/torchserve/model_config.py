@@ -20,6 +20,7 @@ import yaml
 from headrace.config.yaml_file import BoundedLoader, TooDeep, shown
 from headrace.errors import ConfigError
 from headrace.torchserve.config import TorchServeConfig
+from headrace.torchserve.sequences import SequenceLimits
 
 #: The most model processes that a model may have.
 MAX_WORKERS: Final = 256
@@ -42,8 +43,8 @@ RUNTIME: Final = "runtime"
 AT_START: Final = "loaded_at_start"
 REGISTRATION: Final = "registration"
 #: Members that change how requests are taken: one only if a model process is idle
-#: (`useJobTicket`), all in one model process (`sequenceBatching`), and into a batch that runs
-#: (`continuousBatching`).
+#: (`useJobTicket`), all in one model process (`sequenceBatching`: its limits, or True without
+#: them), and into a batch that runs (`continuousBatching`).
 JOB_TICKET: Final = "job_ticket"
 SEQUENCES: Final = "sequences"
 CONTINUOUS: Final = "continuous"
@@ -53,10 +54,7 @@ WEIGHTS_ONLY: Final = "weightsOnly"
 _UNUSED: Final = frozenset(
     {
         "asyncCommunication",
-        "maxNumSequence",
         "maxRetryTimeoutInSec",
-        "maxSequenceJobQueueSize",
-        "sequenceTimeoutMSec",
         "useVenv",
     }
 )
@@ -149,7 +147,7 @@ def is_parallel(values: Mapping[str, Any]) -> bool:
 
 def has_sequences(values: Mapping[str, Any]) -> bool:
     """Return whether a model-config.yaml asks for sequences of requests."""
-    return values.get("sequenceBatching") is True or _is_int(1)(values.get("sequenceMaxIdleMSec"))
+    return values.get("sequenceBatching") is True
 
 
 def is_continuous(values: Mapping[str, Any]) -> bool:
@@ -169,14 +167,15 @@ def why_refused(values: Mapping[str, Any]) -> str:
     return ""
 
 
-def details_of(values: Mapping[str, Any]) -> dict[str, bool]:
+def details_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members of a version's `options` that a model-config.yaml sets."""
+    limits = SequenceLimits.of_yaml(values)
     found = {
         JOB_TICKET: values.get("useJobTicket") is True,
-        SEQUENCES: has_sequences(values),
+        SEQUENCES: has_sequences(values) and (limits._asdict() if limits else True),
         CONTINUOUS: is_continuous(values),
     }
-    return {name: True for name, given in found.items() if given}
+    return {name: given for name, given in found.items() if given}
 
 
 def yaml_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,7 +337,8 @@ _NUMBERS: Final = {
 }
 _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     **dict.fromkeys(
-        ("minWorkers", "batchSize", "parallelLevel"), ("an integer of 1 or more", _is_int(1))
+        ("minWorkers", "batchSize", "parallelLevel", "maxNumSequence", "maxSequenceJobQueueSize"),
+        ("an integer of 1 or more", _is_int(1)),
     ),
     **dict.fromkeys(
         (
@@ -349,6 +349,7 @@ _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
             "jobQueueSize",
             "clientTimeoutInMills",
             "sequenceMaxIdleMSec",
+            "sequenceTimeoutMSec",
         ),
         ("an integer of 0 or more", _is_int(0)),
     ),

@@ -131,24 +131,17 @@ micro_batching:
   parallelism: {preprocess: 2, inference: 1, postprocess: 2}
 """
 
-SEQUENCES: Final = """\
+BATCHES: Final = """\
 batchSize: 2
 maxBatchDelay: 20
-sequenceBatching: true
-maxNumSequence: 2
-sequenceMaxIdleMSec: 600000
-maxSequenceJobQueueSize: 5
 responseTimeout: 300
 startupTimeout: 300
 """
-
-STEPS: Final = """\
-batchSize: 2
-maxBatchDelay: 20
-continuousBatching: true
-responseTimeout: 300
-startupTimeout: 300
-"""
+STEPS: Final = BATCHES + "continuousBatching: true\n"
+SEQUENCES: Final = BATCHES + "sequenceBatching: true\n"
+#: A sequence lives as long as a test.
+LONG: Final = SEQUENCES + "sequenceMaxIdleMSec: 600000\n"
+SESSIONS: Final = LONG + "continuousBatching: true\nhandler: {cache: {capacity: 4}}\n"
 
 NAMES: Final = json.dumps({str(n): [f"n{n}", f"name {n}"] for n in range(6)})
 #: TorchServe's handlers of images import torchvision, which is not among our packages.
@@ -185,7 +178,17 @@ ARCHIVES: Final = {
         Archive("two_classes", "two_classes.py"),
         Archive("held", "held.py"),
         Archive("ticketed", "held.py", config="useJobTicket: true\n"),
-        Archive("counted", "counted.py", config=SEQUENCES),
+        Archive(
+            "counted",
+            "counted.py",
+            config=LONG + "maxNumSequence: 2\nmaxSequenceJobQueueSize: 5\n",
+        ),
+        Archive("crowded", "counted.py", config=LONG),
+        Archive("silent", "counted.py", config=SEQUENCES + "sequenceMaxIdleMSec: 100\n"),
+        Archive("timed", "counted.py", config=LONG + "sequenceTimeoutMSec: 100\n"),
+        Archive("endless", "counted.py", config=SEQUENCES),
+        Archive("not_sequences", "counted.py", config=BATCHES + "sequenceMaxIdleMSec: 100\n"),
+        Archive("session", "session.py", config=SESSIONS),
         Archive("sleeps", "sleeps.py", config="responseTimeout: 2\n"),
         Archive("crash", "crash.py"),
         Archive("batch_sizes", "batch_sizes.py"),

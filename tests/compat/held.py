@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -124,6 +124,31 @@ def batches(server: Server, folder: Path) -> list[int]:
         answers = busy.release()
     assert {one.status for one in answers} == {200}, answers
     return [int(one.body) for one in answers]
+
+
+#: What a sequence refuses, if one of its requests runs and one waits.
+CROWDED: Final = predict("crowded", b"", headers={"ts_request_sequence_id": "a"})
+
+
+def crowded(server: Server, folder: Path) -> tuple[Answer, list[int]]:
+    """Send two requests of a sequence while one runs; the answer of the refused one, and statuses.
+
+    TorchServe does not say how many requests of a sequence wait, so both are sent at once.
+    """
+    gate = folder / f"{server.ports['inference']}.crowded"
+    (answer,) = server.ask(register("crowded"))
+    assert answer.status == 200, answer
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            first = pool.submit(server.ask, replace(CROWDED, body=str(gate).encode(), until=200))
+            wait_until(gate.with_suffix(".begun").exists, "the first request runs", START_S)
+            others = [pool.submit(server.ask, CROWDED) for _ in range(2)]
+            wait_until(lambda: any(one.done() for one in others), "one is refused", START_S)
+        finally:
+            gate.touch()
+        answers = [one.result()[0] for one in (first, *others)]
+        server.ask(manage("DELETE", "/models/crowded"))
+    return max(answers, key=lambda one: one.status), sorted(one.status for one in answers)
 
 
 def ticketed(server: Server, folder: Path) -> tuple[Answer, int]:

@@ -329,10 +329,28 @@ SHAPES: Final = (
             predict("counted", b"x", headers=_of("a"), times=3),
             predict("counted", b"x", headers=_of("a", ts_request_sequence_end="true")),
             predict("counted", b"x"),
+            predict("counted", b"x", headers=_of("b")),
+            predict("counted", b"x"),
             manage("GET", "/models/counted"),
-            predict("counted", b"x", headers=_of("b"), differs="many-sequences"),
+            predict("counted", b"end", headers=_of("a")),
+            predict("counted", b"x", headers=_of("b"), differs="ended-sequence"),
             manage("PUT", "/models/counted?min_worker=2&synchronous=true", differs="one-worker"),
+            *(
+                ask
+                for model in ("silent", "timed")
+                for ask in (
+                    predict(model, b"x", headers=_of("a"), until=200),
+                    predict(model, b"x", headers=_of("b"), until=200),
+                    predict(model, b"x", headers=_of("a"), until=200),
+                    manage("GET", f"/models/{model}"),
+                )
+            ),
+            predict("endless", b"x", differs="no-idle-time"),
+            manage("GET", "/models/endless"),
+            predict("not_sequences", b"x"),
+            predict("not_sequences", b"x", headers=_of("a")),
+            manage("GET", "/models/not_sequences"),
         ),
-        ("counted",),
+        ("counted", "silent", "timed", "endless", "not_sequences"),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from tests.compat.cases import JSON, predict
 from tests.compat.compare import registered
 from tests.compat.servers import Answer, Ask, Server
-from tests.harness.clients.chunks import asking
+from tests.harness.clients.chunks import ChunkReader, asking
 from tests.harness.wait import wait_until
 
 MODELS: Final = ("pieces", "stepped")
@@ -65,9 +65,51 @@ def _streamed(server: Server, ask: Ask) -> Streamed:
                 wait_until(lambda: reader.over, "it has no answer", ask.unanswered_s)
         else:
             reader.wait_over()
-        chunks = list(reader.chunks)
-        answer = Answer(reader.status, tuple(reader.headers.items()), b"".join(chunks))
-        return Streamed(answer, chunks, reader.whole)
+        return _read(reader)
+
+
+def _read(reader: ChunkReader) -> Streamed:
+    chunks = list(reader.chunks)
+    answer = Answer(reader.status, tuple(reader.headers.items()), b"".join(chunks))
+    return Streamed(answer, chunks, reader.whole)
+
+
+#: The requests of a session whose answers are compared, in their order; its stream comes last.
+SESSION: Final = tuple(
+    predict("session", number, headers={"ts_request_sequence_id": sequence, **more}, until=200)
+    for sequence, number, more in (
+        ("a", b"2", {"ts_request_sequence_start": "true"}),
+        ("a", b"4", {}),
+        ("a", b"-1", {}),
+        ("a", b"0", {}),
+        ("b", b"2", {}),
+        ("a", b"3", {}),
+    )
+)
+
+
+def session(server: Server) -> list[Streamed]:
+    """What a server answers to a session that stops its stream, and to the one after its end.
+
+    The pieces of the stream are one here: their number is a matter of time.
+    """
+    first, second, stop, end, other, streaming = SESSION
+    with registered(server, ["session"]):
+        found = [_alone(server, first), _alone(server, second)]
+        url = f"{server.url()}{streaming.path}"
+        with asking(url, streaming.body, headers=streaming.headers) as reader:
+            reader.wait_for(2)
+            found.append(_alone(server, stop))
+            read = _read(reader.wait_over())
+        found += [_alone(server, end), _alone(server, other)]
+        (piece,) = set(read.chunks)
+        answer = Answer(read.answer.status, read.answer.headers, piece)
+        return [*found, Streamed(answer, [piece], read.whole)]
+
+
+def _alone(server: Server, ask: Ask) -> Streamed:
+    (answer,) = server.ask(ask)
+    return Streamed(answer, [answer.body], whole=True)
 
 
 def unlike(theirs: Streamed, ours: Streamed) -> list[str]:

@@ -21,7 +21,18 @@ from tests.compat.cases import CONFIG, QUEUE, Scenario, models_of
 from tests.compat.compare import Exchange, mismatches, perform, registered
 from tests.compat.differences import documented
 from tests.compat.guarded_cases import GUARDED
-from tests.compat.held import ACCEPTED, FULL, SPOILED, TICKETED, batches, fill, spoiled, ticketed
+from tests.compat.held import (
+    ACCEPTED,
+    CROWDED,
+    FULL,
+    SPOILED,
+    TICKETED,
+    batches,
+    crowded,
+    fill,
+    spoiled,
+    ticketed,
+)
 from tests.compat.inference_cases import INFERENCE, SHAPES
 from tests.compat.management_cases import ALONE, FAILURES, MANAGEMENT
 from tests.compat.servers import UNTIL_S, Answer, Ask, Both, Server, in_both, pair, together
@@ -96,6 +107,22 @@ def test_a_reply_in_pieces_is_the_same_chunks(both: Both) -> None:
         found = judge(ask, [theirs.answer], [ours.answer], more)
         problems += [f"{ask}\n    {text}" for text in found]
     assert not problems, "\n".join(problems)
+
+
+def test_a_session_in_a_continuous_batch(both: Both) -> None:
+    """A handler in the style of TorchServe's example of stateful inference."""
+    problems: list[str] = []
+    for ask, theirs, ours in zip(streams.SESSION, *in_both(both, streams.session), strict=True):
+        more = streams.unlike(theirs, ours)
+        found = judge(ask, [theirs.answer], [ours.answer], more)
+        problems += [f"{ask}\n    {text}" for text in found]
+    assert not problems, "\n".join(problems)
+
+
+def test_a_full_sequence_refuses(both: Both, tmp_path: Path) -> None:
+    (theirs, statuses), (ours, ours_statuses) = in_both(both, partial(crowded, folder=tmp_path))
+    assert statuses == ours_statuses == [200, 200, 503]
+    assert judge(CROWDED, [theirs], [ours]) == []
 
 
 def test_a_full_queue_refuses(both: Both, tmp_path: Path) -> None:

@@ -74,13 +74,25 @@ class ChunkReader:
 
 @contextmanager
 def asking(
-    url: str, body: bytes = b"", method: str = "POST", **headers: str
+    url: str,
+    body: bytes = b"",
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    **more: str,
 ) -> Iterator[ChunkReader]:
-    """An answer that is read until the context ends; then the client hangs up."""
+    """An answer that is read until the context ends; then the client hangs up.
+
+    Args:
+        url: the URL.
+        body: the body of the request.
+        method: its method.
+        headers: its headers.
+        more: further ones, with `_` for `-`.
+    """
     address = urlsplit(url)
     given: Mapping[str, str] = {
-        "host": address.netloc, "content-length": str(len(body)),
-        **{name.replace("_", "-"): value for name, value in headers.items()},
+        "host": address.netloc, "content-length": str(len(body)), **(headers or {}),
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }  # fmt: skip
     lines = [f"{method} {address.path} HTTP/1.1", *(f"{n}: {v}" for n, v in given.items()), "", ""]
     connection = socket.create_connection((address.hostname, address.port), timeout=READ_S)

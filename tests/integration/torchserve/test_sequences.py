@@ -1,14 +1,15 @@
-"""Sequences of requests over two workers: one process has them all, in order, also after kills."""
+"""Sequences of requests over two workers and two API processes: their process and their limits."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from headrace.config.settings import Settings
@@ -40,27 +41,52 @@ def handle(data, context):
         answers.append({"sequence": sequence, "values": list(values), "pid": os.getpid()})
         if context.get_request_header(idx, context.header_key_sequence_end) == "true":
             del context.cache[sequence]
+            context.set_response_header(idx, context.header_key_sequence_end, sequence)
     return answers
 """
+
+
+#: The model-config.yaml of each model.
+CONFIGS = {
+    "m": "",
+    "brief": "sequenceMaxIdleMSec: 200\nmaxNumSequence: 2\n",
+    "single": "sequenceMaxIdleMSec: 600000\n",
+}
+ASYNC = {"Prefer": "respond-async"}
 
 
 @dataclass
 class Site:
     api: ApiServer
+    other_api: ApiServer
     workers: tuple[Worker, Worker]
+
+    def send(
+        self,
+        api: ApiServer,
+        model: str,
+        sequence: str,
+        value: Any,
+        *,
+        until: str = "",
+        headers: Mapping[str, str] = ASYNC,
+        **ends: str,
+    ) -> httpx.Response:
+        """Send a request of a sequence."""
+        named = {f"ts_request_sequence_{name}": text for name, text in ends.items()}
+        if sequence:
+            named["ts_request_sequence_id"] = sequence
+        return api.http.post(
+            f"/predictions/{model}",
+            json={"value": value, "until": until},
+            headers={**named, **headers},
+        )
 
     def submit(self, sequence: str, value: Any, until: str = "", **ends: str) -> str:
         """Submit a request; return its job."""
-        headers = {f"ts_request_sequence_{name}": text for name, text in ends.items()}
-        if sequence:
-            headers["ts_request_sequence_id"] = sequence
-        answer = self.api.http.post(
-            "/predictions/m",
-            json={"value": value, "until": until},
-            headers={**headers, "Prefer": "respond-async"},
-        )
+        answer = self.send(self.api, "m", sequence, value, until=until, **ends)
         assert answer.status_code == 202, answer.text
-        return answer.headers["headrace-job"]
+        return str(answer.headers["headrace-job"])
 
     def result(self, job_id: str) -> dict[str, Any]:
         """The result of a job, which must succeed."""
@@ -92,10 +118,13 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    config = "sequenceBatching: true\nbatchSize: 4\nmaxBatchDelay: 5\n"
-    files = {"handler.py": HANDLER, "c.yaml": config}
-    archive = write_archive(tmp_path / "archive", "handler.py", files, configFile="c.yaml")
-    models = write_models(tmp_path, m={"source": str(archive)})
+    sources = {}
+    for name, limits in CONFIGS.items():
+        config = f"sequenceBatching: true\nbatchSize: 4\nmaxBatchDelay: 5\n{limits}"
+        files = {"handler.py": HANDLER, "c.yaml": config}
+        archive = write_archive(tmp_path / name, "handler.py", files, configFile="c.yaml")
+        sources[name] = {"source": str(archive)}
+    models = write_models(tmp_path, **sources)
     file = tmp_path / "config.properties"
     write_config(file, TorchServeConfig(disable_token_authorization=True))
     with redis_server() as server:
@@ -118,9 +147,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
                 server.url, load_models(settings), torchserve=file, models_file=models,
                 state_dir=state,
             ) as api,
+            api_server(
+                server.url, load_models(settings), torchserve=file, models_file=models,
+                state_dir=state,
+            ) as other_api,
             Client(server.url, models) as client,
         ):  # fmt: skip
-            yield Site(api, (one, other))
+            yield Site(api, other_api, (one, other))
             nothing_leaks(client.redis)
 
 
@@ -154,3 +187,47 @@ def test_sequences_stay_with_one_process_until_it_dies(site: Site, tmp_path: Pat
     assert taken_over["values"] == [10]
     assert taken_over["pid"] != after["pid"]
     assert site.ask("b", 11)["values"] == [10, 11]
+
+
+def test_the_limits_of_a_model_count_over_all_api_processes(site: Site, tmp_path: Path) -> None:
+    api, other, gate = site.api, site.other_api, tmp_path / "gate"
+    until = str(gate)
+    taken = [
+        site.send(api, "brief", "a", 0, until=until),
+        site.send(other, "brief", "b", 0, until=until),
+        site.send(other, "brief", "a", 1, until=until),
+    ]
+    assert [one.status_code for one in taken] == [202, 202, 202]
+    for each in (api, other):
+        refused = site.send(each, "brief", "c", 0)
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "ServiceUnavailableException"
+        assert "as many sequences as maxNumSequence allows: 2." in refused.json()["message"]
+        refused = site.send(each, "brief", "a", 2)
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "ServiceUnavailableException"
+        assert "the sequence 'a' of model brief has 2 requests" in refused.json()["message"]
+    gate.touch()
+    found = [site.result(one.headers["headrace-job"]) for one in taken]
+    assert [one["values"] for one in found] == [[0], [0], [0, 1]]
+
+    # Nobody ends a and b: their silence does.
+    later = wait_until(
+        lambda: one if (one := site.send(other, "brief", "c", 0)).status_code == 202 else None,
+        "there is room for another sequence", 120,
+    )  # fmt: skip
+    assert later is not None
+    assert site.result(later.headers["headrace-job"])["values"] == [0]
+
+
+def test_a_reply_ends_a_sequence_and_a_refused_request_is_none(site: Site) -> None:
+    api, other = site.api, site.other_api
+    key = {"Idempotency-Key": "one"}
+    assert site.send(api, "single", "a", 0, headers=key).json()["values"] == [0]
+    again = site.send(other, "single", "a", 0, headers=key)
+    assert (again.status_code, again.json()["values"]) == (200, [0])
+    assert site.send(other, "single", "b", 0).status_code == 503
+    assert site.send(other, "single", "a", 1, headers={}, end="true").json()["values"] == [0, 1]
+    # Another body under the same key.
+    assert site.send(api, "single", "b", 9, headers=key).status_code == 409
+    assert site.send(other, "single", "c", 0, headers={}).json()["values"] == [0]

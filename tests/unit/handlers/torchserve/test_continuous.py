@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from handlers.torchserve.continuous import ContinuousHandler
+from headrace.jobs.response import split_details
 from tests.harness.torchserve import json_of, loaded, request, run, write_archive
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
@@ -45,6 +46,8 @@ def handle(data, context):
         if one["n"] == 1:
             for key, value in one["asked"].get("headers", {}).items():
                 context.set_response_header(idx, key, value)
+        if word == "end" and "ends" in one["asked"]:
+            context.set_response_header(idx, context.header_key_sequence_end, one["asked"]["ends"])
         bad = {"bad": {1}}
         values.append(bad if word == "bad" else f"{one['n']} ")
     if any(one["asked"].get("lacks") for one in context.cache.values()):
@@ -216,16 +219,27 @@ def test_a_cancelled_request_leaves_and_its_cache_is_removed(tmp_path: Path) -> 
     assert list(context_of(executor).cache) == ["job-2"]
 
 
-def test_no_call_has_two_requests_of_one_sequence(tmp_path: Path) -> None:
+def test_the_requests_of_one_sequence_join_in_calls_of_their_own(tmp_path: Path) -> None:
+    """TorchServe runs twice as many requests with sequences, so that they find room."""
     frames = Frames()
-    executor = served(tmp_path, CONFIG + "sequenceBatching: true\n", slots=3)
+    executor = served(tmp_path, CONFIG + "sequenceBatching: true\n", slots=2)
     for seq, sequence in enumerate(("a", "a", "b"), 1):
         body = msgspec.json.encode({"words": ["go", "end"]})
         sent = request(body, "application/json", headers={"ts_request_sequence_id": sequence})
         frames.put(seq, sent)
     serve(executor, frames)
-    calls = [["job-1", "job-3"], ["job-1", "job-3"], ["job-2"], ["job-2"]]
+    calls = [["job-1", "job-3"], ["job-1", "job-2", "job-3"], ["job-2"]]
     assert context_of(executor).calls == calls
+
+
+def test_the_last_piece_of_a_reply_can_end_its_sequence(tmp_path: Path) -> None:
+    frames = Frames()
+    executor = served(tmp_path, CONFIG + "sequenceBatching: true\n")
+    body = msgspec.json.encode({"words": ["go", "end"], "ends": "a"})
+    frames.put(1, request(body, "application/json", headers={"ts_request_sequence_id": "a"}))
+    serve(executor, frames)
+    details = split_details(str(frames.outcome(1)[2]))[1]
+    assert details.headers == {"ts_request_sequence_end": "a"}
 
 
 def test_an_explanation_has_a_call_of_its_own(tmp_path: Path) -> None:

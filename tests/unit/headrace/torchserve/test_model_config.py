@@ -18,6 +18,7 @@ from headrace.torchserve.model_config import (
     worker_options,
     yaml_options,
 )
+from headrace.torchserve.sequences import MAX_WAITING, SequenceLimits
 
 
 def _read(folder: Path, text: str) -> tuple[dict[str, Any], list[str]]:
@@ -192,11 +193,51 @@ def test_a_model_with_sequences_has_one_model_process() -> None:
     values = {"sequenceBatching": True, "minWorkers": 2, "maxWorkers": 4}
     assert _options(values=values)["total_replicas"] == 1
     assert "max_replicas" not in _options(values=values)
-    idle = {"sequenceMaxIdleMSec": 1000}
-    assert _options(values=idle, requested=Requested(initial_workers=3))["total_replicas"] == 1
-    assert _options(values=idle, requested=Requested(initial_workers=0))["total_replicas"] == 0
+    found = _options(values=values, requested=Requested(initial_workers=0))
+    assert found["total_replicas"] == 1
     assert yaml_options(values) == {"total_replicas": 1, "options": {"sequences": True}}
-    assert yaml_options({"sequenceMaxIdleMSec": 0}) == {}
+    none = {"sequenceBatching": True}
+    assert _options(values=none, requested=Requested(initial_workers=0))["total_replicas"] == 0
+
+
+def test_an_idle_time_alone_makes_no_sequences() -> None:
+    idle = {"sequenceMaxIdleMSec": 1000, "maxNumSequence": 5}
+    assert yaml_options(idle) == {}
+    assert _options(values=idle, requested=Requested(initial_workers=3))["total_replicas"] == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"maxNumSequence": 5}, None),
+        ({"sequenceMaxIdleMSec": 0, "maxNumSequence": 5}, None),
+        ({"sequenceMaxIdleMSec": 9}, SequenceLimits(1, 1, 9, 0)),
+        (
+            {
+                "sequenceMaxIdleMSec": 9, "maxNumSequence": 2, "maxSequenceJobQueueSize": 3,
+                "sequenceTimeoutMSec": 4,
+            },
+            SequenceLimits(2, 3, 9, 4),
+        ),
+        (
+            {"sequenceMaxIdleMSec": 9, "maxSequenceJobQueueSize": 10**9},
+            SequenceLimits(1, MAX_WAITING, 9, 0),
+        ),
+    ],
+)  # fmt: skip
+def test_the_limits_of_sequences(values: dict[str, Any], expected: SequenceLimits | None) -> None:
+    """Without an idle time there are none, as no sequence would end."""
+    options = yaml_options({"sequenceBatching": True, **values})["options"]
+    assert SequenceLimits.of_option(options["sequences"]) == expected
+
+
+def test_a_limit_of_sequences_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("maxNumSequence: 0\nsequenceTimeoutMSec: soon\n")
+    assert read_model_config(path).problems == [
+        "c.yaml: maxNumSequence: expected an integer of 1 or more, got 0",
+        "c.yaml: sequenceTimeoutMSec: expected an integer of 0 or more, got 'soon'",
+    ]
 
 
 def test_a_job_ticket_is_an_option() -> None:

@@ -22,7 +22,8 @@ from typing import Final, Literal
 
 from tests.harness.archives import write_wheel, write_zip
 
-HANDLERS: Final = Path(__file__).parent / "handlers"
+#: The sources, by the names of their modules.
+SOURCES: Final = {path.stem: path for path in (Path(__file__).parent / "handlers").rglob("*.py")}
 Format = Literal["default", "tgz", "no-archive"]
 
 
@@ -145,7 +146,7 @@ SESSIONS: Final = LONG + "continuousBatching: true\nhandler: {cache: {capacity: 
 
 NAMES: Final = json.dumps({str(n): [f"n{n}", f"name {n}"] for n in range(6)})
 #: TorchServe's handlers of images import torchvision, which is not among our packages.
-TORCHVISION: Final = {"torchvision.py": (HANDLERS / "torchvision.py").read_text()}
+TORCHVISION: Final = {"torchvision.py": SOURCES["torchvision"].read_text()}
 
 ARCHIVES: Final = {
     one.name: one
@@ -159,21 +160,22 @@ ARCHIVES: Final = {
         Archive("handler_name", "noop_class"),
         Archive("no_archive", "noop_function.py", "1.11", form="no-archive"),
         Archive("tgz", "noop_class.py", "1.11", form="tgz"),
-        Archive("no_manifest", "service.py", manifest=False, by_hand=True),
+        Archive("no_manifest", "noop_function.py", manifest=False, by_hand=True),
         Archive("echo", "echo.py"),
         Archive("text_of_data", "text_of_data.py"),
         Archive("fields", "fields.py"),
         Archive("returns", "returns.py"),
-        Archive("not_a_list", "not_a_list.py"),
-        Archive("too_few", "too_few.py", config="batchSize: 2\nmaxBatchDelay: 20\n"),
         Archive("raises", "raises.py"),
         Archive("sized", "sized.py"),
         Archive("rows", "rows.py"),
-        Archive("prediction_error", "prediction_error.py"),
-        Archive("memory_error", "memory_error.py"),
-        Archive("memory_error_load", "memory_error_load.py"),
-        Archive("init_error", "init_error.py"),
-        Archive("init_runtime_error", "init_runtime_error.py"),
+        *(
+            Archive(name, "cannot_load.py", config=f"handler: {{raises: {error}}}\n")
+            for name, error in (
+                ("init_error", "value"),
+                ("init_runtime_error", "runtime"),
+                ("memory_error_load", "memory"),
+            )
+        ),
         Archive("import_error", "import_error.py"),
         Archive("two_classes", "two_classes.py"),
         Archive("held", "held.py"),
@@ -195,16 +197,10 @@ ARCHIVES: Final = {
         Archive("customized", "customized.py"),
         Archive("explained", "explained.py"),
         Archive("response_headers", "response_headers.py"),
-        Archive("json_content_type", "json_content_type.py"),
-        Archive("error_batch", "error_batch.py"),
         Archive("statuses", "statuses.py"),
-        Archive("all_statuses", "all_statuses.py"),
         Archive("request_headers", "request_headers.py"),
         Archive("all_headers", "all_headers.py"),
-        Archive("url_path", "url_path.py"),
-        Archive("request_ids", "request_ids.py"),
         Archive("context_info", "context_info.py", "2.5"),
-        Archive("cached", "cached.py"),
         Archive("relative_files", "relative_files.py", extra={"labels.txt": "cat\ndog\n"}),
         Archive(
             "first_model",
@@ -348,11 +344,10 @@ def _gather(archive: Archive, folder: Path) -> _Parts:
         return path
 
     module = archive.handler.partition(":")[0].removesuffix(".py")
-    source = HANDLERS / f"{module}.py"
     extra = [written(name, content) for name, content in archive.extra.items()]
     return _Parts(
-        handler=source if source.exists() else None,
-        model_file=HANDLERS / archive.model_file if archive.model_file else None,
+        handler=SOURCES.get(module),
+        model_file=SOURCES[archive.model_file.removesuffix(".py")] if archive.model_file else None,
         weights=written(*archive.weights) if archive.weights else None,
         extra=[path for path in extra if path],
         config=written("model-config.yaml", archive.config),

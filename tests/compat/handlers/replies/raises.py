@@ -1,6 +1,7 @@
 """A handler that raises what the request's text names."""
 
-from ts.utils.util import PredictionException
+from ts.service import PredictionException
+from ts.utils.util import PredictionException as SamePredictionException
 
 
 def handle(data, context):
@@ -15,7 +16,7 @@ def handle(data, context):
         if text == "prediction":
             raise PredictionException("Some Prediction Error", 599)
         if text == "prediction without code":
-            raise PredictionException("Some Prediction Error")
+            raise SamePredictionException("Some Prediction Error")
         if text == "key":
             raise KeyError("label")
         if text == "bad":

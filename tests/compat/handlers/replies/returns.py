@@ -1,4 +1,7 @@
-"""What the request's text asks for: one value of each type that a handler may return."""
+"""What the request's text names: one value of each type that a handler may return.
+
+For `no list` and `too few` it returns what it must not.
+"""
 
 import json
 
@@ -42,4 +45,9 @@ class Returns:
         pass
 
     def handle(self, data, context):
-        return [VALUES[text(row)] for row in data]
+        names = [text(row) for row in data]
+        if "no list" in names:
+            return {"answer": 42}
+        if "too few" in names:
+            return names[1:]
+        return [VALUES[name] for name in names]

@@ -1,4 +1,4 @@
-"""What the context has."""
+"""What the context has, and an attribute that the handler makes itself."""
 
 import os
 
@@ -6,11 +6,14 @@ import os
 class ContextInfo:
     def initialize(self, context):
         self.context = context
+        context.cache = {"calls": 0}
 
     def handle(self, data, context):
+        context.cache["calls"] += 1
         properties = context.system_properties
         info = {
             "same": context is self.context,
+            "cached": context.cache["calls"] > 0,
             "model_name": context.model_name,
             "version": context.manifest["model"]["modelVersion"],
             "handler": context.manifest["model"]["handler"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from headrace.config.settings import Settings
@@ -71,7 +71,7 @@ class Site:
         until: str = "",
         headers: Mapping[str, str] = ASYNC,
         **ends: str,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send a request of a sequence."""
         named = {f"ts_request_sequence_{name}": text for name, text in ends.items()}
         if sequence:

@@ -1,4 +1,11 @@
-"""Runs each request for as many calls as it asks for; says what it sees in each of them."""
+"""Runs each request for as many calls as its `steps` say; says what it sees in each of them.
+
+Before each call, a request with a folder `until` waits there for the file of its number, from 0. A
+request with the header `x-own` gets headers.
+"""
+
+import os
+import time
 
 
 class Criterion:
@@ -20,21 +27,27 @@ def handle(data, context):
         context.cache = {}
         return None
     names = list(context.request_ids.values())
-    return [
+    values = [
         _step(context, idx, name, row)
         for idx, (name, row) in enumerate(zip(names, data, strict=True))
     ]
+    context.stopping_criteria = [Criterion(context.cache, name) for name in names]
+    return values
 
 
 def _step(context, idx, name, row):
     if name not in context.cache:
         context.cache[name] = {"calls": 0, **row["body"]}
     one = context.cache[name]
+    while "until" in one and not os.path.exists(os.path.join(one["until"], str(one["calls"]))):
+        time.sleep(0.005)
     one["calls"] += 1
-    context.set_response_header(idx, "x-calls", str(one["calls"]))
     if one["calls"] == one.get("raises"):
         raise ValueError("this request is bad")
-    context.stopping_criteria = [Criterion(context.cache, n) for n in context.request_ids.values()]
     own = context.get_request_header(idx, "x-own")
-    kind = context.get_request_header(idx, "body")
-    return {"call": one["calls"], "members": sorted(row), "own": own, "type": kind}
+    if own:
+        context.set_response_header(idx, "x-calls", str(one["calls"]))
+        context.set_response_header(idx, "x-own", own)
+        context.set_response_header(idx, "x-type", str(context.get_request_header(idx, "body")))
+    seen = [f"{one['calls']}of{len(context.request_ids)}", f"cached{len(context.cache)}"]
+    return " ".join([*seen, *sorted(row), ""])

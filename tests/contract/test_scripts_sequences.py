@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Queue
 
@@ -35,9 +36,9 @@ def take(
 
 def submitted(queue: Queue, sequence: str) -> str:
     """A job of a sequence that was taken and waits."""
-    job = queue.submit_one()
+    job = new_id()
     assert take(queue, sequence, job) == TAKEN
-    return job
+    return queue.submit_one(id=job)
 
 
 def answered(queue: Queue, sequence: str) -> str:
@@ -122,11 +123,12 @@ def test_more_requests_of_a_sequence_than_may_wait_are_refused(queue: Queue) -> 
 
 def test_what_runs_in_a_continuous_batch_does_not_wait(queue: Queue) -> None:
     for _ in range(3):
-        job = queue.submit_one()
+        job = new_id()
         assert take(queue, "a", job, continuous=True) == TAKEN
+        queue.submit_one(id=job)
         queue.claim_one()
-    for _ in range(2):
-        assert take(queue, "a", queue.submit_one(), continuous=True) == TAKEN
+    for n in range(2):
+        assert take(queue, "a", str(n), continuous=True) == TAKEN
     assert take(queue, "a", "6", continuous=True) == (b"full", 2)
     queue.settle_all()
 
@@ -135,8 +137,9 @@ def test_a_timeout_ends_a_sequence_that_is_not_silent(queue: Queue) -> None:
     answered(queue, "a")
     for _ in range(3):
         grow_old(queue, "a", IDLE_US // 2)
-        job = queue.submit_one()
+        job = new_id()
         assert take(queue, "a", job, most=1, timeout_us=TIMEOUT_US) == TAKEN
+        queue.submit_one(id=job)
         queue.settle(queue.claim_one())
     assert take(queue, "b", "1", most=1, timeout_us=TIMEOUT_US) == (b"many", 1)
     grow_old(queue, "a", IDLE_US // 2)
@@ -157,6 +160,16 @@ def test_a_repeat_is_counted_once(queue: Queue) -> None:
     assert take(queue, "a", "2", waiting=1) == TAKEN
     assert take(queue, "a", "3", waiting=1) == (b"full", 2)
     assert take(queue, "a", "2", waiting=1) == TAKEN
+
+
+def test_a_repeat_of_a_job_needs_no_place(queue: Queue) -> None:
+    job = answered(queue, "a")
+    change(queue, "end", "a")
+    assert take(queue, "b", job) == TAKEN
+    change(queue, "drop", "b", job)
+    assert known(queue) == {"a"}
+    assert take(queue, "c", "1", most=1) == TAKEN
+    assert take(queue, "b", job, most=1) == TAKEN
 
 
 def test_a_request_that_became_no_job_is_taken_back(queue: Queue) -> None:

@@ -39,8 +39,10 @@ def handle(data, context):
         values = context.cache.setdefault(sequence, [])
         values.append(row["body"]["value"])
         answers.append({"sequence": sequence, "values": list(values), "pid": os.getpid()})
-        if context.get_request_header(idx, context.header_key_sequence_end) == "true":
+        end = context.get_request_header(idx, context.header_key_sequence_end)
+        if end:
             del context.cache[sequence]
+        if end == "replied":
             context.set_response_header(idx, context.header_key_sequence_end, sequence)
     return answers
 """
@@ -227,7 +229,7 @@ def test_a_reply_ends_a_sequence_and_a_refused_request_is_none(site: Site) -> No
     again = site.send(other, "single", "a", 0, headers=key)
     assert (again.status_code, again.json()["values"]) == (200, [0])
     assert site.send(other, "single", "b", 0).status_code == 503
-    assert site.send(other, "single", "a", 1, headers={}, end="true").json()["values"] == [0, 1]
+    assert site.send(other, "single", "a", 1, headers={}, end="replied").json()["values"] == [0, 1]
     # Another body under the same key.
     assert site.send(api, "single", "b", 9, headers=key).status_code == 409
     assert site.send(other, "single", "c", 0, headers={}).json()["values"] == [0]

@@ -103,8 +103,9 @@ if what == 'drop' then
   end
   return {'done', 0}
 end
+-- A repeat of a job that was counted when it was submitted.
+if (one and one.has) or call('EXISTS', JOB .. job) == 1 then return {'taken', 0} end
 if one and lives(one) then
-  if one.has then return {'taken', 0} end
   if one.waits > waiting then return {'full', one.waits} end
 else
   forget(sequence)

@@ -1,12 +1,12 @@
 -- Take a request of a sequence, if the limits of its model allow it; or change what is known of a sequence.
--- Nothing is written when a job ends: a sequence is looked at when it, or its place, is wanted.
+-- The end of a job writes nothing here: a sequence is looked at when a request wants it, or its place.
 -- KEYS: none. ARGV: 1 take, drop (a job that was taken was not submitted) or end (nothing more comes), 2 model@version,
---       3 sequence, 4 job ('' for end), then for take: 5 the most sequences, 6 how many of its requests may wait while one
---       runs, 7 for how many us it may be silent, 8 how many us after its begin it ends (0: never), 9 '1' if the
---       requests that run wait for nothing.
+--       3 sequence, 4 job ('' for end), then for take: 5 the most sequences, 6 how many of its requests may wait while
+--       one runs, 7 for how many us it may be silent, 8 how many us after its begin it ends (0: never), 9 '1' if all
+--       requests that run are without a limit.
 -- Returns {'taken', 0}, {'many', sequences}, {'full', waiting requests of this one}, or {'done', 0} for drop and end.
--- The state of a sequence: when it began, when its last request ended, 1 if nothing more comes, then for each request that
--- had not ended at the last look ' <job>:<when it was taken>'.
+-- The state of a sequence: when it began, when its last request ended, 1 if nothing more comes, then for each request
+-- that had not ended at the last look ' <job>:<when it was taken>'.
 local what, sequence, job = ARGV[1], ARGV[3], ARGV[4]
 local STATES, ENDS = keys.sequences .. ARGV[2], keys.sequence_ends .. ARGV[2]
 local most, waiting, idle, timeout = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])

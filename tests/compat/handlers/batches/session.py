@@ -30,7 +30,7 @@ class Session:
 
     def postprocess(self, sums):
         names = self.context.request_ids.values()
-        self.context.stopping_criteria = [Criterion(self.context.cache, name) for name in names]
+        self.context.stopping_criteria = [criterion(self.context.cache, name) for name in names]
         return sums
 
     def _taken(self, idx, row):
@@ -68,15 +68,14 @@ class Session:
             one["stopped"] = one["stopped"] or one["sequence"] == sequence
 
 
-class Criterion:
-    """Ends a request: None for a single answer, True for the last piece of a stream."""
+def criterion(cache, name):
+    """Return what ends a request: None for a single answer, True for the last piece of a stream."""
 
-    def __init__(self, cache, name):
-        self.cache, self.name = cache, name
-
-    def __call__(self, value):
-        one = self.cache[self.name]
+    def ends(value):
+        one = cache[name]
         if one["streams"] and not one["stopped"]:
             return False
-        del self.cache[self.name]
+        del cache[name]
         return True if one["streams"] else None
+
+    return ends

@@ -14,6 +14,7 @@ import pytest
 
 from handlers.torchserve.continuous import ContinuousHandler
 from headrace.jobs.response import split_details
+from tests.compat.archives import SOURCES
 from tests.harness.torchserve import json_of, loaded, request, run, write_archive
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
@@ -262,3 +263,20 @@ def test_without_a_worker_all_requests_run(tmp_path: Path) -> None:
 def test_an_archive_without_the_key_is_no_generator(tmp_path: Path) -> None:
     executor = served(tmp_path, "continuousBatching: false\n")
     assert not isinstance(executor.handler, ContinuousHandler)
+
+
+def test_a_session_stops_its_stream_and_ends(tmp_path: Path) -> None:
+    """A handler in the style of TorchServe's example of stateful inference."""
+    config = "sequenceBatching: true\nhandler: {cache: {capacity: 2}}\n"
+    files = {"session.py": SOURCES["session"].read_text(), "c.yaml": CONFIG + config}
+    archive = write_archive(tmp_path, "session", files, configFile="c.yaml")
+    frames = Frames()
+    for seq, number in enumerate((b"2", b"4", b"3", b"-1", b"0"), 1):
+        headers = {"ts_request_sequence_id": "a"}
+        frames.put(seq, request(number, "application/octet-stream", headers=headers))
+    serve(loaded(archive, "session", max_batch_size=4), frames)
+    bodies = [base64.b64decode(json.loads(frames.outcome(n)[1])["__value__"]) for n in range(1, 6)]
+    assert bodies == [b"2", b"6", b"99", b"-1", b"9"]
+    assert frames.pieces(3) == [9, 9]
+    ended = split_details(str(frames.outcome(5)[2]))[1].headers
+    assert ended == {"ts_request_sequence_id": "a", "ts_request_sequence_end": "a"}

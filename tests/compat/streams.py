@@ -59,7 +59,7 @@ def streamed(server: Server) -> list[Streamed]:
 
 
 def _streamed(server: Server, ask: Ask) -> Streamed:
-    with asking(f"{server.url()}{ask.path}", ask.body, ask.method, **ask.headers) as reader:
+    with asking(f"{server.url()}{ask.path}", ask.body, ask.method, ask.headers) as reader:
         if server.real and ask.unanswered_s:
             with suppress(AssertionError):
                 wait_until(lambda: reader.over, "it has no answer", ask.unanswered_s)

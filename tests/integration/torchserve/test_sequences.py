@@ -72,21 +72,23 @@ class Site:
         *,
         until: str = "",
         headers: Mapping[str, str] = ASYNC,
-        **ends: str,
+        start: str = "",
+        end: str = "",
     ) -> httpx2.Response:
         """Send a request of a sequence."""
-        named = {f"ts_request_sequence_{name}": text for name, text in ends.items()}
-        if sequence:
-            named["ts_request_sequence_id"] = sequence
+        given = {"id": sequence, "start": start, "end": end}
+        named = {f"ts_request_sequence_{name}": text for name, text in given.items() if text}
         return api.http.post(
             f"/predictions/{model}",
             json={"value": value, "until": until},
             headers={**named, **headers},
         )
 
-    def submit(self, sequence: str, value: Any, until: str = "", **ends: str) -> str:
+    def submit(
+        self, sequence: str, value: Any, until: str = "", start: str = "", end: str = ""
+    ) -> str:
         """Submit a request; return its job."""
-        answer = self.send(self.api, "m", sequence, value, until=until, **ends)
+        answer = self.send(self.api, "m", sequence, value, until=until, start=start, end=end)
         assert answer.status_code == 202, answer.text
         return str(answer.headers["headrace-job"])
 
@@ -103,8 +105,8 @@ class Site:
         result: dict[str, Any] = found["result"]
         return result
 
-    def ask(self, sequence: str, value: Any, **ends: str) -> dict[str, Any]:
-        return self.result(self.submit(sequence, value, **ends))
+    def ask(self, sequence: str, value: Any, end: str = "") -> dict[str, Any]:
+        return self.result(self.submit(sequence, value, end=end))
 
     def host(self) -> Worker:
         """The worker that has the model process."""

@@ -2,6 +2,11 @@
 
 Redis has the state of all sequences (torchserve/sequences.lua), so all API processes count the same
 ones. The model process does not see when a limit ends a sequence.
+
+The end of a job writes nothing there: the script reads the records of the jobs that had not ended
+at its last look. So no process has to be alive for a sequence to end. A zset has the earliest end
+of each sequence, so that few are looked at. A job without a record counts for 30 s, as its submit
+follows. A request that is refused after that is taken back.
 """
 
 from __future__ import annotations

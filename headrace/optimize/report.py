@@ -63,7 +63,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inputs: the file or folder of the inputs, or `example_input`.
-        left_out: how many inputs the handler refuses, in words; "" if it accepts all.
+        left_out: in words, which files are no inputs, and how many inputs the handler refuses.
+        without_module: the handler offers no module, so eager alone is measured.
         cut: its time ended before all variants and sizes were measured.
     """
 
@@ -73,6 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     inputs: str = ""
     left_out: str = ""
+    without_module: bool = False
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     cut: bool = False
     format: int = FORMAT

@@ -27,14 +27,14 @@ import msgspec
 import psutil
 
 from headrace.config.optimize import Optimize
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError
 from headrace.handler import Context
 from headrace.optimize.report import BatchTime, Comparison, Variant, median_interval
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import context_of, die_with_parent, handler_of
-from workers.model_process.variant import inputs_of, install_variant
+from workers.model_process.variant import has_module, inputs_of, install_variant, refusal
 
 MIB: Final = 1024 * 1024
 #: Seconds of rounds after which a batch size is measured well enough, if three rounds were run.
@@ -63,7 +63,8 @@ def main() -> None:
 def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
     """Yield the comparison without variants, then each variant whenever more of it is known.
 
-    Eager is first. Nothing is yielded of a variant that is not loaded within the limit.
+    Eager is first. It is the only one if the handler offers no module. Nothing is yielded of a
+    variant that is not loaded within the limit.
 
     Raises:
         ConfigError: eager does not load, or has no inputs.
@@ -74,8 +75,9 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
     running: list[Measured] = []
     try:
         for optimize in dict.fromkeys(wanted):
-            if running and time.monotonic() > until:
+            if running and (running[0].without_module or time.monotonic() > until):
                 break
+            _print(f"loads {optimize.name}")
             one = Measured(frame, optimize, until if running else math.inf)
             running.append(one)
             if one.late:
@@ -83,13 +85,25 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
             if one is running[0]:
                 yield _comparison(frame, one)
             yield one.variant()
+        if running[0].without_module and len(wanted) > 1:
+            _print(
+                f"the handler of {frame['model']} has no module to optimise, so eager alone is "
+                "measured; to offer one, give the handler `exportable()` (docs/optimize.md)"
+            )
         for size in frame["sizes"]:
             alive = [one for one in running if one.alive]
+            _print(f"measures batches of {size}: {', '.join(one.name for one in alive)}")
             _rounds(alive, size, frame["rounds"])
             yield from (one.variant() for one in alive)
     finally:
         for one in running:
             one.close()
+
+
+def _print(text: str) -> None:
+    """Print a line for people who wait."""
+    sys.stderr.write(f"headrace: {text}\n")
+    sys.stderr.flush()
 
 
 def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
@@ -102,6 +116,7 @@ def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
         threads=eager.facts["threads"],
         inputs=eager.facts["inputs"],
         left_out=eager.facts["left_out"],
+        without_module=eager.without_module,
         environment=environment(),
     )
 
@@ -166,6 +181,16 @@ class Measured:
             return self._connection.recv()
         except (EOFError, OSError):
             return {"refused": "its process ended"}
+
+    @property
+    def name(self) -> str:
+        """The name of the variant."""
+        return self._wanted.name
+
+    @property
+    def without_module(self) -> bool:
+        """Whether the handler offers no module, by what its process has sent."""
+        return not self.facts.get("module", True)
 
     @property
     def refused(self) -> str:
@@ -240,10 +265,11 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
         try:
             started = time.monotonic()
             executor, facts = _load(config)
-            inputs = inputs_of(executor, config)
+            load_s = time.monotonic() - started - facts["build_s"]
+            inputs, facts["left_out"] = _usable(executor, config)
+            started = time.monotonic()
             _run(executor, inputs, 1)
-            facts["load_s"] = time.monotonic() - started - facts["build_s"]
-            inputs, facts["left_out"] = _usable(executor, inputs, max(config["sizes"]))
+            facts["load_s"] = load_s + time.monotonic() - started
             facts["inputs"] = config["optimize"]["calibrate"] or "example_input"
             facts["memory_mb"] = _memory_mb(executor)
             connection.send(facts)
@@ -264,7 +290,11 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
     executor = BatchExecutor(handler, context)
     found = install_variant(executor, config, refused_too=True)
     torch = sys.modules.get("torch")
-    facts: dict[str, Any] = {"threads": torch.get_num_threads() if torch else 0, "build_s": 0.0}
+    facts: dict[str, Any] = {
+        "threads": torch.get_num_threads() if torch else 0,
+        "build_s": 0.0,
+        "module": has_module(executor),
+    }
     if found is not None:
         facts |= {
             "build_s": found.build_s,
@@ -275,25 +305,21 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
     return executor, facts
 
 
-def _usable(executor: BatchExecutor, inputs: Sequence[Input], most: int) -> tuple[list[Input], str]:
-    """Return inputs that `preprocess` accepts, `most` at most, and in words which it refuses.
+def _usable(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Input], str]:
+    """Return inputs that `preprocess` accepts, and in words what is left out.
 
     Raises:
-        ConfigError: it accepts none of them.
+        ConfigError: no input is usable.
     """
+    inputs, undecoded = inputs_of(executor, config)
+    most = max(config["sizes"])
     usable: list[Input] = []
     refused: list[object] = []
     for one in inputs:
-        batch = SubBatch([one], StageTimes(), range(1))
-        try:
-            executor.prepare(batch)
-        except InputError as error:
-            refused.append(error)
+        if (error := refusal(executor, one)) is None:
+            usable.append(one)
         else:
-            if batch.good:
-                usable.append(one)
-            else:
-                refused.append(batch.results[0])
+            refused.append(error)
         if len(usable) == most:
             break
     if not usable:
@@ -301,12 +327,13 @@ def _usable(executor: BatchExecutor, inputs: Sequence[Input], most: int) -> tupl
             f"the handler accepts none of the {len(inputs)} inputs: {refused[-1]}",
             hint="give inputs that a client would send",
         )
-    if not refused:
-        return usable, ""
-    tried = len(usable) + len(refused)
-    return usable, (
-        f"leaves out {len(refused)} of {tried} inputs that the handler refuses: {refused[-1]}"
-    )
+    left_out = [undecoded] if undecoded else []
+    if refused:
+        tried = len(usable) + len(refused)
+        left_out.append(
+            f"leaves out {len(refused)} of {tried} inputs that the handler refuses: {refused[-1]}"
+        )
+    return usable, "; ".join(left_out)
 
 
 def _run(executor: BatchExecutor, inputs: Sequence[Input], size: int) -> Times:

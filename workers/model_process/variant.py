@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.config.optimize import Optimize
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError, InvalidRequest
 from headrace.handler import Exportable
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.input_details import InputDetails
@@ -67,7 +67,7 @@ def install_variant(
     site = Site(
         context.model_name, Path(config["optimize_cache"]), context.device, context.max_batch_size,
         tuple(context.allowed_batch_sizes), settings,
-        lambda: samples(executor, exportable, inputs_of(executor, config)),
+        lambda: samples(executor, exportable, _logged_inputs(executor, config)),
     )  # fmt: skip
     found = install(exportable, wanted, site, refused_too=refused_too)
     _log(wanted, found, context.model_name)
@@ -80,14 +80,23 @@ def exportable_of(executor: BatchExecutor) -> Exportable:
     Raises:
         ConfigError: the handler names none.
     """
-    make = getattr(executor.handler, "exportable", None)
-    exportable: Exportable | None = make() if make is not None else None
+    exportable = _offered(executor)
     if exportable is None:
         raise ConfigError(
             f"model {executor.context.model_name}: its handler has no module to optimise",
             hint="leave `optimize` out, or return an Exportable from the handler's exportable()",
         )
     return exportable
+
+
+def has_module(executor: BatchExecutor) -> bool:
+    """Return whether the handler offers a module that can be optimised."""
+    return _offered(executor) is not None
+
+
+def _offered(executor: BatchExecutor) -> Exportable | None:
+    make = getattr(executor.handler, "exportable", None)
+    return make() if make is not None else None
 
 
 def _log(wanted: Optimize, found: Installed, model: str) -> None:
@@ -115,20 +124,24 @@ def describe(found: Installed) -> str:
     return f"{name}, {verdict.speed}"
 
 
-def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
-    """Return the calibration inputs, else the handler's example.
+def _logged_inputs(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
+    inputs, left_out = inputs_of(executor, config)
+    if left_out:
+        logger.warning("optimize: %s", left_out, extra={"model": config["model"]})
+    return inputs
+
+
+def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Input], str]:
+    """Return the calibration inputs, else the handler's example, and in words what is left out.
 
     Raises:
-        ConfigError: the folder does not exist or has no files, or there is neither.
+        ConfigError: the folder does not exist, has no files or none that can be decoded, or there
+            is neither.
     """
     details = InputDetails(parameters=msgspec.json.encode(config["example_parameters"])).text()
     folder = config["optimize"].get("calibrate")
     if folder:
-        texts = list(_files(Path(folder)))
-        return [
-            executor.decode(f"{_SAMPLE_ID}-{n}", text, details=details)
-            for n, text in enumerate(texts)
-        ]
+        return _decoded_files(executor, Path(folder), details)
     example = example_of(executor.handler)
     if example is None:
         raise ConfigError(
@@ -145,10 +158,30 @@ def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> list[Input]:
     details = InputDetails(
         parameters=msgspec.json.encode(config["example_parameters"]), nested=nested
     ).text()
-    return [executor.decode(_SAMPLE_ID, text, details=details)]
+    return [executor.decode(_SAMPLE_ID, text, details=details)], ""
 
 
-def _files(folder: Path) -> Iterator[bytes]:
+def _decoded_files(
+    executor: BatchExecutor, folder: Path, details: bytes
+) -> tuple[list[Input], str]:
+    """Return the inputs of the files that can be decoded, and in words which cannot."""
+    inputs: list[Input] = []
+    bad: list[str] = []
+    for n, (path, text) in enumerate(_files(folder)):
+        try:
+            inputs.append(executor.decode(f"{_SAMPLE_ID}-{n}", text, details=details))
+        except InvalidRequest as error:
+            bad.append(f"{path}: {error.message}")
+    if not inputs:
+        raise ConfigError(
+            f"optimize.calibrate: none of the files is an input; {bad[0]}",
+            hint="put inputs there that a client would send",
+        )
+    files = "1 file that is no input" if len(bad) == 1 else f"{len(bad)} files that are no inputs"
+    return inputs, f"leaves out {files}; {bad[0]}" if bad else ""
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the files of a folder, or one file, as a client would send them."""
     if not folder.exists():
         raise ConfigError(
@@ -162,11 +195,21 @@ def _files(folder: Path) -> Iterator[bytes]:
     for path in files[:INPUTS_MAX]:
         body = path.read_bytes()
         if path.suffix == ".json":
-            yield body
+            yield path, body
         elif path.suffix in _TEXT_SUFFIXES:
-            yield msgspec.json.encode(body.decode("utf-8", "replace"))
+            yield path, msgspec.json.encode(body.decode("utf-8", "replace"))
         else:
-            yield binary_input(body, image_type(body) or BINARY_TYPE)
+            yield path, binary_input(body, image_type(body) or BINARY_TYPE)
+
+
+def refusal(executor: BatchExecutor, one: Input) -> object:
+    """Return the error with which `preprocess` refuses an input; None if it accepts it."""
+    batch = SubBatch([one], StageTimes(), range(1))
+    try:
+        executor.prepare(batch)
+    except InputError as error:
+        return error
+    return None if batch.good else batch.results[0]
 
 
 def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[Input]) -> Samples:
@@ -184,7 +227,13 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
     most = context.max_batch_size
     for start in range(0, len(inputs), most):
         chunk = list(inputs[start : start + most])
-        found, results = _calls(executor, exportable, chunk)
+        try:
+            found, results = _calls(executor, exportable, chunk)
+        except InputError:  # of one input; it ends the batch where `preprocess` raises it
+            chunk = [one for one in chunk if refusal(executor, one) is None]
+            if not chunk:
+                continue
+            found, results = _calls(executor, exportable, chunk)
         valid = (one for one, bad in zip(chunk, results, strict=True) if not bad)
         good = good or next(valid, None)
         calls += found

@@ -127,6 +127,8 @@ def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison
 
     from headrace.optimize.report import Variant
 
+    if comparison.without_module:
+        return comparison
     known = {variant.optimize for variant in comparison.variants}
     missing = [one for one in dict.fromkeys(wanted) if one not in known]
     if not missing:

@@ -1,0 +1,185 @@
+"""The measurement of variants: which inputs are used, and what is printed meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from handlers.loader import load_handler
+from headrace.config.model_catalog import load_catalog
+from headrace.config.optimize import Optimize
+from headrace.errors import ConfigError
+from headrace.handler import Context, Exportable
+from headrace.optimize.report import Comparison, Variant
+from tests.harness.workers.worker import write_models
+from workers.model_process import measure
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.variant import inputs_of, samples
+
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
+
+#: Raises for a text, as handlers may, and does not return the error.
+RAISING = """
+import torch
+from headrace import Handler
+from headrace.errors import InputError
+
+class Raising(Handler):
+    def initialize(self, context):
+        self.context = context
+        self.layer = torch.nn.Linear(1, 1)
+
+    def preprocess(self, inputs):
+        if any(isinstance(one, str) for one in inputs):
+            raise InputError("no text please")
+        return torch.tensor([[float(one)] for one in inputs])
+
+    def inference(self, items):
+        with torch.inference_mode():
+            return self.layer(items)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "raising.py").write_text(RAISING)
+    (tmp_path / "inputs").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def _same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(measure, "die_with_parent", lambda _: None)
+    logger = logging.getLogger("headrace.model")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def frame_of(folder: Path) -> dict[str, Any]:
+    config = load_catalog(write_models(folder, raising={"handler": "raising.py"})).get("raising")
+    inputs = str(folder / "inputs")
+    optimize = {"backend": "eager", "precision": "float", "calibrate": inputs}
+    return {**config.init_frame(folder, "cpu"), "sizes": [1, 2], "optimize": optimize}
+
+
+def facts_of(folder: Path) -> Any:
+    """What the process of a variant sends first."""
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=measure._serve, args=(theirs, frame_of(folder), 0))
+    thread.start()
+    with ours:
+        found = ours.recv()
+    thread.join()
+    return found
+
+
+@pytest.mark.usefixtures("_same_process")
+def test_inputs_that_are_refused_or_no_json_are_left_out_also_if_they_come_first(
+    folder: Path,
+) -> None:
+    texts = {"a.txt": "no number", "b.json": "{", "c.json": "", "d.json": "1.5"}
+    for name, text in texts.items():
+        (folder / "inputs" / name).write_text(text)
+    facts = facts_of(folder)
+    assert "refused" not in facts
+    assert facts["load_s"] > 0
+    bad = folder / "inputs/b.json"
+    files, _, refused = facts["left_out"].rpartition("; ")
+    assert files.startswith(f"leaves out 2 files that are no inputs; {bad}: the input is not JSON")
+    assert refused == "leaves out 1 of 2 inputs that the handler refuses: no text please"
+
+
+@pytest.mark.usefixtures("_same_process")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a.json", "none of the files is an input; {}: the input is not JSON"),
+        ("a.txt", "the handler accepts none of the 1 inputs: no text please"),
+    ],
+)
+def test_without_a_good_input_the_reason_is_named(folder: Path, name: str, told: str) -> None:
+    path = folder / "inputs" / name
+    path.write_text("{")
+    assert told.format(path) in facts_of(folder)["refused"]
+
+
+def test_a_sample_that_preprocess_refuses_does_not_end_a_load(folder: Path) -> None:
+    (folder / "inputs/a.txt").write_text("no number")
+    (folder / "inputs/b.json").write_text("1.5")
+    handler: Any = load_handler("raising.py", folder)
+    handler = handler() if isinstance(handler, type) else handler
+    context = Context("raising", "1.0", "cpu", folder, max_batch_size=4)
+    handler.initialize(context)
+    executor = BatchExecutor(handler, context)
+    inputs, left_out = inputs_of(executor, frame_of(folder))
+    assert (len(inputs), left_out) == (2, "")
+    found = samples(executor, Exportable(handler.layer, lambda _: None), inputs)
+    assert [args[0].tolist() for args in found.calls] == [[[1.5]]]
+    with pytest.raises(ConfigError, match="does not call the module"):
+        samples(executor, Exportable(torch.nn.Linear(1, 1), lambda _: None), inputs)
+
+
+class Fake:
+    """Stands for `Measured`."""
+
+    module = True
+
+    def __init__(self, frame: Any, wanted: Optimize, until: float) -> None:
+        del frame, until
+        self.wanted, self.name = wanted, wanted.name
+        self.late, self.refused = False, ""
+        self.facts = {"threads": 1, "inputs": "x", "left_out": ""}
+        self.without_module = not self.module
+        self.alive = True
+        self.times: dict[int, Any] = {}
+
+    def run(self, size: int) -> None:
+        del size
+
+    def variant(self) -> Variant:
+        return Variant(optimize=self.wanted)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_each_form_is_named_as_it_begins_and_only_eager_runs_without_a_module(
+    module: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Fake, "module", module)
+    monkeypatch.setattr(measure, "Measured", Fake)
+    variants = [{"backend": "aot"}, {"backend": "torchscript"}]
+    frame = {
+        "model": "m", "device": "cpu", "variants": variants, "sizes": [1, 8], "rounds": 3,
+        "load_limit_s": None,
+    }  # fmt: skip
+    first, *lines = measure.measure(frame)
+    names = [cast("Variant", line).optimize.backend for line in lines]
+    told = capsys.readouterr().err.splitlines()
+    assert cast("Comparison", first).without_module is not module
+    if module:
+        assert names[:3] == ["eager", "aot", "torchscript"]
+        forms = "eager float, aot float, torchscript float"
+        assert told == [
+            "headrace: loads eager float", "headrace: loads aot float",
+            "headrace: loads torchscript float",
+            f"headrace: measures batches of 1: {forms}",
+            f"headrace: measures batches of 8: {forms}",
+        ]  # fmt: skip
+    else:
+        assert set(names) == {"eager"}
+        assert told[0] == "headrace: loads eager float"
+        assert "the handler of m has no module to optimise, so eager alone is measured" in told[1]
+        assert told[2:] == [
+            "headrace: measures batches of 1: eager float",
+            "headrace: measures batches of 8: eager float",
+        ]  # fmt: skip

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,10 +142,9 @@ class Profiler:
         from torch.profiler import record_function
 
         profile = _torch_profiler()
-        enough, ended = threading.Event(), [0]
+        enough = threading.Event()
 
         def count(batches: int) -> None:
-            ended[0] = batches
             if batches >= request.batches:
                 enough.set()
 
@@ -153,20 +152,30 @@ class Profiler:
         if isinstance(self.executor.handler, Generator):
             one, many = "step", "steps"
         inner = self.executor.span
+        counting = _Counting(_marked(inner, record_function), count)
+
+        def until_enough(verb: str, size: int) -> AbstractContextManager[Any]:
+            # The next batch begins before the profiler stops, and has no marks.
+            return (inner if enough.is_set() else counting)(verb, size)
+
         # The first start takes a second; batches count from then on.
         profile.start()
         try:
-            self.executor.span = _Counting(_marked(inner, record_function), count)
+            self.executor.span = until_enough
             enough.wait(request.seconds)
+            enough.set()
+            ended, open_steps = counting.ended, counting.open_steps
         finally:
             self.executor.span = inner
             profile.stop()
-        if not ended[0]:
+        if not ended:
             raise ProfileFailed(
                 f"no {one} ended within {request.seconds:g} s; send jobs while it runs, or give it "
                 "more time with --seconds"
             )
-        return _files_of(profile, f"{ended[0]} {many}")
+        what = f"{ended} {many if ended > 1 else one}"
+        # Its mark is in the table too.
+        return _files_of(profile, f"{what} and a step that had not ended" if open_steps else what)
 
     def _stacks(self, request: Request) -> dict[str, bytes]:
         with _own_folder() as folder:
@@ -198,12 +207,17 @@ class _Counting:
 
     Where verbs overlap, a batch may end whose inference was before the trace. Of a generator it
     counts the steps.
+
+    Attributes:
+        ended: how many have ended.
+        open_steps: how many steps run.
     """
 
     def __init__(self, inner: SpanOf, ended: Callable[[int], None]) -> None:
         self._inner = inner
-        self._ended = ended
-        self._count = 0
+        self._on_end = ended
+        self.ended = 0
+        self.open_steps = 0
         # A batch whose inference fails is never taken out, so it is pushed out.
         self._begun = deque[str](maxlen=_IN_FLIGHT)
 
@@ -212,13 +226,17 @@ class _Counting:
         batch = _batch()
         if verb == "inference":
             self._begun.append(batch)
-        with self._inner(verb, size):
-            yield
+        self.open_steps += verb == "step"
+        try:
+            with self._inner(verb, size):
+                yield
+        finally:
+            self.open_steps -= verb == "step"
         if verb == "step" or (verb == "postprocess" and batch in self._begun):
             if verb != "step":
                 self._begun.remove(batch)
-            self._count += 1
-            self._ended(self._count)
+            self.ended += 1
+            self._on_end(self.ended)
 
 
 def _batch() -> str:
@@ -292,12 +310,17 @@ def _own_folder() -> Iterator[Path]:
 
     It is locked meanwhile, so that other processes leave it alone.
     """
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
-    # A process that starts now may have removed it before it was locked.
-    while (lock := _locked(folder)) is None:
-        if folder.exists():
-            raise ProfileFailed(f"{folder} cannot be locked; set TMPDIR to a local folder")
+    lock: int | None = None
+    # A process that starts now may lock and remove it before it is locked here.
+    while lock is None:
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        try:
+            lock = _locked(folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ProfileFailed(
+                f"{folder} cannot be locked: {error.strerror}; set TMPDIR to a local folder"
+            ) from None
     try:
         yield folder
     finally:
@@ -306,24 +329,25 @@ def _own_folder() -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return the descriptor of a folder, locked; None if it is gone, locked or not ours."""
-    try:
+    """Return the descriptor of a folder, locked; None if it is gone, or another process has it.
+
+    Raises:
+        OSError: it cannot be opened or locked.
+    """
+    with ExitStack() as stack, suppress(BlockingIOError, FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
+        stack.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            stack.pop_all()
             return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
     return None
 
 
 def _remove_left_folders() -> None:
     """Remove the folders of processes that were killed while they were profiled."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        if (lock := _locked(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        with suppress(OSError):  # one of another user
+            if (lock := _locked(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)

@@ -106,12 +106,13 @@ def reserved(where: str, model: str, holder: str) -> Iterator[Reservation]:
     """Reserve a model on a server for this process.
 
     Args:
-        where: the URL of the server, or the path of the models file of a server of our own.
+        where: the URL of the server, or the path of the models file, without symbolic links.
         model: the model.
         holder: the command, in words.
 
     Raises:
-        ConfigError: another process has reserved it, or the file cannot be written.
+        ConfigError: another process has reserved it, the file cannot be written, or there is no
+            folder for it.
     """
     name = hashlib.sha256(f"{where} {model}".encode()).hexdigest()[:_NAME_CHARS]
     path = _folder() / f"{name}.json"
@@ -177,8 +178,17 @@ def _undone(client: Client, note: Note) -> str:
 
 
 def _folder() -> Path:
-    state = os.environ.get(_ENV_STATE)
-    return (Path(state) if state else Path.home() / ".local/state") / "headrace/reservations"
+    state = Path(os.environ.get(_ENV_STATE, ""))
+    # The specification has it that a relative path is ignored.
+    if not state.is_absolute():
+        try:
+            state = Path.home() / ".local/state"
+        except RuntimeError:
+            raise ConfigError(
+                "reservations need a folder, and this user has no home folder",
+                hint=f"set {_ENV_STATE} to a folder that can be written, as an absolute path",
+            ) from None
+    return state / "headrace/reservations"
 
 
 def _locked(path: Path) -> int | None:

@@ -141,7 +141,7 @@ def _subject(model: str, url: str | None, models: Path | None, holder: str) -> I
     if url is None:
         catalog = _catalog(models)
         config = own_model(catalog, model, "tune")
-        with reserved(str(catalog.path.absolute()), model, holder) as reservation:
+        with reserved(str(catalog.path.resolve()), model, holder) as reservation:
             yield _of_models_file(catalog, config, reservation)
         return
     with client_of(url) as client, reserved(client.session.url, model, holder) as reservation:

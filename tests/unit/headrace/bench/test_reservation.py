@@ -12,8 +12,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.bench.reservation import reserved, take_back
+from headrace.cli.performance import tune
 from headrace.client.sync_client import Client
 from headrace.errors import ConfigError, InvalidRequest, ModelNotFound, ServerUnreachable
+from tests.harness.workers.worker import write_models
 
 URL = "http://there"
 #: Changes a model, and is killed.
@@ -147,3 +149,40 @@ def test_a_folder_that_cannot_be_made_is_an_error(
     with pytest.raises(ConfigError, match="cannot be written") as raised:
         reserved(URL, "m", "x").__enter__()
     assert "XDG_STATE_HOME" in str(raised.value.hint)
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    # It has no entry in the list of users.
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    with pytest.raises(ConfigError, match="no home folder") as raised:
+        reserved(URL, "m", "x").__enter__()
+    assert "XDG_STATE_HOME" in str(raised.value.hint)
+    with pytest.raises(ConfigError, match="no home folder"):
+        taken_back(Server())
+
+
+def test_a_relative_state_folder_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with reserved(URL, "m", "x") as one:
+        assert one.path.parent == tmp_path / "home/.local/state/headrace/reservations"
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_models_file_is_one_file_by_whichever_path(tmp_path: Path) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    file = write_models(folder, echo={"handler": "echo"})
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with (
+        reserved(str(file.resolve()), "echo", "the first"),
+        pytest.raises(ConfigError, match="in use: the first"),
+        tune._subject("echo", None, link / file.name, "the second"),
+    ):
+        pass

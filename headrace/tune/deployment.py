@@ -45,6 +45,8 @@ _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
 _LOG_BYTES: Final = 4000
+#: The prefix of the folder of one server.
+_STATE: Final = "state-"
 
 
 class Deployment(Protocol):
@@ -133,8 +135,11 @@ class PrivateDeployment(Deployment):
             del options["min_replicas"]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # A tuning that was killed has left its own; the journal allows one process here.
+            for left in self._folder.glob(f"{_STATE}*"):
+                shutil.rmtree(left, ignore_errors=True)
             self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))
-            self._state = Path(tempfile.mkdtemp(prefix="state-", dir=self._folder))
+            self._state = Path(tempfile.mkdtemp(prefix=_STATE, dir=self._folder))
             # A variant is built once for all trials.
             builds = builds_of(self._folder.parent)
             builds.mkdir(exist_ok=True)

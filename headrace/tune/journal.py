@@ -43,6 +43,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
+class _Format(msgspec.Struct, frozen=True):
+    """The part of the first line that each version reads."""
+
+    format: int
+
+
 Stage = Literal["search", "confirm"]
 
 
@@ -220,8 +226,9 @@ class Journal:
             self._file = -1
 
     def _read(self, lines: list[bytes], header: Header) -> None:
-        first = self._decoded(lines[0], Header)
-        for name in ("format", "model", "objective", "where", "input", "present"):
+        self._check_format(lines[0])
+        first = self._decoded(lines[0], 1, Header)
+        for name in ("model", "objective", "where", "input", "present"):
             was, now = getattr(first, name), getattr(header, name)
             if was != now:
                 what = f"{name} was {was}, not {now}"
@@ -229,16 +236,32 @@ class Journal:
                     f"{self.path}: it is the journal of another tuning: {what}",
                     hint="choose another --output",
                 )
-        for line in lines[1:]:
-            self._add(self._decoded(line, _Line))
+        for number, line in enumerate(lines[1:], 2):
+            self._add(self._decoded(line, number, _Line))
 
-    def _decoded(self, line: bytes, kind: Any) -> Any:
+    def _check_format(self, line: bytes) -> None:
         try:
-            return msgspec.json.decode(line, type=kind)
+            found = msgspec.json.decode(line, type=_Format).format
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"{self.path}: it is not a journal of headrace tune: {error}",
                 hint="choose another --output",
+            ) from None
+        if found != FORMAT:
+            age = "an older" if found < FORMAT else "a newer"
+            raise ConfigError(
+                f"{self.path}: it is the journal of {age} version of headrace tune",
+                hint="choose another --output for a new tuning, or continue it with that version",
+            )
+
+    def _decoded(self, line: bytes, number: int, kind: Any) -> Any:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.MsgspecError as error:
+            remedy = "remove the line, whose trial is measured again, or " if number > 1 else ""
+            raise ConfigError(
+                f"{self.path}: line {number} is damaged: {error}",
+                hint=f"{remedy}choose another --output",
             ) from None
 
     def _append(self, line: Header | _Line) -> None:

@@ -118,6 +118,34 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / NAME).begin(HEADER, resume=True)
 
 
+@pytest.mark.parametrize(("number", "age"), [(1, "an older"), (99, "a newer")])
+def test_the_journal_of_another_version_is_said_to_be_one(
+    tmp_path: Path, number: int, age: str
+) -> None:
+    header = {"model": "m", "format": number}
+    (tmp_path / NAME).write_bytes(msgspec.json.encode(header) + b"\n")
+    with pytest.raises(ConfigError, match=f"the journal of {age} version") as raised:
+        Journal(tmp_path / NAME).begin(HEADER, resume=True)
+    assert "choose another --output for a new tuning" in str(raised.value.hint)
+
+
+def test_a_damaged_line_is_named_and_can_be_removed(tmp_path: Path) -> None:
+    filled(tmp_path / NAME)
+    lines = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    (tmp_path / NAME).write_bytes(b"".join([*lines[:2], b"{x\n", *lines[3:]]))
+    damaged = Journal(tmp_path / NAME)
+    with pytest.raises(ConfigError, match="line 3 is damaged: JSON is malformed") as raised:
+        damaged.begin(HEADER, resume=True)
+    damaged.close()
+    assert "remove the line, whose trial is measured again" in str(raised.value.hint)
+    (tmp_path / NAME).write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    journal = Journal(tmp_path / NAME)
+    journal.begin(HEADER, resume=True)
+    assert journal.recorded("search", ONE, 0, unexpected).rate == 10.0
+    assert journal.recorded("search", TWO, 0, lambda: trial(TWO, 21.0)).rate == 21.0
+    journal.close()
+
+
 def test_only_one_process_writes_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path / NAME)
     journal.begin(HEADER, resume=False)

@@ -417,7 +417,8 @@ def _tokens_used(job: JobSubmission, row: NotQueued) -> TokensUsed:
     return TokensUsed(
         f"the job needs about {needed} tokens, and API key {key_id} has {row.depth} left of its "
         f"{limit} tokens a minute",
-        hint="Try again after Retry-After; an operator can raise the limit.",
+        hint="Try again after Retry-After, or use a key with a higher limit, which an operator "
+        "creates with `headrace keys create --tokens-per-minute`.",
         retry_after_s=_wait_s(row),
         limit=int(limit),
         left=row.depth,

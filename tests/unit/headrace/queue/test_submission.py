@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import ModelConfig
-from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
+from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull, TokensUsed
 from headrace.jobs.ids import new_ids
 from headrace.jobs.message import InputSource, decode_message
 from headrace.jobs.message_writer import write_message
@@ -202,6 +203,15 @@ def test_a_refusal_for_tokens_has_the_wait_that_the_script_expects() -> None:
     assert min(found[2]) >= 3600
     assert max(found[2]) <= 4500
     assert len(found[2]) > 50
+
+
+def test_a_refusal_for_the_tokens_of_a_key_names_the_command_that_makes_another_one() -> None:
+    model = msgspec.structs.replace(MODELS[0], schedule="tokens")
+    caller = Caller("b2", sees_all=False, tokens_per_minute=900)
+    (one,) = read_receipts([job("x", model, caller=caller)], [b"17", 1, 8, b"2500000", 40])
+    assert isinstance(one, TokensUsed)
+    assert "API key b2 has 40 left of its 900 tokens a minute" in one.message
+    assert "`headrace keys create --tokens-per-minute`" in str(one.hint)
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:

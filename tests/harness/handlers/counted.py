@@ -2,7 +2,7 @@
 
 The file is named by the variable CANCELS. Each line is JSON: a batch's number; "is", "came" or
 "ended"; how many steps the model had run by then; and a job's id, or the ids of the requests that
-have memory.
+have memory. A cancel has come when the thread that reads frames has noted it, and reads the next.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ class Counted(LanguageModel):
         super().initialize(context)
         self.steps = 0
         receive, send = FrameSocket.receive, FrameSocket.send
+        drops: list[int] = []
 
         def received(frames: FrameSocket) -> list[list[Any]]:
+            while drops:
+                self._write(drops.pop(), "came")
             found = receive(frames)
             for frame in found:
                 if frame[0] == "batch":
                     self._write(frame[1], "is", frame[2][0][0])
                 elif frame[0] == "drop":
-                    self._write(frame[1], "came")
+                    drops.append(frame[1])
             return found
 
         def sent(frames: FrameSocket, frame: list[Any]) -> None:

@@ -17,6 +17,7 @@ from tests.harness.clients.celery_client import stock_client
 from tests.harness.clients.events import reading
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.deployments.site import Site, running
+from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 from tests.integration.jobs.test_cancel import revoke
 from tests.integration.jobs.test_language_model import question
@@ -55,7 +56,7 @@ class Cancel:
     """What the model process wrote about one job that was cancelled.
 
     Attributes:
-        came: how many steps had been run when the cancel came.
+        came: how many steps had been run when the cancel had come; the job may have ended by then.
         ended: how many when the job ended.
         holders: the requests that had memory then.
     """
@@ -66,8 +67,14 @@ class Cancel:
 
 
 def read(path: Path, job_id: str) -> Cancel:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    (seq,) = (line[0] for line in lines if line[1] == "is" and line[3] == job_id)
+    def written() -> list[Any]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    (seq,) = (line[0] for line in written() if line[1] == "is" and line[3] == job_id)
+    wait_until(
+        lambda: any(line[:2] == [seq, "came"] for line in written()), "the cancel is written"
+    )
+    lines = written()
     (came,) = (line[2] for line in lines if line[:2] == [seq, "came"])
     ((_, _, ended, *holders),) = (line for line in lines if line[:2] == [seq, "ended"])
     return Cancel(came, ended, holders)
@@ -89,7 +96,8 @@ def cancelled_in_each_way(site: Site) -> tuple[str, dict[str, str]]:
         )
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))
         jobs["hang-up"] = json.loads(first[6:])["id"]
-        for job_id in (kept, *jobs.values()):
+        # The timeout may be over before the first piece, if the machine stands still.
+        for job_id in (kept, *(jobs[way] for way in jobs if way != "timeout")):
             reader = open_until_all_run.enter_context(reading(site.stream(job_id)))
             reader.wait_for("pieces")
         assert http.delete(f"/api/v1/jobs/{jobs['DELETE']}").status_code in (200, 202)
@@ -114,7 +122,7 @@ def test_each_way_to_cancel_ends_an_answer_within_two_steps(site: Site, cancels:
     others = set(jobs.values())
     for way, job_id in jobs.items():
         cancel = read(cancels, job_id)
-        assert cancel.came <= cancel.ended <= cancel.came + STEPS_MAX, way
+        assert cancel.ended <= cancel.came + STEPS_MAX, way
         assert job_id not in cancel.holders, way
         assert set(cancel.holders) <= {kept, *others}, way
     assert site.worker.model_pids() == pids

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.config.model_catalog import load_catalog
 from headrace.queue.recovery import release_incarnation
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import jobs as job_scripts
 from tests.harness.clients.events import reading
 from tests.harness.clients.script_calls import Queue
@@ -197,14 +198,16 @@ def test_a_step_that_raises_fails_the_request_that_causes_it(site: Site) -> None
 def test_a_long_log_is_read_in_pages(tmp_path: Path) -> None:
     count = 2 * LOG_PAGE + 7
     path = write_models(tmp_path, m=model())
+    # A lease that is lost meanwhile lets the log be read once more.
+    lasting = {"HEADRACE_LEASE_TTL_S": "3600"}
     with redis_server() as server, Client(server.url, path) as client:
         (job_id,) = client.submit("m", {"words": count + 5})
         queue = Queue(client.redis, "m")
-        leased = queue.claim_one()
+        leased = queue.claim_one(lease_us=3600 * US_PER_S)
         for n in range(count):
             row = (job_id, leased.token, n + 1, 1, b'["w%d "]' % n, b"[%d]" % n)
             queue.send(job_scripts.append_pieces("m", [row]))
-        with celery_worker(server.url, path, tmp_path) as worker:
+        with celery_worker(server.url, path, tmp_path, environ=lasting) as worker:
             worker.wait_ready("m")
             client.redis.config_resetstat()
             queue.release(leased)

@@ -213,6 +213,7 @@ def test_offline_requests_pause_until_an_online_one_has_its_first_piece(
     script = Script(generator)
     script.job(1, {"words": 5}, offline=LONG)
     script.job(2, {"words": 5}, offline=LONG)
+    monkeypatch.setattr(continuous, "clock", lambda: 0.0)
     script.job(3, {"words": 1}, at=2)
     script.run()
     # One step of the online request alone.

@@ -26,6 +26,8 @@ DEADLINE_HEADER: Final = "Headrace-Deadline"
 _DAY_S: Final = 86_400
 #: An estimate is never larger than this.
 TOKENS_MAX: Final = 1_000_000_000
+#: For how many minutes at most the new tokens of one job may keep its API key from new jobs.
+MINUTES_MAX: Final = 10
 #: By handler: the new tokens of a request if neither it nor the model's options set `max_tokens`.
 _NEW_TOKENS: Final = {"language_model": 256}
 
@@ -47,7 +49,11 @@ _REQUEST: Final = msgspec.json.Decoder(_Request)
 
 
 def estimate(
-    input_json: bytes, stored_bytes: int | None, options: Mapping[str, Any], handler: str
+    input_json: bytes,
+    stored_bytes: int | None,
+    options: Mapping[str, Any],
+    handler: str,
+    tokens_per_minute: int = 0,
 ) -> tuple[int, str]:
     """Return how many tokens a job may need, prompt and new ones together, and its prefix.
 
@@ -58,6 +64,8 @@ def estimate(
         stored_bytes: the length of an input in the payload store; None if it is in the message.
         options: the model's options.
         handler: the model's handler.
+        tokens_per_minute: the limit of the job's API key; 0 for none. A `max_tokens` beyond ten
+            minutes of it is more often a mistake than an answer, so it counts as ten minutes.
     """
     default = options.get("max_tokens")
     new = default if isinstance(default, int) else _NEW_TOKENS.get(handler, 0)
@@ -73,6 +81,8 @@ def estimate(
         if isinstance(request.prompt, list):
             prompt = len(request.prompt)
         prefix = _prefix(request)
+    if tokens_per_minute:
+        new = min(new, MINUTES_MAX * tokens_per_minute)
     return min(prompt + new, TOKENS_MAX), prefix
 
 

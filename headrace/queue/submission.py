@@ -115,7 +115,9 @@ def submission(
         options = msgspec.structs.replace(options, expires=model.expires_s)
     tokens = ""
     if model.counts_tokens:
-        tokens = _tokens(model, input_json, source, options, now_s, deadline_s)
+        tokens = _tokens(
+            model, input_json, source, options, now_s, deadline_s, caller.tokens_per_minute
+        )
     if (
         not shadow_of
         and details is None
@@ -201,10 +203,13 @@ def _tokens(
     options: JobOptions,
     now_s: float,
     deadline_s: float | None,
+    tokens_per_minute: int,
 ) -> str:
     """Return the record's `tk` of a job."""
     stored_bytes = None if source is None else max(0, source.size)
-    tokens, prefix = estimate(input_json, stored_bytes, model.options, model.handler)
+    tokens, prefix = estimate(
+        input_json, stored_bytes, model.options, model.handler, tokens_per_minute
+    )
     if options.priority < keys.OFFLINE_STEP:
         return token_field(tokens, NO_PREFIX, None)
     if options.expires is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
-from tests.harness.clients.script_calls import Job, Queue, foreign
+from tests.harness.clients.script_calls import Job, Leased, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
 
@@ -243,6 +243,24 @@ def test_only_a_job_that_has_never_run_counts_nothing(limited: Queue) -> None:
     limited.client.delete(keys.api_key(A))
     limited.cancel(submit())
     assert left(limited) == -9 * MINUTE, "its key was revoked"
+
+
+def test_a_job_that_ended_before_it_used_tokens_returns_them(limited: Queue) -> None:
+    def claimed() -> Leased:
+        limited.client.delete(keys.token_rate(A))
+        limited.submit(needing(10 * MINUTE))
+        return limited.claim_one()
+
+    limited.settle(claimed(), state="f", used="0")
+    assert left(limited) == MINUTE
+    cancelled = claimed()
+    limited.cancel(cancelled.id)
+    assert limited.settle(cancelled, state="f", used="0") == [3]
+    assert left(limited) == MINUTE
+    limited.settle(claimed(), state="f", extra=("e", "{}"), retry_us="0")
+    limited.sweep()
+    limited.settle(limited.claim_one(), state="f", used="0")
+    assert left(limited) == -9 * MINUTE, "its first attempt may have used some"
 
 
 def test_a_bucket_of_another_type_refuses_nothing(limited: Queue) -> None:

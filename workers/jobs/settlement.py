@@ -239,8 +239,9 @@ def failed(
     state = State.EXPIRED if code == "expired" else State.FAILED
     meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
     return Settlement(
-        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us, *began
-    )
+        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us,
+        *began, job.used,
+    )  # fmt: skip
 
 
 def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:

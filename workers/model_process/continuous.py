@@ -251,6 +251,7 @@ class ContinuousExecutor:
             return
         one.began_at, one.produced, one.put_back = clock(), False, False
         if not one.offline:
+        one.used = None
             self._limit.online_came(one.began_at)
         self._offline_joined = self._offline_joined or one.yields
         self._running[one.job_id] = one
@@ -381,7 +382,7 @@ class ContinuousExecutor:
         self._send_outcome(one.seq, outcome, one.times, one.used)
 
     def _send_outcome(
-        self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = None
+        self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = 0
     ) -> None:
         self._send(["done", seq, [outcome], times.as_list(), 0, 0, False, used])
 

@@ -44,7 +44,7 @@ class Request:
         put_back: it has run before, and waits to come back.
         outgrew: it was put back for want of memory, so it counts with its whole cost.
         reported: the worker knows that it waits.
-        used: how many tokens it took, once it has ended; None if that is unknown.
+        used: how many tokens it took: 0 before it has joined; None if that is unknown.
     """
 
     seq: int
@@ -70,7 +70,7 @@ class Request:
     put_back: bool = False
     outgrew: bool = False
     reported: bool = False
-    used: int | None = None
+    used: int | None = 0
 
     @property
     def yields(self) -> bool:

@@ -19,7 +19,7 @@ from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 
-#: With so few a minute, a job of 300 tokens is taken alone, and the next one 50 minutes later.
+#: With so few a minute, a job of 300 tokens is taken alone, and the next one ten minutes later.
 LIMIT = 6
 JOBS = "/api/v1/models/m/jobs"
 WORDS = {"words": 3, "max_tokens": 300}
@@ -57,7 +57,7 @@ def test_a_job_counts_with_its_estimate_until_it_is_cancelled(
     with http_as(api, key) as http:
         job_id = http.post(JOBS, json=WORDS).json()["id"]
         refused = http.post(JOBS, json=WORDS)
-        assert 1000 < wait_s(refused) <= 4500
+        assert 400 < wait_s(refused) <= 1000
         detail = refused.json()["detail"]
         assert f"API key {key_id} has 0 left of its {LIMIT} tokens a minute" in detail
         lines = "\n".join(json.dumps({"model": name, "input": WORDS}) for name in ("m", "echo"))
@@ -71,7 +71,7 @@ def test_a_job_counts_with_its_estimate_until_it_is_cancelled(
         assert wait_s(again) == 0, "a job that has not run has used nothing"
         repeat = http.put(f"/api/v1/jobs/again-{job_id}", json={"model": "m", "input": WORDS})
         assert wait_s(repeat) == 0, "a repeat is no new job"
-        assert wait_s(http.post(JOBS, json=WORDS)) > 1000
+        assert wait_s(http.post(JOBS, json=WORDS)) > 400
 
 
 def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
@@ -86,7 +86,7 @@ def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
     ):
         worker.wait_ready("m")
         http.post(JOBS, json={**WORDS, "until": str(gate)})
-        assert wait_s(http.post(JOBS, json=WORDS)) > 1000
+        assert wait_s(http.post(JOBS, json=WORDS)) > 400
         for n in range(3):
             (gate / str(n)).touch()
         # Its three words leave three of the six tokens.
@@ -108,4 +108,4 @@ def test_the_answer_below_v1_has_the_headers_of_openai(
     assert headers["x-ratelimit-remaining-tokens"] == "0"
     assert headers["x-ratelimit-reset-tokens"] == f"{headers['retry-after']}s"
     with redis_db.client() as client_of_redis:
-        assert client_of_redis.pttl(keys.token_rate(key_id)) > 1_000_000
+        assert client_of_redis.pttl(keys.token_rate(key_id)) > 400_000

@@ -79,6 +79,12 @@ local NOT_RUN = {x = true, c = true}
 -- ttl -> when a job that ends now expires, in ms.
 local until_ms = {}
 
+-- How many tokens a job used; nil if that is unknown. If a later attempt used nothing, earlier ones may have used some.
+local function used_tokens(i, first)
+  local used = tonumber(ARGV[i + 12])
+  return (first or used ~= 0) and used or nil
+end
+
 local function settle(i, id, r, job)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
@@ -101,7 +107,7 @@ local function settle(i, id, r, job)
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
   if r[8] then lib().send_webhook_task(id, r[8], state, r[7]) end
   if r[11] then
-    local used = tonumber(ARGV[i + 12])
+    local used = used_tokens(i, first)
     -- A job that has never begun has used nothing.
     if started == '' and first then used = 0 end
     lib().end_tokens(ARGV[1], id, r[11], started ~= '', r[7], used)
@@ -137,7 +143,8 @@ for _, o in ipairs(ours) do
   if r[4] then
     if ARGV[i + 10] ~= '' then call('HSET', job, 'st', ARGV[i + 10]) end
     if NOT_RUN[ARGV[i + 2]] then lib().undo_start(id, r[6]) end
-    lib().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
+    lib().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id),
+      used_tokens(i, r[6] == '1'))
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
     answer[n] = schedule(i, id, r[6])

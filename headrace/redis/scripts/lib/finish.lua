@@ -51,8 +51,9 @@ end
 local function count_ended(queue, word, n) add_to_counter(queue, 'ended:' .. word, n) end
 
 -- Ends a job: its record and its result, both with their TTL, both publications, and the counter. `fields` is a flat
--- list for HSET that begins with the state; `raw` is its message, if that still exists.
-local function finish(id, ttl, waiter, meta, fields, queue, raw)
+-- list for HSET that begins with the state; `raw` is its message, if that still exists; `used` is how many tokens it used,
+-- nil if that is unknown.
+local function finish(id, ttl, waiter, meta, fields, queue, raw, used)
   local job = JOB .. id
   redis.call('HSET', job, unpack(fields))
   redis.call('EXPIRE', job, ttl)
@@ -64,8 +65,9 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
     unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk', 'a'))
   if pieces then redis.call('EXPIRE', PIECES .. id, ttl) end
   if owner then end_in_flight(owner, 1) end
-  -- What has never run has used nothing. How much the others have used is unknown.
-  if tokens then end_tokens(queue, id, tokens, false, owner, (attempts or '0') == '0' and 0 or nil) end
+  -- What has never run has used nothing.
+  if (attempts or '0') == '0' then used = 0 end
+  if tokens then end_tokens(queue, id, tokens, false, owner, used) end
   if events then send_webhook_task(id, events, fields[2], owner) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw or stages then save_orphaned_end(queue, id, raw or '', meta, stages) end
@@ -79,8 +81,8 @@ local function finish_failed(id, ttl, waiter, class, code, message, fields, queu
   finish(id, ttl, waiter, failed_json(id, class, message, traceback), all, queue, raw)
 end
 
-local function finish_cancelled(id, ttl, waiter, queue, raw)
-  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW}, queue, raw)
+local function finish_cancelled(id, ttl, waiter, queue, raw, used)
+  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW}, queue, raw, used)
 end
 
 -- Undoes the start of a leased job that will not run: its start time and its attempt. Returns its attempts.

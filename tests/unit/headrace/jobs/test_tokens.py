@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.tokens import TOKENS_MAX, estimate, token_field
+from headrace.jobs.tokens import MINUTES_MAX, TOKENS_MAX, estimate, token_field
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,19 @@ def test_new_tokens_come_from_the_input_or_the_model() -> None:
     assert new({}) == 0
     assert new({"max_tokens": 30}) == 30
     assert new({"max_tokens": "many"}, "language_model") == 256
+
+
+def test_new_tokens_beyond_ten_minutes_of_the_key_are_not_counted() -> None:
+    def tokens(text: bytes, minute: int) -> int:
+        return estimate(text, None, {}, "language_model", minute)[0]
+
+    absurd = b'{"prompt":"x","max_tokens":1000000000000}'
+    assert tokens(absurd, 500) == 11 + MINUTES_MAX * 500
+    assert tokens(absurd, 0) == TOKENS_MAX
+    assert tokens(b'{"prompt":"x","max_tokens":60}', 6) == 8 + 60
+    assert tokens(b'"x"', 20) == 1 + 200
+    long = b'"%s"' % (b"x" * 40_000)
+    assert tokens(long, 30) == 10_001 + 256, "its bytes are there"
 
 
 def test_a_stored_input_counts_by_its_length() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from headrace import Budget, Context, Generator, Piece
+from headrace.errors import InputError
 from workers.model_process import continuous, offline_limit
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
@@ -167,6 +168,9 @@ class Script:
     def rooms(self) -> list[list[int]]:
         return [frame[1:] for frame in self.sent if frame[0] == "room"]
 
+    def used(self, seq: int) -> list[int | None]:
+        return [frame[-1] for frame in self.sent if frame[0] == "done" and frame[1] == seq]
+
     def waits(self, seq: int) -> list[bool]:
         return [frame[2] for frame in self.sent if frame[0] == "waits" and frame[1] == seq]
 
@@ -209,11 +213,11 @@ def test_offline_requests_pause_until_an_online_one_has_its_first_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offline_limit, "ONLINE_S", 0.0)
+    monkeypatch.setattr(continuous, "clock", lambda: 0.0)
     generator = Counting(slots=3, memory=100)
     script = Script(generator)
     script.job(1, {"words": 5}, offline=LONG)
     script.job(2, {"words": 5}, offline=LONG)
-    monkeypatch.setattr(continuous, "clock", lambda: 0.0)
     script.job(3, {"words": 1}, at=2)
     script.run()
     # One step of the online request alone.
@@ -324,10 +328,41 @@ def test_a_request_that_is_too_large_fails_at_once_beside_others() -> None:
     script.job(1, {"words": 9})
     script.job(2, {"words": 11}, at=1)
     script.run()
+    assert (script.used(1), script.used(2)) == ([None], [0])
     (outcome,) = script.outcomes(2)
     assert "the request needs 11 tokens of the model's memory, which has 10" in outcome[2]
     places = [frame[1] for frame in script.sent if frame[0] == "done"]
     assert places == [2, 1]
+
+
+def test_a_request_that_ends_before_it_has_joined_has_used_no_tokens() -> None:
+    class Picky(Counting):
+        def preprocess(self, inputs: list[Any]) -> list[Any]:
+            return [InputError("no") if one.get("bad") else one for one in inputs]
+
+        def budget(self) -> Budget:
+            # Less than at the start, as if something else took the memory.
+            return Budget(1 - len(self.running), 10 if self.steps == 0 else 5)
+
+        def add(self, request_id: str, request: Any, resume_from: Sequence[int] = ()) -> None:
+            if request.get("refused"):
+                raise InputError("no")
+            super().add(request_id, request, resume_from)
+
+    script = Script(Picky(slots=1, memory=10))
+    script.job(0, {"words": 3})
+    script.frames.append((0, ["batch", 1, [("job1", b"{")], set()]))
+    script.job(2, {"words": 1, "bad": True})
+    script.job(3, {"words": 1, "refused": True})
+    script.job(4, {"words": 8})
+    script.job(5, {"words": 1}, drop_at=0)
+    script.job(6, {"words": 1}, at=1, drop_at=2)
+    script.run()
+    for seq in range(1, 7):
+        assert not script.outcomes(seq)[0][0], seq
+        assert script.used(seq) == [0], seq
+    assert script.text(0) == words(3)
+    assert script.used(0) == [None], "it has no usage"
 
 
 def test_the_newest_request_is_put_back_when_the_memory_runs_out() -> None:

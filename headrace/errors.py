@@ -323,7 +323,7 @@ class OutOfMemory(
 
 
 class JobTimeout(JobError, code="timeout", status=504, title="Timeout"):
-    """The job ran longer than its timeout; its model process was killed."""
+    """The job ran longer than its timeout, and was stopped."""
 
 
 class ReplicaLost(JobError, code="replica-lost", title="Model process lost"):

@@ -109,16 +109,22 @@ class Deadlines:
         shortest = min(timeout or self._config.timeout_s for timeout in timeouts)
         return max(shortest, self._config.min_timeout_s)
 
-    def timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
+    def timed_out(
+        self, batch: Batch, now: float, trace: str = "", *, killed: bool = True
+    ) -> Settlement:
         """Return the settlement of a job that ran alone in this batch and exceeded its timeout.
 
-        `trace` has the stacks of the model process; it is empty if they are unknown.
+        Args:
+            batch: the batch.
+            now: when its end was seen.
+            trace: the stacks of the model process; empty if they are unknown.
+            killed: the process was killed; else the job has left a generator, which runs on.
         """
         job = batch.jobs[0]
         limit = self.timeout_s((job,))
         run = unfinished(job, batch, now)
+        end = "its model process was killed" if killed else "it was stopped, and other jobs run on"
         return failed(
-            job, "timeout",
-            f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
+            job, "timeout", f"the job ran longer than its timeout of {limit:g} s; {end}",
             traceback=trace, batch=1, timings=run.timings, began=(run.began, run.device_wait),
         )  # fmt: skip

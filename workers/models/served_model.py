@@ -320,7 +320,7 @@ class ServedModel:
         self.batcher.latency_model.add(size + result.padding, now - batch.started_at)
         self.deadlines.least_time.add(now - batch.started_at, now)
         if batch.jobs[0].dropped == TIMED_OUT:
-            return [self.deadlines.timed_out(batch, now, "")], []
+            return [self.deadlines.timed_out(batch, now, killed=False)], []
         if self.callbacks.linked:
             self.callbacks.keep_results(batch.jobs, result.outcomes)
         began_at = batch.began_at(now, result.times) if batch.staged else batch.started_at

@@ -14,9 +14,11 @@ from headrace.observability.worker_report import ModelStats
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.batching.estimates import LEAST_AGE_S, LEAST_BATCHES, LeastTime
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.model_process.executor import CANCELLED
 from workers.models.deadlines import Deadlines
 from workers.models.replica_history import CAUSES_MAX, WINDOW_S, ReplicaHistory
 from workers.models.served_model import ServedModel
+from workers.models.settling import BatchResult
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -134,6 +136,20 @@ def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
     assert model.unfinished, "a worker that drains must not end before Redis knows"
     assert [end.id for end in model.deadlines.take_ended()] == ["a", "b"]
     assert not model.unfinished
+
+
+def test_only_a_job_whose_process_was_killed_says_so() -> None:
+    model = model_with(("a", 0.3))
+    batch = model.next_batch(100)
+    assert batch is not None
+    killed = str(model.batch_timed_out(batch, 101, "").value)
+    assert "its timeout of 0.3 s; its model process was killed" in killed
+    model.replicas[0].continuous = True
+    assert model.let_leave(model.replicas[0], batch, 101)
+    batch.jobs[0].used = "0"
+    (left,), _ = model.batch_done(batch, BatchResult([CANCELLED], [0.0] * 4, 0, 0), 102)
+    assert "its timeout of 0.3 s; it was stopped, and other jobs run on" in str(left.value)
+    assert left.used == "0", "it has returned its tokens"
 
 
 def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:

@@ -226,6 +226,11 @@ class LanguageModel(Generator):
     def pause(self, request_ids: Set[str]) -> None:
         self.engine.pause(request_ids)
 
+    @property
+    @override
+    def can_pause(self) -> bool:
+        return self.engine.can_pause
+
     @override
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
         resumed = list(resume_from)

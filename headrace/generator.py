@@ -149,8 +149,13 @@ class Generator(Handler):
         """Let these requests wait in their places, and no others, until the next call.
 
         Offline requests wait until each online one has its first piece, and while online ones come
-        only some have a part in a step. It saves the online ones time; a handler need not do it.
+        only some run in a step. It saves the online ones time; a handler need not do it.
         """
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether `pause` does something; the timeout of a paused request does not run."""
+        return type(self).pause is not Generator.pause
 
     @override
     def inference(self, items: Any) -> Steps[list[Any], None, list[Any]]:

@@ -50,6 +50,7 @@ class ContinuousEngine:
     """
 
     has_logprobs: ClassVar[bool] = True
+    can_pause: ClassVar[bool] = True
 
     def __init__(self, model: Any, end_tokens: list[int], cache_tokens: int, slots: int) -> None:
         self._page = _PAGE.get(model.device.type, _PAGE["cpu"])

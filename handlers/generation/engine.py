@@ -58,9 +58,11 @@ class Engine(Protocol):
 
     Attributes:
         has_logprobs: it returns log probabilities.
+        can_pause: `pause` does something.
     """
 
     has_logprobs: ClassVar[bool]
+    can_pause: ClassVar[bool]
 
     def budget(self) -> Budget:
         """Return how many more prompts may run, and how many tokens all may have together."""

@@ -32,6 +32,7 @@ class PlainEngine:
     """
 
     has_logprobs: ClassVar[bool] = True
+    can_pause: ClassVar[bool] = False
 
     def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
         self._model = model

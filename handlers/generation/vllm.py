@@ -38,6 +38,7 @@ class VllmEngine:
     """
 
     has_logprobs: ClassVar[bool] = False
+    can_pause: ClassVar[bool] = False
 
     def __init__(
         self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]

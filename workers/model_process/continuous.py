@@ -45,7 +45,8 @@ WAITING_MAX: Final = 4
 #: For how long offline requests wait at most for the first piece of an online one, in seconds.
 AWAITED_S: Final = 0.5
 #: For how long the thread that reads frames has the interpreter between two steps with offline
-#: requests, in seconds, while online ones come. One that it reads later misses the next step.
+#: requests, in seconds, while online ones come. A request whose frame it reads later misses the
+#: next step.
 READ_S: Final = 0.0001
 
 _NO_MEMORY: Final = "the model's memory ran out; give it more, or let fewer requests run at a time"
@@ -85,6 +86,7 @@ class ContinuousExecutor:
         self._room = (-1, -1, -1)
         self._paused: frozenset[str] = frozenset()
         self._limit = OfflineLimit()
+        self._can_pause = handler.can_pause
         # Those that the limit pauses.
         self._held: frozenset[str] = frozenset()
         self._offline_joined = False
@@ -249,9 +251,9 @@ class ContinuousExecutor:
         except BaseException as error:  # noqa: BLE001 - as above
             self._end(one, failure(error))
             return
+        one.used = None
         one.began_at, one.produced, one.put_back = clock(), False, False
         if not one.offline:
-        one.used = None
             self._limit.online_came(one.began_at)
         self._offline_joined = self._offline_joined or one.yields
         self._running[one.job_id] = one
@@ -284,7 +286,12 @@ class ContinuousExecutor:
         )
 
     def _pause_offline(self) -> None:
-        """Let offline requests wait: all until each online one has its first piece, then some."""
+        """Let offline requests wait: all until each online one has its first piece, then some.
+
+        A handler that cannot pause runs them all on. So they do not count as paused.
+        """
+        if not self._can_pause:
+            return
         yielding = [one.job_id for one in self._yielding()]
         most = self._limit.most(clock())
         self._held = frozenset() if most is None else frozenset(yielding[most:])

@@ -365,6 +365,33 @@ def test_a_request_that_ends_before_it_has_joined_has_used_no_tokens() -> None:
     assert script.used(0) == [None], "it has no usage"
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_request_counts_as_waiting_only_if_the_generator_pauses_it(
+    monkeypatch: pytest.MonkeyPatch, pauses: bool
+) -> None:
+    steps: list[int] = []
+    generator = Timed(slots=8)
+    if not pauses:
+        monkeypatch.setattr(Counting, "pause", Generator.pause)
+    monkeypatch.setattr(continuous, "clock", lambda: generator.now)
+    stepped = offline_limit.OfflineLimit.stepped
+
+    def noted(limit: offline_limit.OfflineLimit, seconds: float, offline: int, now: float) -> None:
+        steps.append(offline)
+        stepped(limit, seconds, offline, now)
+
+    monkeypatch.setattr(offline_limit.OfflineLimit, "stepped", noted)
+    script = Script(generator)
+    for seq in range(6):
+        script.job(seq, {"words": 50}, offline=LONG)
+    script.job(100, {"words": 3}, at=5)
+    script.run()
+    assert generator.can_pause == pauses
+    assert script.waits(5) == ([True, False] if pauses else [])
+    assert (steps == [6] * 50) != pauses
+    assert [seq for seq in range(6) if script.text(seq) != words(50)] == []
+
+
 def test_the_newest_request_is_put_back_when_the_memory_runs_out() -> None:
     # Each may take 10, and is expected to take 3, so that all three join.
     generator = Counting(slots=3, memory=10, share=0.3)

@@ -6,17 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
-from workers.model_process.offline_limit import ONLINE_S, SHORT_S, STEP_SHARE, OfflineLimit
+from workers.model_process.offline_limit import (
+    MORE_SHARE,
+    ONLINE_S,
+    SHORT_S,
+    STEP_SHARE,
+    OfflineLimit,
+)
 
 
 def learnt(
-    step_s: Callable[[int], float], *, offline: int = 32, first_s: float = 0.02
+    step_s: Callable[[int], float], *, offline: int = 32, first_s: float = 0.02, steps: int = 400
 ) -> list[int]:
     """The limits, step by step, of a generator whose steps take so long by their requests."""
     limit, found = OfflineLimit(), []
     limit.online_came(0.0)
     limit.first_piece(first_s)
-    for _ in range(400):
+    for _ in range(steps):
         most = limit.most(0.0)
         assert most is not None
         found.append(most)
@@ -46,8 +52,39 @@ def test_a_model_whose_online_requests_take_long_has_longer_steps() -> None:
     assert set(found[200:]) <= {3, 4, 5}
 
 
-def test_one_has_a_part_however_long_a_step_takes() -> None:
-    assert set(learnt(lambda count: 9.0)) == {1}
+def test_one_runs_however_long_a_step_takes() -> None:
+    found = learnt(lambda count: 9.0 * count)
+    assert set(found) == {1, 2}
+    assert found.count(2) < len(found) / 8, "a second one is tried now and then"
+
+
+@pytest.mark.parametrize("fixed_s", [0.005, 0.02, 0.1])
+def test_steps_that_take_long_by_themselves_have_as_many_as_add_little(fixed_s: float) -> None:
+    def step_s(count: int) -> float:
+        return fixed_s + fixed_s / 200 * count
+
+    found = learnt(step_s, first_s=step_s(1), offline=60, steps=2000)
+    if fixed_s > SHORT_S:
+        assert max(found[:150]) >= 32
+    full = [n for n in found[-1000:] if n > 1]
+    assert all(45 <= n <= 55 for n in full)
+    assert len(full) > 980, "steps with one of them are rare"
+
+
+def test_the_time_of_a_step_with_one_request_is_learnt_again() -> None:
+    limit = OfflineLimit()
+    limit.online_came(0.0)
+    limit.first_piece(0.02)
+
+    def run(fixed_s: float) -> float:
+        for _ in range(1500):
+            most = limit.most(0.0)
+            assert most is not None
+            limit.stepped(fixed_s + 0.0001 * most, most, 0.0)
+        return limit.step_s
+
+    for fixed_s in (0.04, 0.02, 0.05, 0.03):
+        assert run(fixed_s) == pytest.approx((1 + MORE_SHARE) * (fixed_s + 0.0001), rel=0.02)
 
 
 def test_steps_of_fewer_requests_do_not_raise_the_limit() -> None:

@@ -74,6 +74,8 @@ SLOW: Final = (
     "integration/workers/test_profile.py",
     "unit/handlers/optimize/test_backends.py",
 )
+#: The kind of Redis that only `make test-slow` runs the tests of every kind on: the oldest one.
+SLOW_FLAVOUR: Final = "redis62"
 #: The modules that take longest. They begin first, as one that begins last would run alone.
 LONGEST: Final = (
     "integration/tune/test_tune.py",
@@ -128,7 +130,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path):
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        flavours = given.get("any_redis"), given.get("any_flavour")
+        if is_slow(item.path) or SLOW_FLAVOUR in flavours:
             item.add_marker(pytest.mark.slow)
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))

@@ -69,6 +69,7 @@ _MODEL_NAME: Final = "model_name"
 #: What a handler finds among the headers.
 _URL_PATH: Final = "url_path"
 _EXPLAIN: Final = "explain"
+_LENGTH: Final = b"content-length"
 #: First segments that are no model's name in `/{model}/predict`.
 _RESERVED: Final = frozenset(
     {
@@ -289,6 +290,9 @@ def _validated(
             decode=config.decode_input_request, with_query=target.with_query,
         )  # fmt: skip
         added = {_URL_PATH: target.url_path, _EXPLAIN: str(target.explain)}
+        if not request.header(_LENGTH):
+            # TorchServe adds it to a request without one, such as a GET.
+            added[_LENGTH.decode()] = str(len(body))
         headers = handler_headers(services, request, added)
         validated = ValidatedRequest(
             model, given.input if isinstance(given.input, bytes) else b"null", DEFAULT_OPTIONS,

@@ -100,19 +100,19 @@ def test_a_bad_input_fails_alone(both: Both, tmp_path: Path) -> None:
     assert judge(SPOILED, [theirs], [ours]) == []
 
 
-def test_a_reply_in_pieces_is_the_same_chunks(both: Both) -> None:
+@pytest.mark.parametrize(
+    ("asks", "streamed"),
+    [
+        pytest.param(streams.ASKS, streams.streamed, id="pieces"),
+        # A continuous batch, with a handler in the style of TorchServe's stateful example.
+        pytest.param(streams.SESSION, streams.session, id="session"),
+    ],
+)
+def test_a_reply_in_pieces_is_the_same_chunks(
+    both: Both, asks: Sequence[Ask], streamed: Callable[[Server], list[streams.Streamed]]
+) -> None:
     problems: list[str] = []
-    for ask, theirs, ours in zip(streams.ASKS, *in_both(both, streams.streamed), strict=True):
-        more = streams.unlike(theirs, ours)
-        found = judge(ask, [theirs.answer], [ours.answer], more)
-        problems += [f"{ask}\n    {text}" for text in found]
-    assert not problems, "\n".join(problems)
-
-
-def test_a_session_in_a_continuous_batch(both: Both) -> None:
-    """A handler in the style of TorchServe's example of stateful inference."""
-    problems: list[str] = []
-    for ask, theirs, ours in zip(streams.SESSION, *in_both(both, streams.session), strict=True):
+    for ask, theirs, ours in zip(asks, *in_both(both, streamed), strict=True):
         more = streams.unlike(theirs, ours)
         found = judge(ask, [theirs.answer], [ours.answer], more)
         problems += [f"{ask}\n    {text}" for text in found]

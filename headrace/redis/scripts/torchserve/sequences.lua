@@ -74,6 +74,7 @@ local function count_with_room()
   return count
 end
 
+-- A key of another type fails here, before anything is written.
 call('ZCARD', ENDS)
 local one = look(sequence)
 if what == 'end' then

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -59,6 +61,24 @@ def test_a_closed_load_has_so_many_under_way(server: ModelServer) -> None:
     assert load.succeeded == load.requests == 60
     # Each waits for the three others.
     assert load.latency.p50 >= 15
+
+
+def test_no_request_is_due_before_the_start(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = asyncio.sleep
+
+    async def early(delay: float) -> None:
+        await sleep(max(0.0, delay - 0.02))
+
+    monkeypatch.setattr(asyncio, "sleep", early)
+    plan = Plan(
+        target=target_of(server), scenario=Scenario(kind="closed", concurrency=10, requests=20),
+        duration_s=3600.0, timeout_s=60.0,
+    )  # fmt: skip
+    rows = generate(plan, time.monotonic() + 0.1).rows
+    assert len(rows) == 20
+    assert all(row.due_s >= 0 for row in rows)
 
 
 def test_several_processes_share_a_load(server: ModelServer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import redis.asyncio
+
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
 from api.components.files import build_file_service
@@ -35,7 +37,7 @@ from headrace.redis.connection import connect_async
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
-from headrace.torchserve.config import read_config
+from headrace.torchserve.config import TorchServeConfig, read_config
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -77,7 +79,7 @@ def build(
         counters=counters,
         counter_reporter=counter_reporter,
         expiry_task=ExpiryTask(queue),
-        scraper=Scraper(client, catalog.served, counter_reporter.report),
+        scraper=_scraper(client, catalog, counter_reporter),
         exposition=Exposition(),
         input_checks=InputChecks(catalog.served),
         input_store=input_store,
@@ -93,24 +95,29 @@ def build(
         torchserve=read_config(settings.torchserve) if settings.torchserve is not None else None,
     )
     if services.torchserve is not None:
-        services.torchserve_reporter = counters.torchserve = TorchServeReporter(
-            TorchServeMetrics(
-                services.torchserve, "api", logs.torchserve_output(settings.log_format)
-            ),
-            client,
-            catalog,
-        )
+        services.torchserve_reporter = _torchserve_reporter(services, services.torchserve)
+        counters.torchserve = services.torchserve_reporter
     if declared is not None:
-
-        def models_changed() -> None:
-            services.scraper = Scraper(client, catalog.served, counter_reporter.report)
-
-        services.registry = ModelRegistry(
-            client,
-            queue,
-            catalog,
-            declared,
-            ConfigReader(settings, catalog, lenient=True),
-            models_changed,
-        )
+        services.registry = _registry(services, declared)
     return services
+
+
+def _torchserve_reporter(services: Services, config: TorchServeConfig) -> TorchServeReporter:
+    output = logs.torchserve_output(services.settings.log_format)
+    metrics = TorchServeMetrics(config, "api", output)
+    return TorchServeReporter(metrics, services.client, services.catalog)
+
+
+def _scraper(client: redis.asyncio.Redis, catalog: Catalog, reporter: CounterReporter) -> Scraper:
+    return Scraper(client, catalog.served, reporter.report)
+
+
+def _registry(services: Services, declared: DeclaredModels) -> ModelRegistry:
+    """Return the part that makes the catalog follow the registry."""
+    client, catalog = services.client, services.catalog
+
+    def models_changed() -> None:
+        services.scraper = _scraper(client, catalog, services.counter_reporter)
+
+    reader = ConfigReader(services.settings, catalog, lenient=True)
+    return ModelRegistry(client, services.queue, catalog, declared, reader, models_changed)

@@ -175,47 +175,33 @@ def _description(
     config: ModelConfig | None,
     pending: Pending,
     reports: Collection[WorkerReport],
-    facts: tuple[dict[str, Any], dict[str, Any]],
+    files: tuple[dict[str, Any], dict[str, Any]],
 ) -> dict[str, Any]:
+    """Return the description of one version.
+
+    Args:
+        model: its model.
+        version: the version.
+        config: its configuration, if this process has it.
+        pending: its jobs.
+        reports: those of all workers.
+        files: the manifest and the settings in its folder.
+    """
     one = model.versions[version]
     options = config or ModelConfig(name=model.name)
-    manifest, settings = facts
-    details = details_of(one)
+    manifest, settings = files
     serving = serving_of(model.name, version, reports)
-    devices = options.device_ids
-    gpu = any(each.state.device.startswith(_CUDA) for each in serving)
-    idle_ms = _number(settings, "sequenceMaxIdleMSec", 0)
     least, most = worker_range(one.options)
     found: dict[str, Any] = {
         "modelName": model.name,
         "modelVersion": version,
         "modelUrl": url_of(one),
-        "runtime": details.get(RUNTIME) or _text(manifest, "runtime", "python"),
+        "runtime": details_of(one).get(RUNTIME) or _text(manifest, "runtime", "python"),
         "minWorkers": least,
         "maxWorkers": most,
-        "batchSize": options.max_batch_size,
-        "maxBatchDelay": round(options.max_batch_delay_ms),
-        "responseTimeout": round(options.timeout_s),
-        "startupTimeout": round(options.load_timeout_s),
-        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", _RETRY_S),
-        "clientTimeoutInMills": _number(settings, "clientTimeoutInMills", 0),
-        "parallelType": _text(settings, "parallelType", ""),
-        "parallelLevel": _number(settings, "parallelLevel", 0),
-        "deviceType": "gpu" if gpu else "cpu",
-    }
-    if devices:
-        found["deviceIds"] = devices
-    found |= {
-        "continuousBatching": _flag(settings, "continuousBatching"),
-        "useJobTicket": _flag(settings, "useJobTicket"),
-        "useVenv": _flag(settings, "useVenv"),
-        "stateful": _flag(settings, "sequenceBatching"),
-        "sequenceMaxIdleMSec": idle_ms,
-        "sequenceTimeoutMSec": _number(settings, "sequenceTimeoutMSec", 0) if idle_ms else 0,
-        "maxNumSequence": _number(settings, "maxNumSequence", 1) if idle_ms else 0,
-        "maxSequenceJobQueueSize": (
-            _number(settings, "maxSequenceJobQueueSize", 1) if idle_ms else 0
-        ),
+        **_limits(options, settings),
+        **_devices(options, settings, serving),
+        **_features(settings),
         "loadedAtStartup": _is_of_start(model),
         "workers": _workers(serving),
         "jobQueueStatus": {
@@ -228,6 +214,51 @@ def _description(
     if error := _load_error(model.name, version, serving, reports):
         found["loadError"] = error
     return found
+
+
+def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of batches and times."""
+    return {
+        "batchSize": options.max_batch_size,
+        "maxBatchDelay": round(options.max_batch_delay_ms),
+        "responseTimeout": round(options.timeout_s),
+        "startupTimeout": round(options.load_timeout_s),
+        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", _RETRY_S),
+        "clientTimeoutInMills": _number(settings, "clientTimeoutInMills", 0),
+    }
+
+
+def _devices(
+    options: ModelConfig, settings: Mapping[str, Any], serving: Sequence[Serving]
+) -> dict[str, Any]:
+    """Return on which devices the processes run."""
+    gpu = any(each.state.device.startswith(_CUDA) for each in serving)
+    found: dict[str, Any] = {
+        "parallelType": _text(settings, "parallelType", ""),
+        "parallelLevel": _number(settings, "parallelLevel", 0),
+        "deviceType": "gpu" if gpu else "cpu",
+    }
+    if options.device_ids:
+        found["deviceIds"] = options.device_ids
+    return found
+
+
+def _features(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which features of TorchServe an archive uses, and its limits for sequences."""
+    idle_ms = _number(settings, "sequenceMaxIdleMSec", 0)
+    # Without an idle time the limits have no effect.
+    limits = settings if idle_ms else {}
+    default = 1 if idle_ms else 0
+    return {
+        "continuousBatching": _flag(settings, "continuousBatching"),
+        "useJobTicket": _flag(settings, "useJobTicket"),
+        "useVenv": _flag(settings, "useVenv"),
+        "stateful": _flag(settings, "sequenceBatching"),
+        "sequenceMaxIdleMSec": idle_ms,
+        "sequenceTimeoutMSec": _number(limits, "sequenceTimeoutMSec", 0),
+        "maxNumSequence": _number(limits, "maxNumSequence", default),
+        "maxSequenceJobQueueSize": _number(limits, "maxSequenceJobQueueSize", default),
+    }
 
 
 def _workers(serving: Sequence[Serving]) -> list[dict[str, Any]]:

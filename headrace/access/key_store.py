@@ -88,23 +88,7 @@ class ApiKeyStore:
         Raises:
             ConfigError: the name or a limit is not valid, or no scope is given.
         """
-        if not name.strip() or len(name) > NAME_MAX_CHARS or not name.isprintable():
-            raise ConfigError(
-                f"a key cannot have the name {name[:NAME_MAX_CHARS]!r}",
-                hint=f"Give 1 to {NAME_MAX_CHARS} printable characters.",
-            )
-        if not scopes:
-            raise ConfigError("a key needs at least one scope", hint=f"Give {', '.join(Scope)}.")
-        if rate and not RATE_MIN <= rate <= RATE_MAX:
-            raise ConfigError(
-                f"a key cannot have a rate of {rate:g} requests per second",
-                hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; leave it out, or give 0, for no limit.",
-            )
-        if not 0 <= tokens_per_minute <= TOKENS_PER_MINUTE_MAX:
-            raise ConfigError(
-                f"a key cannot have {tokens_per_minute} tokens a minute",
-                hint=f"Give 1 to {TOKENS_PER_MINUTE_MAX:,}; leave it out, or give 0, for no limit.",
-            )
+        _check_new_key(name, scopes, rate, tokens_per_minute)
         made, now_s = new_key(), time.time()
         key = ApiKey(
             id=made.id,
@@ -185,6 +169,28 @@ class ApiKeyStore:
             deleted, listed, _ = pipe.execute()
         if not deleted and not listed:
             raise no_key(key_id)
+
+
+def _check_new_key(
+    name: str, scopes: Collection[Scope], rate: float, tokens_per_minute: int
+) -> None:
+    if not name.strip() or len(name) > NAME_MAX_CHARS or not name.isprintable():
+        raise ConfigError(
+            f"a key cannot have the name {name[:NAME_MAX_CHARS]!r}",
+            hint=f"Give 1 to {NAME_MAX_CHARS} printable characters.",
+        )
+    if not scopes:
+        raise ConfigError("a key needs at least one scope", hint=f"Give {', '.join(Scope)}.")
+    if rate and not RATE_MIN <= rate <= RATE_MAX:
+        raise ConfigError(
+            f"a key cannot have a rate of {rate:g} requests per second",
+            hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; leave it out, or give 0, for no limit.",
+        )
+    if not 0 <= tokens_per_minute <= TOKENS_PER_MINUTE_MAX:
+        raise ConfigError(
+            f"a key cannot have {tokens_per_minute} tokens a minute",
+            hint=f"Give 1 to {TOKENS_PER_MINUTE_MAX:,}; leave it out, or give 0, for no limit.",
+        )
 
 
 def no_key(key_id: str) -> ConfigError:

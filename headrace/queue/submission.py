@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from operator import attrgetter
@@ -118,71 +118,37 @@ def submission(
         tokens = _tokens(
             model, input_json, source, options, now_s, deadline_s, caller.tokens_per_minute
         )
-    if (
-        not shadow_of
-        and details is None
-        and quiet
-        and source is None
-        and trace is None
-        and _is_plain(options)
-    ):
+    width = _width(request_hash, tokens)
+    alike = quiet and source is None and trace is None and details is None and not shadow_of
+    if alike and _is_plain(options):
         shared, pieces = _quiet_kind(
             model.name, model.version, model.asked_version, model.max_queue_depth, model.timeout_s,
-            options, result_ttl_s, _width(request_hash, tokens), caller,
-            model.max_queued_tokens or 0,
+            options, result_ttl_s, width, caller, model.max_queued_tokens or 0,
         )  # fmt: skip
         message = quiet_message(pieces, job_id, input_json)
-        own = _own(job_id, message, request_hash, tokens)
-        return JobSubmission(job_id, model.name, shared, own, len(message))
-    if options.metadata is not None:
-        text = msgspec.json.encode(options.metadata)
-        details = msgspec.structs.replace(details or NO_DETAILS, metadata=text)
-    expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
-    queue = model.queue
-    message = write_message(
-        job_id,
-        model.name,
-        queue,
-        input_json,
-        options,
-        timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
-        expires_at=expires,
-        source=source,
-        quiet=quiet,
-        trace=trace,
-        details=details,
-        version=model.asked_version,
-    )
+    else:
+        if options.metadata is not None:
+            text = msgspec.json.encode(options.metadata)
+            details = msgspec.structs.replace(details or NO_DETAILS, metadata=text)
+        queue = model.queue
+        message = write_message(
+            job_id, model.name, queue, input_json, options,
+            timeout_s=model.timeout_s if options.timeout is None else options.timeout,
+            expires_at=_expires_at(options, now_s), source=source, quiet=quiet, trace=trace,
+            details=details, version=model.asked_version,
+        )  # fmt: skip
+        rare = _rare_fields(job_id, model, options, source, caller, shadow_of)
+        # No other job has the same webhook or original: it must not displace entries of the cache.
+        kind = _shared.__wrapped__ if options.webhook or shadow_of else _shared
+        shared = kind(
+            model.name, model.version, model.asked_version, queue, _STEPS[options.priority],
+            model.max_queue_depth, _us(options.countdown), _begin_us(options), width,
+            options.result_ttl or result_ttl_s, keys.NO_WAITER if quiet else waiter, rare, caller,
+            model.max_queued_tokens or 0,
+        )  # fmt: skip
+        if trace is not None:
+            shared = job_scripts.with_field(shared, JobField.TRACE, trace.trace_id)
     own = _own(job_id, message, request_hash, tokens)
-    rare: tuple[Arg, ...] = ()
-    shared_by: Callable[..., tuple[Arg, ...]] = _shared
-    if options is not DEFAULT_OPTIONS or source is not None:
-        rare = _rare_fields(options, model, source)
-        if options.webhook:
-            rare += tuple(webhook_fields(job_id, model.name, caller.key_id, options))
-            # No other job has the same fields: they must not displace shared entries of the cache.
-            shared_by = _shared.__wrapped__
-    if shadow_of:
-        rare += (JobField.SHADOW_OF, shadow_of)
-        shared_by = _shared.__wrapped__
-    shared = shared_by(
-        model.name,
-        model.version,
-        model.asked_version,
-        queue,
-        _STEPS[options.priority],
-        model.max_queue_depth,
-        int((options.countdown or 0) * US_PER_S),
-        0 if options.expires is None else max(1, int(options.expires * US_PER_S)),
-        len(own),
-        options.result_ttl or result_ttl_s,
-        keys.NO_WAITER if quiet else waiter,
-        rare,
-        caller,
-        model.max_queued_tokens or 0,
-    )
-    if trace is not None:
-        shared = job_scripts.with_field(shared, JobField.TRACE, trace.trace_id)
     return JobSubmission(job_id, model.name, shared, own, len(message))
 
 
@@ -193,6 +159,7 @@ def _own(job_id: str, message: bytes, request_hash: str, tokens: str) -> tuple[A
 
 
 def _width(request_hash: str, tokens: str) -> int:
+    """Return the length of `_own`."""
     return 4 if tokens else 3 if request_hash else 2
 
 
@@ -218,6 +185,19 @@ def _tokens(
     if deadline_s is None:
         deadline_s = usual_deadline_s(now_s)
     return token_field(tokens, prefix, deadline_s)
+
+
+def _expires_at(options: JobOptions, now_s: float) -> str | None:
+    return None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
+
+
+def _us(seconds: float | None) -> int:
+    return int((seconds or 0) * US_PER_S)
+
+
+def _begin_us(options: JobOptions) -> int:
+    """Return within which time a job must have begun; 0 if it may begin at any time."""
+    return 0 if options.expires is None else max(1, int(options.expires * US_PER_S))
 
 
 def _is_plain(options: JobOptions) -> bool:
@@ -253,7 +233,7 @@ def _quiet_kind(
         queue,
         _STEPS[options.priority],
         max_depth,
-        int((options.countdown or 0) * US_PER_S),
+        _us(options.countdown),
         0,
         width,
         options.result_ttl or result_ttl_s,
@@ -305,8 +285,16 @@ def _shared(
 
 
 def _rare_fields(
-    options: JobOptions, model: ModelConfig, source: InputSource | None
+    job_id: str,
+    model: ModelConfig,
+    options: JobOptions,
+    source: InputSource | None,
+    caller: Caller,
+    shadow_of: str,
 ) -> tuple[Arg, ...]:
+    """Return those fields of a record that most records lack."""
+    if options is DEFAULT_OPTIONS and source is None and not shadow_of:
+        return ()
     fields: list[Arg] = []
     if source is not None and source.ref:
         fields += (JobField.INPUT_REF, source.ref)
@@ -314,6 +302,10 @@ def _rare_fields(
         fields += (JobField.BACKOFF, _backoff(options, model))
     if options.metadata is not None:
         fields += (JobField.METADATA, msgspec.json.encode(options.metadata))
+    if options.webhook:
+        fields += webhook_fields(job_id, model.name, caller.key_id, options)
+    if shadow_of:
+        fields += (JobField.SHADOW_OF, shadow_of)
     return tuple(fields)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from redis import Redis
 
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.optimize import OPTIMIZED
@@ -74,14 +75,45 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         model = builder.build(config)
         model.loads = loads
         models.append(model)
-    # Connecting fails early enough for another attempt to renew the leases in time.
-    timeout_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
-    client = connect(redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     host_metrics = HostMetrics(
         gpus.read, partial(model_pids, models), settings.state_dir, gpus.processes
     )
     placement.figures = host_metrics.newest
-    event_publisher = EventPublisher(
+    client = _connection(settings, redis_url)
+    observer = _event_publisher(worker, settings, redis_url, models)
+    host_metrics.start()
+    return Consumer(
+        models,
+        LeaseManager(owner, PipelinedConnection(client), settings, observer),
+        _notifications(client, models, owner),
+        observer,
+        WorkerReporter(
+            owner, worker.hostname, host_metrics.latest, settings.worker_labels, placement.capacity
+        ),
+        OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}"),
+        _transfer(settings, redis_url),
+        Dispatcher(models, settings.device_slots),
+        CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s)),
+        builder.build,
+        placement,
+        registry,
+        Profiles(redis_url, owner),
+        registered,
+        _torchserve_metrics(settings, host_metrics.newest),
+    )
+
+
+def _connection(settings: Settings, redis_url: str) -> Redis:
+    # Connecting fails early enough for another attempt to renew the leases in time.
+    timeout_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
+    return connect(redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+
+
+def _event_publisher(
+    worker: Any, settings: Settings, redis_url: str, models: list[ServedModel]
+) -> EventPublisher:
+    """Return the observer of the worker, which also makes spans if tracing is on."""
+    publisher = EventPublisher(
         worker.hostname,
         event_channel(celery_url(redis_url).database),
         partial(take_ticks, worker.app.clock),
@@ -93,36 +125,14 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     if spans is not None:
         from workers.observability.job_spans import JobSpans
 
-        event_publisher.spans = JobSpans(spans)
-    leases = LeaseManager(owner, PipelinedConnection(client), settings, event_publisher)
-    transfer = _transfer(settings, redis_url)
-    orphan_guard = OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}")
+        publisher.spans = JobSpans(spans)
+    return publisher
+
+
+def _notifications(client: Redis, models: Sequence[ServedModel], owner: str) -> QueueNotifications:
     queues = [queue for model in models for queue in model.queues]
     lists = [[name] for queue in queues for name in keys.step_keys(queue)]
-    notifications = QueueNotifications(client, lists, keys.cancel_channel(owner))
-    dispatcher = Dispatcher(models, settings.device_slots)
-    notifier = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
-    host_metrics.start()
-    report = WorkerReporter(
-        owner, worker.hostname, host_metrics.latest, settings.worker_labels, placement.capacity
-    )
-    return Consumer(
-        models,
-        leases,
-        notifications,
-        event_publisher,
-        report,
-        orphan_guard,
-        transfer,
-        dispatcher,
-        notifier,
-        builder.build,
-        placement,
-        registry,
-        Profiles(redis_url, owner),
-        registered,
-        _torchserve_metrics(settings, host_metrics.newest),
-    )
+    return QueueNotifications(client, lists, keys.cancel_channel(owner))
 
 
 def _torchserve_metrics(settings: Settings, figures: Callable[[], Figures]) -> WorkerMetrics | None:

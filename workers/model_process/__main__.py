@@ -22,7 +22,7 @@ from headrace.generator import Generator
 from headrace.handler import Context
 from headrace.jobs.value_check import check_of
 from headrace.observability import logs
-from headrace.observability.tracing import tracing
+from headrace.observability.tracing import Tracing, tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
@@ -71,6 +71,26 @@ def main() -> None:
         logger.warning("%s", not_pinned)
     # Before the handler loads, as it may be instrumented itself.
     spans = tracing("model", os.environ, for_all=True)
+    executor = _become_ready(config, frames, profiler, spans)
+    if executor is None:
+        return
+    if isinstance(executor.handler, Generator):
+        ContinuousExecutor(executor, executor.handler, inbox, frames.send, tag).run()
+    elif overlaps(executor.handler):
+        OverlappedExecutor(executor, inbox, frames.send, tag).run()
+    else:
+        _serve(frames, inbox, executor, tag)
+    if spans is not None:
+        spans.close()
+
+
+def _become_ready(
+    config: dict[str, Any], frames: FrameSocket, profiler: Profiler, spans: Tracing | None
+) -> BatchExecutor | None:
+    """Load and warm up the handler, and send `ready`; return its executor.
+
+    Send `failed` and return None if it cannot be loaded.
+    """
     started = time.monotonic()
     try:
         executor, processes, variant = _load(config, frames)
@@ -78,14 +98,12 @@ def main() -> None:
         fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
         frames.send(["failed", str(error)])
-        return
+        return None
     except BaseException as error:  # noqa: BLE001 - any error is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
-        return
-    seconds = time.monotonic() - started
-    device = executor.context.device
+        return None
+    load_s = time.monotonic() - started
     continuous = isinstance(executor.handler, Generator)
-    overlap = overlaps(executor.handler) and not continuous
     # After the warm-up, as progress on the handler's example belongs to no job.
     executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
     executor.send_pieces_to(lambda rows: frames.send(["pieces", rows]))
@@ -97,19 +115,13 @@ def main() -> None:
     if config["profile"]:
         profiler.every(config["profile"]["every"], config["profile"]["batches"])
     ready = {
-        "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits,
-        "helpers": [process.process.pid for process in processes], "overlap": overlap,
-        "continuous": continuous, "variant": variant,
+        "pid": os.getpid(), "device": executor.context.device, "load_s": load_s, "fits": fits,
+        "helpers": [process.process.pid for process in processes],
+        "overlap": overlaps(executor.handler) and not continuous, "continuous": continuous,
+        "variant": variant,
     }  # fmt: skip
     frames.send(["ready", ready])
-    if isinstance(executor.handler, Generator):
-        ContinuousExecutor(executor, executor.handler, inbox, frames.send, tag).run()
-    elif overlap:
-        OverlappedExecutor(executor, inbox, frames.send, tag).run()
-    else:
-        _serve(frames, inbox, executor, tag)
-    if spans is not None:
-        spans.close()
+    return executor
 
 
 def _serve(frames: FrameSocket, inbox: Inbox, executor: BatchExecutor, tag: str) -> None:

@@ -12,7 +12,7 @@ EXIT   ?=
 TEST_PROCESSES ?= 4
 # For which Python `make wheelhouse` gathers: that of the GPU host.
 GPU_PYTHON ?= 3.12
-# Where `make torchserve` installs the real TorchServe, for tests/compat and benchmarks/torchserve.py.
+# Where `make torchserve` installs the real TorchServe, for tests/compat and benchmarks/torchserve.
 TORCHSERVE ?= .venv-torchserve
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=

@@ -1,6 +1,6 @@
-"""`python -m benchmarks`: the overhead benchmark."""
+"""`python -m benchmarks`: the overhead of a job (`job_path/overhead.py`)."""
 
-from benchmarks.echo import main
+from benchmarks.job_path.overhead import main
 
 if __name__ == "__main__":
     main()

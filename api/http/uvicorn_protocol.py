@@ -328,7 +328,7 @@ def write_whole(
     uvicorn's `send` takes two calls, two dicts and two searches of each header for an answer. This
     writes the same bytes, and sets the same fields of uvicorn's cycle. It exists for speed alone:
     without it, an answer is two messages of ASGI. It saves 11 % of the API's CPU for a submit
-    (`python -m benchmarks.answers`).
+    (`python -m benchmarks.job_path.submit_cpu`).
 
     Args:
         send: ASGI's; wrapped, by the access log for example, it must receive the messages.

@@ -1,8 +1,8 @@
 """The request id, and the access log: one line for each request after its answer.
 
 A line is formatted without `logging`, which saves 44 % of the API's CPU for a submit with this log
-(`python -m benchmarks.answers`). The lines of one turn of the event loop are written together. A
-line holds the request id, but nothing else of the query, the headers or the bodies.
+(`python -m benchmarks.job_path.submit_cpu`). The lines of one turn of the event loop are written
+together. A line holds the request id, but nothing else of the query, the headers or the bodies.
 """
 
 from __future__ import annotations

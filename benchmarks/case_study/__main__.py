@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import sklearn.datasets
 
-from benchmarks.tables import DOC, Table, write_tables
+from benchmarks.common.tables import DOC, Table, write_tables
 from headrace.bench.measurement import Load, read_measurement
 from headrace.tune.deployment import PrivateDeployment
 from headrace.tune.space import Candidate

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.common.line_process import LineProcess, line_process
+from benchmarks.common.tables import DOC
 from benchmarks.gpu.load import Latencies, model_name, p99, run_load, served
 from benchmarks.gpu.workloads import (
     FORMS,
@@ -30,8 +32,6 @@ from benchmarks.gpu.workloads import (
     photographs,
     workloads,
 )
-from benchmarks.line_process import LineProcess, line_process
-from benchmarks.tables import DOC
 from tests.harness.processes.gpu import cuda_names, gpus, used_mib
 from workers.replicas.devices import model_environ, tuned
 

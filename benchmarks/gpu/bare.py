@@ -1,4 +1,6 @@
-"""The bare loop (see line_process.py): `python -m benchmarks.gpu.bare DEVICE TINY WORKLOAD`.
+"""The bare loop: `python -m benchmarks.gpu.bare DEVICE TINY WORKLOAD`.
+
+It is a line process (benchmarks/common/line_process.py).
 
 It runs the same handler, images and batches as behind the queue in one process, and decodes the
 next batch meanwhile with as many threads. `context` creates CUDA's context and returns the device's

@@ -7,7 +7,7 @@ from typing import Final
 
 #: How many tokens before the new ones are decoded with them, as some join across tokens. They are
 #: at least _CONTEXT, and up to _CONTEXT_MAX, because shortening them costs one more decoding
-#: (`python -m benchmarks.generation`).
+#: (`python -m benchmarks.generation.output_tokens`).
 _CONTEXT: Final = 6
 _CONTEXT_MAX: Final = 24
 #: After so many tokens an incomplete character is taken as it is; a character has four bytes.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.common.tables import DOC
 from benchmarks.gpu.__main__ import COLUMNS, HEAD, Plan, rows, written
 from benchmarks.gpu.load import p99
 from benchmarks.gpu.workloads import SEED_FORMS, workloads
-from benchmarks.tables import DOC
 
 
 @pytest.mark.timeout(600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import runs
+from benchmarks.runs import __main__ as runs
 
 
 def test_lines_to_lines_and_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import torchserve
+from benchmarks.torchserve import real_torchserve
 
 
 @pytest.mark.usefixtures("_real")
 def test_both_servers_and_the_own_route_are_measured_in_turn() -> None:
-    with torchserve.both((8,)) as servers:
-        table = torchserve.measure(servers, (8,), 0.5, 2)
+    with real_torchserve.both((8,)) as servers:
+        table = real_torchserve.measure(servers, (8,), 0.5, 2)
     names = [row[0] for row in table.rows]
     assert names[0] == "batch 8: requests a second"
     assert len(names) == 5

@@ -75,7 +75,7 @@ def test_a_page_has_a_diagram(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_folders_and_scripts_exist(path: Path) -> None:
-    top = (*PACKAGES, "docs", "tests", "configs", "deploy", "examples")
+    top = (*PACKAGES, "docs", "tests", "benchmarks", "configs", "deploy", "examples")
     for word in code_words(path):
         if word in ELSEWHERE:
             continue
@@ -86,6 +86,14 @@ def test_modules_folders_and_scripts_exist(path: Path) -> None:
         elif re.fullmatch(rf"(?:{'|'.join(PACKAGES)})(?:\.[a-z_]+)+", word):
             folder = ROOT / word.replace(".", "/")
             assert folder.is_dir() or folder.with_suffix(".py").is_file(), word
+
+
+def test_benchmarks_exist() -> None:
+    code = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    for path in [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "Makefile", *code]:
+        for name in re.findall(r"\bbenchmarks(?:\.[a-z]\w*)+", path.read_text("utf-8")):
+            module = ROOT / name.replace(".", "/")
+            assert module.is_dir() or module.with_suffix(".py").is_file(), f"{path}: {name}"
 
 
 @pytest.mark.parametrize("path", [*PAGES, GLOSSARY], ids=lambda path: path.name)

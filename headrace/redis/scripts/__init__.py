@@ -116,7 +116,7 @@ def _by_sha() -> dict[Arg, Script]:
     return {known.sha: known for known in map(script, NAMES)}
 
 
-# measured: benchmarks.scripts_bench, 2026-11: -9 % of claim and -10 % of settle, for one job
+# measured: benchmarks.redis.scripts, 2026-11: -9 % of claim and -10 % of settle, for one job
 def _define_lazily(functions: str) -> str:
     """Return Lua for `lib`, which defines these functions once and returns them in a table."""
     names = re.findall(r"^local function (\w+)", functions, re.MULTILINE)

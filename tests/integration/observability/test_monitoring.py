@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from api.observability.metric_families import FAMILIES, SHADOW, Family
-from benchmarks.dashboard import draw
+from benchmarks.pictures.dashboard import draw
 from headrace.redis import keys
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.processes.processes import suspend

@@ -1,0 +1,5 @@
+"""When batches run, and what a bad input in one costs.
+
+policy.py compares the batching policy with a fixed window, on a real worker. simulated_policy.py
+does so without one.
+"""

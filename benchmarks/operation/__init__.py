@@ -1,0 +1,1 @@
+"""What an operator meets: kills and scrapes; and the load generator of `headrace bench`."""

@@ -1,0 +1,1 @@
+"""Offline runs: `headrace run` against a Celery group, Ray Data and a DataLoader."""

@@ -1,0 +1,1 @@
+"""TorchServe's URLs: against TorchServe itself, and against Headrace's own route."""

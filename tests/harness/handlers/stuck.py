@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,11 +32,15 @@ class Module(nn.Module):
 
 
 class Stuck(Handler):
-    """Its options: `stuck_from`, the smallest batch that does not end; `stuck_trace`."""
+    """Its options: `stuck_from`, the smallest batch that does not end; `stuck_trace`; `marker`.
+
+    The file `marker` is created when such a batch begins.
+    """
 
     def initialize(self, context: Context) -> None:
         """Read the options."""
         self.stuck_from = context.options.get("stuck_from", 1 << 20)
+        self.marker = context.options.get("marker", "")
         self.module = Module(stuck=context.options.get("stuck_trace", False)).eval()
         self.call: Any = self.module
 
@@ -53,6 +58,8 @@ class Stuck(Handler):
     def inference(self, items: list[float]) -> list[float]:
         """Return the doubled items."""
         if len(items) >= self.stuck_from:
+            if self.marker:
+                Path(self.marker).touch()
             _forever()
         with torch.inference_mode():
             found: list[float] = self.call(torch.tensor(items)).tolist()

@@ -1,7 +1,7 @@
-"""`headrace tune --apply` from start to end: a real server takes the options and gives them back.
+"""`headrace tune --apply` from start to end: options are set on a real server, and taken back.
 
 Only the peaks are not measured. They follow from the options that the server has at that moment, so
-that no busy machine decides the verdict.
+that the speed of the machine does not decide the verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from headrace.bench.serving import changed_options
 from headrace.bench.targets import Target
 from headrace.cli.performance.tune import _applied
 from headrace.client.sync_client import Client
-from headrace.config import optimize
 from headrace.config.model_catalog import load_catalog
 from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
@@ -36,22 +35,25 @@ from headrace.tune import tuning
 from headrace.tune.confirmation import ROUNDS_MIN, confirm
 from headrace.tune.report import TuneReport
 from headrace.tune.space import Axis, Space, space_of
-from tests.harness.clients.commands import CommandsWithin
-from tests.harness.servers.up import RunningUp, headrace, running_up
+from tests.harness.clients.commands import CommandsWithin, headrace_here
+from tests.harness.servers.up import RunningUp, running_up
 from tests.harness.wait import wait_until
 from tests.integration.tune.test_tune import SLO, models_file, url_of
 
-# About ten starts of the model, each of which takes seconds on a busy machine.
+# A model starts about ten times, and each start takes seconds on a busy machine.
 pytestmark = pytest.mark.timeout(1500)
 
+#: The options with the highest peak.
 BEST: dict[str, Any] = {"max_batch_size": 64, "max_batch_delay_ms": 0}
-KEPT = ("max_batch_size", "max_batch_delay_ms")
 
 
 def peak_by_options(
     target: Target, objective: Objective, options: LoadOptions, *, name: str, **limits: float
 ) -> Measurement:
-    """Stand for `find_peak`: some real jobs, and a rate that the served options decide."""
+    """Send some real jobs, and return a peak that follows from the options of the server.
+
+    It replaces `find_peak`.
+    """
     with Client(target.url) as client:
         assert [one.value for one in client.map("paced", [1, 2, 3])] == [1, 2, 3]
         served = client.model("paced")
@@ -65,11 +67,11 @@ def peak_by_options(
 
 
 class Jobs:
-    """Jobs that are sent one after the other.
+    """Sends jobs to a server, each when the one before it has succeeded.
 
     Attributes:
-        done: how many have ended well.
-        problems: what went wrong with the others.
+        done: how many have succeeded.
+        problems: the error that ended it, if there was one.
     """
 
     def __init__(self, url: str) -> None:
@@ -79,29 +81,30 @@ class Jobs:
         self.problems: list[BaseException] = []
 
     def run(self) -> None:
-        """Send them until `stop`."""
+        """Send jobs until `stop` is called, or one of them fails."""
         try:
             with Client(self._url) as client:
                 while not self._stop.is_set():
                     job = client.submit("paced", {"n": self.done})
                     assert client.result(job, timeout_s=300) == {"n": self.done}
                     self.done += 1
-        except BaseException as error:  # noqa: BLE001 - the test shows it
+        except BaseException as error:  # noqa: BLE001 - the test fails with it
             self.problems.append(error)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Send no further job."""
         self._stop.set()
 
-    def go_on(self) -> None:
-        """Wait until some more have ended."""
+    def wait_for_more(self) -> None:
+        """Wait until three further jobs have succeeded."""
         enough = self.done + 3
-        wait_until(lambda: self.done >= enough or self.problems, "jobs go on", 120)
+        wait_until(lambda: self.done >= enough or self.problems, "further jobs succeed", 120)
         assert self.problems == []
 
 
 @contextmanager
 def jobs_meanwhile(url: str) -> Iterator[Jobs]:
+    """Send jobs while the context lasts; at its end all of them must have succeeded."""
     jobs = Jobs(url)
     thread = Thread(target=jobs.run)
     thread.start()
@@ -113,13 +116,19 @@ def jobs_meanwhile(url: str) -> Iterator[Jobs]:
     assert jobs.problems == []
 
 
-@pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No peak is measured, and the search has few choices: each costs a start of the model."""
+def simulate(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Replace the peaks, and let the search choose only between present and best options.
+
+    Each further choice would cost another start of the model.
+
+    Args:
+        monkeypatch: undoes it.
+        names: the options that the search may change.
+    """
 
     def narrow(present: Any, **limits: Any) -> Space:
         space = space_of(present, **limits)
-        return Space([only(axis) for axis in space.axes if axis.name in KEPT])
+        return Space([present_and_best(axis) for axis in space.axes if axis.name in names])
 
     monkeypatch.setattr(tuning, "tune", partial(tuning.tune, find=peak_by_options))
     monkeypatch.setattr(tuning, "confirm", partial(confirm, rounds=ROUNDS_MIN))
@@ -127,8 +136,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "space_of", narrow)
 
 
-def only(axis: Axis) -> Axis:
-    """The present choice of an axis, and the one that is best here."""
+def present_and_best(axis: Axis) -> Axis:
+    """Return an axis with two choices: the present one and the one of `BEST`."""
     present = axis.choices[axis.start]
     best = [one for one in axis.choices if one.options.items() <= BEST.items()]
     return Axis(name=axis.name, choices=(present, *best))
@@ -141,55 +150,57 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         yield up
 
 
-def reverted(folder: Path, told: str) -> str:
-    """Type the command that takes the options back, as it was printed."""
-    match = re.search("to take them back: (.*)", told)
+def take_back(folder: Path, stderr: str) -> str:
+    """Run the command that takes the options back, as `headrace tune` printed it; return it."""
+    match = re.search("to take them back: (.*)", stderr)
     assert match is not None
     program, *arguments = shlex.split(match[1])
     assert program == "headrace"
-    done = headrace(*arguments, cwd=folder)
+    done = headrace_here(*arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return match[1]
 
 
-@pytest.mark.usefixtures("simulated")
-def test_the_better_options_are_applied_and_taken_back(server: RunningUp, tmp_path: Path) -> None:
+def test_the_better_options_are_applied_and_taken_back(
+    server: RunningUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch, *BEST)
     with Client(url_of(server)) as client:
-        # One option was changed on this server before, and others are those of the file.
+        # One option was changed on this server before; the others are those of the file.
         client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         before = changed_options(client, "paced")
         shown = client.model("paced")
         with jobs_meanwhile(url_of(server)) as jobs:
-            jobs.go_on()
+            jobs.wait_for_more()
             done = CommandsWithin(url_of(server), tmp_path).run(
                 "tune", "paced", "--slo", SLO, "--budget", "1h", "--apply", "--url", url_of(server)
             )
 
-            told = done.stderr.decode()
-            assert done.returncode == 0, told
+            stderr = done.stderr.decode()
+            assert done.returncode == 0, stderr
             assert "times as much" in done.stdout.decode()
             found = client.model("paced")
             assert (found.max_batch_size, found.max_batch_delay_ms) == (64, 0)
             assert changed_options(client, "paced") == BEST
-            jobs.go_on()
+            jobs.wait_for_more()
 
-            command = reverted(tmp_path, told)
+            command = take_back(tmp_path, stderr)
             assert changed_options(client, "paced") == before == {"max_batch_delay_ms": 7.0}
             again = client.model("paced")
             assert (again.max_batch_size, again.max_batch_delay_ms) == (
                 shown.max_batch_size, shown.max_batch_delay_ms,
             )  # fmt: skip
-            jobs.go_on()
+            jobs.wait_for_more()
         client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
-    check_report(tmp_path / "tune-paced", command)
+    check_report(tmp_path / "tune-paced", BEST, command)
 
 
-@pytest.mark.usefixtures("simulated")
-def test_what_servers_of_its_own_find_is_applied_to_the_one_of_the_user(
+def test_the_result_of_private_servers_is_applied_to_the_server_of_the_user(
     server: RunningUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The handler has no module for other variants, and each would take seconds to say so.
-    monkeypatch.setattr(optimize, "possible", lambda _: [])
+    # One option is enough here: each trial starts a server.
+    simulate(monkeypatch, "max_batch_size")
+    better = {"max_batch_size": BEST["max_batch_size"]}
     file = models_file(tmp_path)
     written = file.read_text()
     inputs = tmp_path / "inputs"
@@ -197,29 +208,29 @@ def test_what_servers_of_its_own_find_is_applied_to_the_one_of_the_user(
     (inputs / "good.json").write_text('{"x": 1}')
     (inputs / "refused.txt").write_text("no object")
     with Client(url_of(server)) as client, jobs_meanwhile(url_of(server)) as jobs:
-        jobs.go_on()
+        jobs.wait_for_more()
         done = CommandsWithin(url_of(server), tmp_path).run(
             "tune", "paced", "--slo", SLO, "--budget", "1h", "--apply", "--input", "inputs"
         )
 
-        told = done.stderr.decode()
-        assert done.returncode == 0, told
-        assert "leaves out 1 of 2 inputs that the handler refuses" in told
-        assert changed_options(client, "paced") == BEST
-        jobs.go_on()
-        command = reverted(tmp_path, told)
+        stderr = done.stderr.decode()
+        assert done.returncode == 0, stderr
+        assert "leaves out 1 of 2 inputs that the handler refuses" in stderr
+        assert changed_options(client, "paced") == better
+        jobs.wait_for_more()
+        command = take_back(tmp_path, stderr)
         assert changed_options(client, "paced") == {}
-    check_report(tmp_path / "tune-paced", command)
+    check_report(tmp_path / "tune-paced", better, command)
     calibration = (tmp_path / "tune-paced/calibration.json").read_bytes()
     assert msgspec.json.decode(calibration, type=Comparison).inputs == str(inputs)
-    # The file changes by the patch alone, and then the model has these options from its start.
+    # Only the patch changes the models file. A server that reads it then has the better options.
     assert file.read_text() == written
     patched = subprocess.run(
         ["patch", "-p0", "-i", "tune-paced/models.patch"], cwd=tmp_path, check=False
     )
     assert patched.returncode == 0
     config = load_catalog(file).get("paced")
-    assert (config.max_batch_size, config.max_batch_delay_ms) == (64, 0)
+    assert config.max_batch_size == 64
 
 
 def test_nothing_is_applied_while_another_tuning_changes_the_model(
@@ -236,10 +247,10 @@ def test_nothing_is_applied_while_another_tuning_changes_the_model(
         assert changed_options(client, "paced") == {}
 
 
-def check_report(folder: Path, revert: str) -> None:
-    """The report has what was applied, and the way back."""
+def check_report(folder: Path, options: dict[str, Any], revert: str) -> None:
+    """Check that the report has the options that were applied, and the command against them."""
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    assert report["options"] == BEST
+    assert report["options"] == options
     assert report["revert"] == revert
     text = (folder / "report.md").read_text()
     assert f"It is applied. To take it back: `{revert}`" in text

@@ -16,17 +16,18 @@ import pytest
 import yaml
 
 from headrace.bench.reservation import reserved
-from headrace.bench.serving import apply_options, changed_options, revert_command
+from headrace.bench.serving import changed_options
 from headrace.client.sync_client import Client
 from headrace.tune.deployment import RunningServer
 from headrace.tune.space import Candidate
-from tests.harness.clients.commands import headrace_here
-from tests.harness.processes.processes import descendants
-from tests.harness.servers.up import RunningUp, clean_environment, headrace, running_up
+from tests.harness.clients.commands import CommandsWithin, headrace_here
+from tests.harness.fakes.proxy import Proxy
+from tests.harness.processes.processes import descendants, gone
+from tests.harness.servers.up import RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
-# A trial takes some seconds, and many times as long on a busy machine.
+# A trial takes some seconds, and much longer on a busy machine.
 pytestmark = pytest.mark.timeout(1500)
 
 SLO = "p50=500ms"
@@ -35,7 +36,8 @@ PACED: dict[str, Any] = {
     "max_batch_size": 2,
     "inputs": {"content_types": ["application/json"], "example": {"x": 1}},
 }
-
+#: An option of the model that is changed on the running server before each test.
+EARLIER: dict[str, Any] = {"max_batch_delay_ms": 7.0}
 
 #: A tuning of a running server that is killed in its first trial.
 KILLED = """
@@ -49,8 +51,8 @@ with reserved(sys.argv[1], "paced", "headrace tune in /there") as reservation:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-#: `headrace`, whose trials find the peak roughly: a trial takes some seconds, and not a minute. A
-#: server that does not answer is given up soon.
+#: `headrace` with trials that find the peak only roughly: each takes seconds instead of a minute.
+#: A request to a server that does not answer is repeated for one second only.
 ROUGH = """
 import sys
 from functools import partial
@@ -78,12 +80,12 @@ def trials(folder: Path) -> list[bytes]:
 
 @contextmanager
 def tuning(
-    folder: Path, *arguments: str, model: str = "paced"
+    folder: Path, *arguments: str, model: str = "paced", program: str = ROUGH
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A tuning in a process of its own; nothing of it is left afterwards."""
+    """A tuning in a process of its own; it and its children are killed at the end."""
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", ROUGH, "tune", model, *arguments],
+            [sys.executable, "-P", "-c", program, "tune", model, *arguments],
             cwd=folder, env=clean_environment(), stdout=output, stderr=output,
         )  # fmt: skip
     try:
@@ -99,8 +101,11 @@ def tuning(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    """A server whose model has the option `EARLIER`; each test leaves it with this option alone."""
     folder = tmp_path_factory.mktemp("server")
     with running_up(folder, models=models_file(folder)) as up:
+        with Client(url_of(up)) as client:
+            client.set_model_options("paced", EARLIER, wait=60)
         yield up
 
 
@@ -115,7 +120,6 @@ def url_of(up: RunningUp) -> str:
         (("pased", "--slo", SLO), "pased"),
         (("paced", "--slo", SLO, "--budget", "soon"), "--budget: 'soon' is no time"),
         (("paced", "--slo", SLO, "--input", "missing.png"), "missing.png"),
-        (("paced", "--slo", SLO, "--budget", "1s"), "ended before one trial"),
         (("paced", "--slo", SLO, "--url", "http://127.0.0.1:9"), "127.0.0.1:9"),
     ],
 )
@@ -123,39 +127,43 @@ def test_what_cannot_be_tuned_is_refused_in_words(
     tmp_path: Path, arguments: tuple[str, ...], problem: str
 ) -> None:
     models_file(tmp_path)
-    done = headrace("tune", *arguments, cwd=tmp_path)
+    done = headrace_here("tune", *arguments, cwd=tmp_path)
     assert done.returncode in (2, 3), done.stderr
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob(".headrace-tune*"))
 
 
+def first_trial(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until the first trial is in the journal."""
+
+    def ended() -> bool:
+        assert process.poll() is None, (folder / "output").read_text()
+        return bool(trials(folder))
+
+    wait_until(ended, "a trial has ended", 600)
+
+
 def test_a_killed_tuning_goes_on_without_repeating_a_trial(tmp_path: Path) -> None:
-    # Options for other workers do not keep the trials from their own.
+    # These options of the deployment do not apply to the servers of the trials.
     file = models_file(tmp_path, load="on_demand", labels=["gpu=a100"])
     before = file.read_text()
     with tuning(tmp_path, "--slo", SLO, "--budget", "1h") as process:
-
-        def some() -> list[bytes]:
-            assert process.poll() is None, (tmp_path / "output").read_text()
-            return trials(tmp_path)
-
-        wait_until(some, "a trial has ended", 600)
+        first_trial(process, tmp_path)
         refused = headrace_here("tune", "paced", "--slo", SLO, "-o", "other", cwd=tmp_path)
         assert refused.returncode == 2
         assert f"paced on {file} is in use: headrace tune in {tmp_path}" in refused.stderr
         assert f"process {process.pid}; wait until it ends, or end it" in refused.stderr
         assert not (tmp_path / "other").exists()
-        processes = descendants(process.pid)
+        children = descendants(process.pid)
         process.kill()
         process.wait(60)
         kept = trials(tmp_path)
-        # What it had started ends with it.
-        wait_until(lambda: not [pid for pid in processes if alive(pid)], "its server has ended")
+        wait_until(lambda: gone(*children), "its server has ended")
 
-    # With the budget that is spent already no further trial begins.
+    # The budget is spent already, so that no further trial begins.
     spent = sum(json.loads(line)["trial"]["seconds"] for line in kept)
-    done = headrace(
+    done = headrace_here(
         "tune", "paced", "--slo", SLO, "--budget", f"{max(1, int(spent))}s", "--resume",
         cwd=tmp_path,
     )  # fmt: skip
@@ -168,16 +176,8 @@ def test_a_killed_tuning_goes_on_without_repeating_a_trial(tmp_path: Path) -> No
     assert not list(tmp_path.glob(".headrace-tune*"))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> None:
     with Client(url_of(server)) as client:
-        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         with reserved(url_of(server), "paced", "this test") as reservation:
             deployment = RunningServer(url_of(server), "paced", 120.0, reservation)
             options = {"max_batch_size": 8, "max_batch_delay_ms": 2.0}
@@ -187,9 +187,8 @@ def test_trials_on_a_running_server_leave_it_as_it_was(server: RunningUp) -> Non
             assert (shown.max_batch_size, shown.max_batch_delay_ms) == (2, 7.0)
             assert shown.ready_replicas == 2
             deployment.close()
-        assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
+        assert changed_options(client, "paced") == EARLIER
         assert not reservation.path.exists()
-        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
 
 
 def test_the_options_of_a_killed_tuning_are_taken_back_by_the_next_one(
@@ -197,77 +196,40 @@ def test_the_options_of_a_killed_tuning_are_taken_back_by_the_next_one(
 ) -> None:
     url = url_of(server)
     with Client(url) as client:
-        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
         killed = subprocess.run(
             [sys.executable, "-c", KILLED, url], env=clean_environment(), check=False
         )
         assert killed.returncode == -signal.SIGKILL
         assert changed_options(client, "paced")["max_batch_size"] == 8
-        with tuning(tmp_path, "--slo", SLO, "--url", url, "--budget", "1s") as process:
-            assert process.wait(600) == 2
-        text = (tmp_path / "output").read_text()
-        told = "headrace tune in /there was killed: the options of paced are taken back"
-        assert told in text
+        text = CommandsWithin(url, tmp_path).complaint(
+            "tune", "paced", "--slo", SLO, "--url", url, "--budget", "1s", rc=2
+        )
+        begin = "headrace tune in /there was killed: the options of paced are taken back"
+        assert begin in text
         assert "ended before one trial" in text
-        assert changed_options(client, "paced") == {"max_batch_delay_ms": 7.0}
-        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
+        assert changed_options(client, "paced") == EARLIER
 
 
-def test_a_result_is_applied_and_taken_back_by_one_command(
+def test_a_tuning_ends_when_its_running_server_does_not_answer_any_more(
     server: RunningUp, tmp_path: Path
 ) -> None:
-    with Client(url_of(server)) as client:
-        client.set_model_options("paced", {"max_batch_delay_ms": 7.0}, wait=60)
-        before = changed_options(client, "paced")
-        options = {"max_batch_size": 4, "allowed_batch_sizes": [1, 2, 4], "max_batch_delay_ms": 0.0}
-        command = revert_command("paced", before, list(options), url_of(server))
-
-        apply_options(client, "paced", options, 120.0)
-
-        assert client.model("paced").max_batch_size == 4
-        program, *arguments = command.split()
-        assert program == "headrace"
-        done = headrace(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert changed_options(client, "paced") == before
-        client.set_model_options("paced", {"max_batch_delay_ms": None}, wait=60)
-
-
-def test_a_running_server_that_ends_ends_the_tuning(tmp_path: Path) -> None:
-    with running_up(tmp_path, models=models_file(tmp_path)) as up:
-        arguments = ("--slo", SLO, "--budget", "1h", "--url", url_of(up))
-        with tuning(tmp_path, *arguments) as process:
-
-            def one() -> list[bytes]:
-                assert process.poll() is None, (tmp_path / "output").read_text()
-                return trials(tmp_path)
-
-            wait_until(one, "a trial has ended", 600)
+    proxy = Proxy(server.port)
+    url = f"http://127.0.0.1:{proxy.port}"
+    try:
+        with tuning(tmp_path, "--slo", SLO, "--budget", "1h", "--url", url) as process:
+            first_trial(process, tmp_path)
             refused = headrace_here(
-                "tune", "paced", "--slo", SLO, "--url", url_of(up), "-o", "other", cwd=tmp_path
+                "tune", "paced", "--slo", SLO, "--url", url, "-o", "other", cwd=tmp_path
             )
             assert refused.returncode == 2
-            assert f"paced on {url_of(up)} is in use: headrace tune in {tmp_path}" in refused.stderr
-            up.process.kill()
-            assert process.wait(600) == 3
-        kept = trials(tmp_path)
-        assert kept
-        assert all(b'"error":""' in line or b'"error"' not in line for line in kept)
-
-
-def test_an_interrupted_tuning_names_the_way_to_go_on(tmp_path: Path) -> None:
-    models_file(tmp_path)
-    with tuning(tmp_path, "--slo", SLO, "--budget", "1h") as process:
-        log = tmp_path / "tune-paced/server/server.log"
-
-        def begun() -> bool:
-            assert process.poll() is None, (tmp_path / "output").read_text()
-            return log.exists() and log.stat().st_size > 0
-
-        wait_until(begun, "a server has begun", 120)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 143
-    output = (tmp_path / "output").read_text()
-    assert "--resume goes on" in output
-    assert "Traceback" not in output
-    assert not list(tmp_path.glob(".headrace-tune*"))
+            assert f"paced on {url} is in use: headrace tune in {tmp_path}" in refused.stderr
+            proxy.close()
+            assert process.wait(600) == 3, (tmp_path / "output").read_text()
+    finally:
+        proxy.close()
+        with Client(url_of(server)) as client:
+            left = dict.fromkeys(changed_options(client, "paced"))
+            client.set_model_options("paced", {**left, **EARLIER}, wait=60)
+    kept = trials(tmp_path)
+    assert kept
+    assert all(b'"error":""' in line or b'"error"' not in line for line in kept)

@@ -62,24 +62,12 @@ def summarise(
         started_at: seconds since 1970.
     """
     rows = sorted(sent.rows, key=lambda row: row.due_s)
-    length_s = sent.length_s
-    if scenario.kind == "offline":
-        # All are due at once, so the load is as long as it takes to answer them.
-        length_s = max((row.answered_s for row in rows), default=0.0)
-    windows = _windows(rows, max(length_s, 1e-3), scenario)
-    part, steady = _steady_part(windows, scenario, length_s, warm_up_s)
+    length_s = _length_s(scenario, sent)
+    windows, part, steady = _in_windows(rows, scenario, length_s, warm_up_s)
     counted = [row for row in rows if part.start_s <= row.due_s < part.end_s]
     results = [row for row in counted if not row.error]
     latencies = [row.latency_ms for row in results]
-    in_part = [window for window in windows if window.start_s >= part.start_s - 1e-9]
-    answered = sum(not row.error and part.start_s <= row.answered_s <= part.end_s for row in rows)
-    low, high = statistics.rate_interval(
-        [round(window.rate * window.length_s) for window in in_part],
-        in_part[0].length_s if in_part else 1.0,
-    )
-    lags = [(row.sent_s - row.due_s) * 1000 for row in counted]
-    if scenario.concurrency:
-        lags = [tick * 1000 for tick in sent.ticks_s]
+    low, high = _rate_interval(windows)
     load = Load(
         scenario=scenario.kind,
         offered_rate=_offered(scenario, rows, length_s),
@@ -90,21 +78,62 @@ def summarise(
         requests=len(counted),
         succeeded=len(results),
         errors=dict(Counter(row.error for row in counted if row.error).most_common()),
-        rate=answered / part.length_s if part.length_s > 0 else 0.0,
+        rate=_rate(rows, part),
         rate_low=low,
         rate_high=high,
         latency=statistics.spread(latencies),
         latency_cdf=statistics.cdf(latencies),
         stages=_stages(results),
         batch_sizes=dict(sorted(Counter(r.batch_size for r in results if r.batch_size).items())),
-        lag=statistics.spread(lags),
-        windows=_marked(windows, part),
+        lag=statistics.spread(_lags_ms(scenario, sent, counted)),
+        windows=windows,
         steady=steady,
         cut=sent.cut,
         verdict=_verdict(counted, objective, cut=sent.cut),
     )
     refused = _why_refused(load, scenario, sent, counted, objective)
     return msgspec.structs.replace(load, refused=refused)
+
+
+def _length_s(scenario: Scenario, sent: Sent) -> float:
+    """Return how long a load was."""
+    if scenario.kind == "offline":
+        # All requests are due at once, so the load is as long as it takes to answer them.
+        return max((row.answered_s for row in sent.rows), default=0.0)
+    return sent.length_s
+
+
+def _in_windows(
+    rows: Sequence[Row], scenario: Scenario, length_s: float, warm_up_s: float | None
+) -> tuple[list[Window], Part, bool]:
+    """Return the windows of a load, the part without the warm-up, and whether that is steady."""
+    windows = _windows(rows, max(length_s, 1e-3), scenario)
+    part, steady = _steady_part(windows, scenario, length_s, warm_up_s)
+    marked = [
+        msgspec.structs.replace(window, steady=window.start_s >= part.start_s - 1e-9)
+        for window in windows
+    ]
+    return marked, part, steady
+
+
+def _rate(rows: Sequence[Row], part: Part) -> float:
+    """Return the results a second that came within a part of the load."""
+    answered = sum(not row.error and part.start_s <= row.answered_s <= part.end_s for row in rows)
+    return answered / part.length_s if part.length_s > 0 else 0.0
+
+
+def _rate_interval(windows: Sequence[Window]) -> tuple[float, float]:
+    """Return the 95 % interval of the rate within the steady windows."""
+    steady = [window for window in windows if window.steady]
+    counts = [round(window.rate * window.length_s) for window in steady]
+    return statistics.rate_interval(counts, steady[0].length_s if steady else 1.0)
+
+
+def _lags_ms(scenario: Scenario, sent: Sent, counted: Sequence[Row]) -> list[float]:
+    """Return the delays of the generator: of its timer, if its requests have no times."""
+    if scenario.concurrency:
+        return [tick_s * 1000 for tick_s in sent.ticks_s]
+    return [(row.sent_s - row.due_s) * 1000 for row in counted]
 
 
 def _windows(rows: Sequence[Row], length_s: float, scenario: Scenario) -> list[Window]:
@@ -177,13 +206,6 @@ def _stages(results: Sequence[Row]) -> dict[str, Spread]:
     if not times:
         return {}
     return {stage: statistics.spread([one[stage] for one in times]) for stage in STAGES}
-
-
-def _marked(windows: Sequence[Window], part: Part) -> list[Window]:
-    return [
-        msgspec.structs.replace(window, steady=window.start_s >= part.start_s - 1e-9)
-        for window in windows
-    ]
 
 
 def _verdict(counted: Sequence[Row], objective: Objective | None, *, cut: bool) -> Verdict | None:

@@ -29,18 +29,18 @@ from headrace.tune.search import BudgetSpent, Found, Trial, search
 from headrace.tune.space import Candidate, Space, space_of
 from headrace.tune.trials import FindPeak, Trials, unserved_present
 
-#: How many of the best candidates are measured again.
+#: How many of the best candidates are measured again, in turns with the present options.
 FINALISTS: Final = 3
 #: The options of a model that an axis may change.
 OPTIONS: Final = (
     "optimize", "max_batch_size", "allowed_batch_sizes", "max_batch_delay_ms", "replicas",
     "min_replicas", "max_replicas", "total_replicas", "preprocess_threads", "preprocess_processes",
 )  # fmt: skip
-
-
-#: The part of the budget that is left which the calibration may take.
+#: The share of the remaining budget that the calibration may use.
 _CALIBRATION: Final = 0.4
-#: Measures the variants of the model within a number of seconds.
+
+#: Measures the variants of the model without a server, within a number of seconds. It returns None
+#: if it cannot.
 Compare = Callable[[float], Comparison | None]
 
 
@@ -50,13 +50,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: the model.
         objective: what a rate must meet.
-        budget_s: how long all trials may take.
-        folder: for the journal and the report.
+        budget_s: how long calibration and trials may take.
+        folder: the folder of the journal and the report.
         present: the present options of the model.
         input: the inputs in words.
-        where: the URL of the server, or "private".
-        models_file: the file that a patch is for; None if it is not here.
-        resume: continue the journal of the folder.
+        where: the URL of the server, or "private" for servers that the trials start.
+        models_file: the models file that the patch changes; None if it is not on this machine.
+        resume: whether to continue the journal of the folder.
     """
 
     model: str
@@ -71,17 +71,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What is called while a tuning runs.
+    """Functions that are called while a tuning runs.
 
     Attributes:
-        on_text: with what happens next, in words.
-        on_trial: with each trial and the name of its stage.
-        on_load: with each load of a trial.
+        on_text: gets what happens next, in words.
+        on_trial: gets each trial and the name of its stage.
+        on_load: gets each load of a trial.
     """
 
     on_text: Callable[[str], None]
     on_trial: Callable[[Trial, str], None]
     on_load: Callable[[Load], None] = lambda _: None
+
+
+class _Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tuning has measured.
+
+    Attributes:
+        points: how many candidates the space has.
+        calibration: what the times of the variants have decided; None without a calibration.
+        found: the trials of the search.
+        confirmation: None if the budget ended before it.
+    """
+
+    points: int
+    calibration: Calibration | None
+    found: Found
+    confirmation: Confirmation | None
 
 
 def tune(
@@ -92,79 +108,83 @@ def tune(
     progress: Progress,
     find: FindPeak = find_peak,
 ) -> TuneReport:
-    """Search, confirm and write the report into the folder.
+    """Search, confirm, and write the report into the folder.
 
     Args:
         plan: what to tune.
         deployment: where the trials run; it is closed in any case.
         target_of: returns the target at an address.
-        compare: measures the variants without a server, within some seconds; returns None if it
-            cannot.
-        progress: what to call.
+        compare: measures the variants for the calibration.
+        progress: what to call meanwhile.
         find: finds a peak.
 
     Raises:
         ConfigError: the budget is too short for one trial, the journal is of another tuning, or the
-            model cannot be served as it is.
-        ServerUnreachable: a server that is not ours has ended; `resume` goes on then.
+            model cannot be served with its present options.
+        ServerUnreachable: a server that this tuning did not start has ended; `resume` continues.
     """
     began, load = time.monotonic(), os.getloadavg()[0]
     journal = Journal(plan.folder / NAME)
     try:
         journal.begin(_header(plan), resume=plan.resume)
         deadline = began + plan.budget_s - journal.spent_s
-        begun = _is_unfinished(journal)
-        left_s = 0.0 if begun else max(0.0, deadline - began)
+        searching = not _is_unfinished(journal)
+        left_s = max(0.0, deadline - began) if searching else 0.0
         calibration = _calibration(plan, compare, progress, left_s)
-        progress.on_text("starts the model with its present options")
-        try:
-            served = deployment.use(Candidate(label="", options={}))
-        except NotServed as error:
-            raise unserved_present(error) from error
-        space = _space(plan, served, calibration)
-        if not begun:
-            count = f"{space.size:,} combinations"
-            progress.on_text(f"searches {count}, and measures those that may be better")
+        space = _space(plan, _served(deployment, progress), calibration)
         trials = Trials(
             deployment, target_of, plan.objective, journal, deadline,
             on_trial=progress.on_trial, on_load=progress.on_load, find=find,
         )  # fmt: skip
-        trials.reserved, trials.searching = (FINALISTS + 1) * ROUNDS_MIN, not begun
-        start = start_of(space, calibration) if calibration is not None else space.present
-        try:
-            found = search(space, start, trials.search)
-        except BudgetSpent:
-            raise _too_short(plan, kept=journal.spent_s > 0) from None
-        trials.finalists = others = _finalists(journal, found, trials)
-        if len(others) > 0:
-            verb = "goes on to measure" if begun else "measures"
-            best = "best one" if len(others) == 1 else f"best {len(others)}"
-            progress.on_text(f"{verb} the {best} and the present options in turns")
-        confirmation = confirm(found.present.candidate, others, trials.again)
+        trials.reserved, trials.searching = (FINALISTS + 1) * ROUNDS_MIN, searching
+        measured = _measured(plan, space, calibration, journal, trials, progress)
     finally:
         journal.close()
         deployment.close()
-    report = TuneReport(
-        model=plan.model,
-        objective=plan.objective,
-        where=plan.where,
-        input=plan.input,
-        budget_s=plan.budget_s,
-        seconds=journal.spent_s,
-        points=space.size,
-        complete=found.complete,
-        trials=found.trials,
-        left_out=calibration.left_out if calibration is not None else [],
-        confirmation=confirmation,
-        load=(load, os.getloadavg()[0]),
-    )
-    report = _with_change(plan, report, confirmation, found.present.candidate)
+    report = _report(plan, measured, journal.spent_s, load)
     write(plan.folder, report)
     return report
 
 
+def _served(deployment: Deployment, progress: Progress) -> Model:
+    """Serve the model with its present options, and return it."""
+    progress.on_text("starts the model with its present options")
+    try:
+        return deployment.use(Candidate(label="", options={}))
+    except NotServed as error:
+        raise unserved_present(error) from error
+
+
+def _measured(
+    plan: Plan,
+    space: Space,
+    calibration: Calibration | None,
+    journal: Journal,
+    trials: Trials,
+    progress: Progress,
+) -> _Measured:
+    """Search, then measure the best candidates and the present options in turns."""
+    if trials.searching:
+        count = f"{space.size:,} combinations"
+        progress.on_text(f"searches {count}, and measures those that may be better")
+    start = start_of(space, calibration) if calibration is not None else space.present
+    try:
+        found = search(space, start, trials.search)
+    except BudgetSpent:
+        raise _too_short(plan, kept=journal.spent_s > 0) from None
+    trials.finalists = others = _finalists(journal, found, trials)
+    if len(others) > 0:
+        verb = "measures" if trials.searching else "goes on to measure"
+        best = "best one" if len(others) == 1 else f"best {len(others)}"
+        progress.on_text(f"{verb} the {best} and the present options in turns")
+    confirmation = confirm(found.present.candidate, others, trials.again)
+    return _Measured(
+        points=space.size, calibration=calibration, found=found, confirmation=confirmation
+    )
+
+
 def _is_unfinished(journal: Journal) -> bool:
-    """Return whether a confirmation has begun, and not all of its rounds are in the journal."""
+    """Return whether the journal has a confirmation, but not all of its rounds."""
     if journal.finalists is None:
         return False
     trials = sum(1 for entry in journal.latest if entry.stage == "confirm")
@@ -172,11 +192,11 @@ def _is_unfinished(journal: Journal) -> bool:
 
 
 def _finalists(journal: Journal, found: Found, trials: Trials) -> list[Candidate]:
-    """Return what is confirmed besides the present options.
+    """Return the candidates of the confirmation, without the present options.
 
-    These are the candidates of the last confirmation, unless the search went on after it.
+    These are the candidates of the last confirmation, unless a search has run after it.
     """
-    # A short budget is for fewer candidates, measured often enough.
+    # A short budget has fewer candidates, so that each is measured often enough.
     count = max(1, min(FINALISTS, trials.left // ROUNDS_MIN - 1))
     best = [trial.candidate for trial in found.best(count)]
     earlier = journal.finalists
@@ -184,7 +204,7 @@ def _finalists(journal: Journal, found: Found, trials: Trials) -> list[Candidate
         return best
     searched = any(entry.stage == "search" for entry in journal.latest)
     same = {one.key for one in best} == {one.key for one in earlier}
-    # A result is not given up for one that the budget has no time for.
+    # Without time for the new candidates, the rounds of the earlier ones remain the result.
     if not searched or same or not trials.has_time_for((len(best) + 1) * ROUNDS_MIN):
         return earlier
     return best
@@ -232,9 +252,9 @@ def _header(plan: Plan) -> Header:
 def _calibration(
     plan: Plan, compare: Compare, progress: Progress, left_s: float
 ) -> Calibration | None:
-    """Return what an earlier process has measured, or measure.
+    """Return the calibration of an earlier process, or measure one.
 
-    One that was cut off is measured again if there is time left; its builds are kept.
+    One that was cut off is measured again if time is left. Its builds are used again.
     """
     file = plan.folder / "calibration.json"
     earlier: Comparison | None = None
@@ -287,10 +307,30 @@ def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
     )
 
 
+def _report(plan: Plan, measured: _Measured, spent_s: float, load_before: float) -> TuneReport:
+    """Return the report of what was measured, with the options to change."""
+    calibration, confirmation = measured.calibration, measured.confirmation
+    report = TuneReport(
+        model=plan.model,
+        objective=plan.objective,
+        where=plan.where,
+        input=plan.input,
+        budget_s=plan.budget_s,
+        seconds=spent_s,
+        points=measured.points,
+        complete=measured.found.complete,
+        trials=measured.found.trials,
+        left_out=calibration.left_out if calibration is not None else [],
+        confirmation=confirmation,
+        load=(load_before, os.getloadavg()[0]),
+    )
+    return _with_change(plan, report, confirmation, measured.found.present.candidate)
+
+
 def _with_change(
     plan: Plan, report: TuneReport, confirmation: Confirmation | None, present: Candidate
 ) -> TuneReport:
-    """Return the report with what to change, if a candidate is better."""
+    """Return the report with the options to change, if a candidate is better."""
     better = confirmation.better if confirmation is not None else None
     if better is None:
         return report
@@ -300,12 +340,18 @@ def _with_change(
     }
     text = snippet(plan.model, options)
     if plan.models_file is not None:
-        with suppress(ConfigError):  # a file with aliases; the snippet is for a person
+        with suppress(ConfigError):  # of a file with aliases; a person can use the snippet
             text = patch(plan.models_file, plan.model, options)
     return msgspec.structs.replace(report, options=options, environ=chosen.environ, patch=text)
 
 
 def _too_short(plan: Plan, *, kept: bool) -> ConfigError:
+    """Return the error for a budget that ended before the first trial.
+
+    Args:
+        plan: what was tuned.
+        kept: whether the journal has loads of this trial, which a resumed tuning uses.
+    """
     resume = "; --resume goes on with what was measured" if kept else ""
     return ConfigError(
         f"the budget of {plan.budget_s:g} s ended before one trial of {plan.model} did",

@@ -117,7 +117,7 @@ def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
         inputs=eager.facts["inputs"],
         left_out=eager.facts["left_out"],
         without_module=eager.without_module,
-        environment=environment(),
+        environment={**environment(), **eager.facts["environment"]},
     )
 
 
@@ -294,7 +294,14 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
         "threads": torch.get_num_threads() if torch else 0,
         "build_s": 0.0,
         "module": has_module(executor),
+        "environment": {},
     }
+    if torch is not None:
+        # Read here, as the process that measures would need two seconds to import torch.
+        facts["environment"] = {
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "torch": str(torch.__version__),
+        }
     if found is not None:
         facts |= {
             "build_s": found.build_s,
@@ -367,16 +374,12 @@ def _memory_mb(executor: BatchExecutor) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    import torch
-
+    """Return what the figures depend on, without what the process of a variant sends."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
     }
 
 

@@ -54,16 +54,13 @@ def run_sweep(
     Raises:
         ConfigError: the suite is wrong, or a file cannot be written.
     """
-    from headrace.bench import report
     from headrace.bench.serving import NotServed
-    from headrace.bench.suite import read_suite, report_row, write_report
+    from headrace.bench.suite import read_suite
 
     cases = read_suite(file)
     if not cases:
         raise ConfigError(f"{file}: the suite has no case", hint="give batch_size and workers")
-    found: list[Measurement] = []
-    lines: list[dict[str, Any]] = []
-    failed = False
+    results = _Results(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with client_of(url) as client, ExitStack() as stack:
@@ -71,25 +68,52 @@ def run_sweep(
             for number, case in enumerate(cases, 1):
                 output.message(f"{number} of {len(cases)}: {case.name}")
                 try:
-                    measured, rows = _measure(server, case, inputs, url, processes)
+                    results.add(case, *_measure(server, case, inputs, url, processes))
                 except (InvalidRequest, NotServed) as error:
                     output.message(f"{case.name}: {output.error_text(error)}")
-                    failed = True
-                    continue
-                found.append(measured)
-                lines.append(report_row(case, measured, rows))
-                failed = failed or bool(measured.loads[-1].refused)
-                write_report(folder / "ab_report.csv", lines)
-                _store(folder / f"{case.name}.json", measured)
-        if not found:
+                    results.failed = True
+        if not results.found:
             return ExitCode.FAILED
-        (folder / "report.md").write_text(report.markdown(found))
-        (folder / "report.html").write_text(report.html(found))
+        results.write_reports()
     except OSError as error:
         raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
-    _print(lines)
+    _print(results.lines)
     output.message(f"see {folder}/ab_report.csv, report.md and report.html")
-    return ExitCode.FAILED if failed else ExitCode.DONE
+    return ExitCode.FAILED if results.failed else ExitCode.DONE
+
+
+class _Results:
+    """The results of a sweep, which are written into a folder as each case ends.
+
+    Attributes:
+        found: the measurements.
+        lines: their lines of `ab_report.csv`.
+        failed: a case was not measured, or its load does not count.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: list[Measurement] = []
+        self.lines: list[dict[str, Any]] = []
+        self.failed = False
+
+    def add(self, case: Case, measured: Measurement, rows: list[Row]) -> None:
+        """Keep and write the results of a case."""
+        from headrace.bench.suite import report_row, write_report
+
+        self.found.append(measured)
+        self.lines.append(report_row(case, measured, rows))
+        self.failed = self.failed or bool(measured.loads[-1].refused)
+        write_report(self._folder / "ab_report.csv", self.lines)
+        text = msgspec.json.format(msgspec.json.encode(measured), indent=1)
+        (self._folder / f"{case.name}.json").write_bytes(text + b"\n")
+
+    def write_reports(self) -> None:
+        """Write the reports of all measurements."""
+        from headrace.bench import report
+
+        (self._folder / "report.md").write_text(report.markdown(self.found))
+        (self._folder / "report.html").write_text(report.html(self.found))
 
 
 def _print(lines: list[dict[str, Any]]) -> None:
@@ -195,7 +219,3 @@ class _Server:
         finally:
             client.set_model_options(model, known)
             reservation.restored()
-
-
-def _store(file: Path, measured: Measurement) -> None:
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")

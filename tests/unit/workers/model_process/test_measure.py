@@ -1,4 +1,4 @@
-"""The measurement of variants: which inputs are used, and what is printed meanwhile."""
+"""The measurement of variants: which inputs it uses, and which lines it prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.model_process.variant import inputs_of, samples
 
 pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
-#: Raises for a text, as handlers may, and does not return the error.
+#: A handler that raises an error for a text, where others return the error in place of the item.
 RAISING = """
 import torch
 from headrace import Handler
@@ -38,7 +38,7 @@ class Raising(Handler):
 
     def preprocess(self, inputs):
         if any(isinstance(one, str) for one in inputs):
-            raise InputError("no text please")
+            raise InputError("it accepts no text")
         return torch.tensor([[float(one)] for one in inputs])
 
     def inference(self, items):
@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the process of a variant be a thread of this process."""
     monkeypatch.setattr(measure, "die_with_parent", lambda _: None)
     logger = logging.getLogger("headrace.model")
     level = logger.level
@@ -64,6 +65,7 @@ def _same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def frame_of(folder: Path) -> dict[str, Any]:
+    """Return the init frame of the handler `RAISING`, with the inputs of the folder."""
     config = load_catalog(write_models(folder, raising={"handler": "raising.py"})).get("raising")
     inputs = str(folder / "inputs")
     optimize = {"backend": "eager", "precision": "float", "calibrate": inputs}
@@ -71,7 +73,7 @@ def frame_of(folder: Path) -> dict[str, Any]:
 
 
 def facts_of(folder: Path) -> Any:
-    """What the process of a variant sends first."""
+    """Return the first message from the process of a variant."""
     ours, theirs = multiprocessing.Pipe()
     thread = threading.Thread(target=measure._serve, args=(theirs, frame_of(folder), 0))
     thread.start()
@@ -82,7 +84,7 @@ def facts_of(folder: Path) -> Any:
 
 
 @pytest.mark.usefixtures("_same_process")
-def test_inputs_that_are_refused_or_no_json_are_left_out_also_if_they_come_first(
+def test_refused_inputs_and_files_without_json_are_left_out_wherever_they_are(
     folder: Path,
 ) -> None:
     texts = {"a.txt": "no number", "b.json": "{", "c.json": "", "d.json": "1.5"}
@@ -94,24 +96,24 @@ def test_inputs_that_are_refused_or_no_json_are_left_out_also_if_they_come_first
     bad = folder / "inputs/b.json"
     files, _, refused = facts["left_out"].rpartition("; ")
     assert files.startswith(f"leaves out 2 files that are no inputs; {bad}: the input is not JSON")
-    assert refused == "leaves out 1 of 2 inputs that the handler refuses: no text please"
+    assert refused == "leaves out 1 of 2 inputs that the handler refuses: it accepts no text"
 
 
 @pytest.mark.usefixtures("_same_process")
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reason"),
     [
         ("a.json", "none of the files is an input; {}: the input is not JSON"),
-        ("a.txt", "the handler accepts none of the 1 inputs: no text please"),
+        ("a.txt", "the handler accepts none of the 1 inputs: it accepts no text"),
     ],
 )
-def test_without_a_good_input_the_reason_is_named(folder: Path, name: str, told: str) -> None:
+def test_the_reason_is_named_if_no_input_can_be_used(folder: Path, name: str, reason: str) -> None:
     path = folder / "inputs" / name
     path.write_text("{")
-    assert told.format(path) in facts_of(folder)["refused"]
+    assert reason.format(path) in facts_of(folder)["refused"]
 
 
-def test_a_sample_that_preprocess_refuses_does_not_end_a_load(folder: Path) -> None:
+def test_a_variant_loads_although_preprocess_refuses_one_of_its_inputs(folder: Path) -> None:
     (folder / "inputs/a.txt").write_text("no number")
     (folder / "inputs/b.json").write_text("1.5")
     handler: Any = load_handler("raising.py", folder)
@@ -127,8 +129,8 @@ def test_a_sample_that_preprocess_refuses_does_not_end_a_load(folder: Path) -> N
         samples(executor, Exportable(torch.nn.Linear(1, 1), lambda _: None), inputs)
 
 
-class Fake:
-    """Stands for `Measured`."""
+class FakeMeasured:
+    """Replaces `Measured`: a variant without a process, which loads at once."""
 
     module = True
 
@@ -136,7 +138,7 @@ class Fake:
         del frame, until
         self.wanted, self.name = wanted, wanted.name
         self.late, self.refused = False, ""
-        self.facts = {"threads": 1, "inputs": "x", "left_out": ""}
+        self.facts = {"threads": 1, "inputs": "x", "left_out": "", "environment": {}}
         self.without_module = not self.module
         self.alive = True
         self.times: dict[int, Any] = {}
@@ -152,11 +154,11 @@ class Fake:
 
 
 @pytest.mark.parametrize("module", [True, False])
-def test_each_form_is_named_as_it_begins_and_only_eager_runs_without_a_module(
+def test_each_step_is_printed_and_only_eager_is_measured_without_a_module(
     module: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Fake, "module", module)
-    monkeypatch.setattr(measure, "Measured", Fake)
+    monkeypatch.setattr(FakeMeasured, "module", module)
+    monkeypatch.setattr(measure, "Measured", FakeMeasured)
     variants = [{"backend": "aot"}, {"backend": "torchscript"}]
     frame = {
         "model": "m", "device": "cpu", "variants": variants, "sizes": [1, 8], "rounds": 3,
@@ -164,22 +166,23 @@ def test_each_form_is_named_as_it_begins_and_only_eager_runs_without_a_module(
     }  # fmt: skip
     first, *lines = measure.measure(frame)
     names = [cast("Variant", line).optimize.backend for line in lines]
-    told = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr().err.splitlines()
     assert cast("Comparison", first).without_module is not module
     if module:
         assert names[:3] == ["eager", "aot", "torchscript"]
-        forms = "eager float, aot float, torchscript float"
-        assert told == [
+        variants_named = "eager float, aot float, torchscript float"
+        assert printed == [
             "headrace: loads eager float", "headrace: loads aot float",
             "headrace: loads torchscript float",
-            f"headrace: measures batches of 1: {forms}",
-            f"headrace: measures batches of 8: {forms}",
+            f"headrace: measures batches of 1: {variants_named}",
+            f"headrace: measures batches of 8: {variants_named}",
         ]  # fmt: skip
     else:
         assert set(names) == {"eager"}
-        assert told[0] == "headrace: loads eager float"
-        assert "the handler of m has no module to optimise, so eager alone is measured" in told[1]
-        assert told[2:] == [
+        assert printed[0] == "headrace: loads eager float"
+        reason = "the handler of m has no module to optimise, so eager alone is measured"
+        assert reason in printed[1]
+        assert printed[2:] == [
             "headrace: measures batches of 1: eager float",
             "headrace: measures batches of 8: eager float",
         ]  # fmt: skip

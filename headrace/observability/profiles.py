@@ -1,6 +1,7 @@
 """Profiles of model processes in Redis: requests of the API, and what the workers answer.
 
-A worker reads each second if a profile was requested (`READ_NEWS`), with the registry's revision.
+A worker reads each second if a profile was requested, with the registry's revision
+(`READ_CHANGES`).
 The newest `KEPT` profiles are kept for `TTL_S` seconds, each with at most 8 MiB of files.
 """
 
@@ -25,7 +26,7 @@ TAKEN_S: Final = 15
 #: How long a process may write its files, beyond the time that it profiles.
 WRITE_S: Final = 60
 #: Reads the revision of the registry, and whether a profile was requested since the last time.
-READ_NEWS: Final[Command] = ("HMGET", keys.REGISTRY, "generation", "change", "profile")
+READ_CHANGES: Final[Command] = ("HMGET", keys.REGISTRY, "generation", "change", "profile")
 #: Returns the ids of all profiles, the newest first.
 READ_IDS: Final[Command] = ("ZREVRANGE", keys.PROFILES, 0, -1)
 #: How the id of an automatic profile begins.

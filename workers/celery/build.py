@@ -270,7 +270,7 @@ class ModelBuilder:
             "optimize_cache": str(settings.state_dir.absolute() / OPTIMIZED),
         }
         environ = tuned(environ, device) if config.malloc_tuning else environ
-        template = Replica(init, environ, config.load_timeout_s, placement.seats)
+        template = Replica(init, environ, config.load_timeout_s, placement.core_sets)
         replicas = [template.another() for _ in range(config.replicas)]
         retries = config.max_retries if config.max_retries is not None else settings.max_retries
         payloads = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)

@@ -142,7 +142,7 @@ class Consumer:
             self._claimer.connection_lost(now)
             self._connect(now)
         self._claim_first(now)
-        self._work(now)
+        self._dispatch_and_settle(now)
         if not self._stopping.is_set():
             self._updates.step(now)
         for model in self.models:
@@ -177,13 +177,13 @@ class Consumer:
             self._claimer.claim(now)
             self._leases.flush(now)
 
-    def _work(self, now: float) -> None:
+    def _dispatch_and_settle(self, now: float) -> None:
         """Dispatch the batches that can run, then settle those that have run."""
         claims = self._leases.connected and not self._stopping.is_set()
         if claims:
             self._claimer.claim_before_reading(now)
         self._claimer.read_claims(now)
-        self._maintain(now)
+        self._check_replicas(now)
         if not self._held_jobs.leases_in_doubt(now):
             self._dispatch(now)
         self._settle(now, claims=claims)
@@ -194,6 +194,7 @@ class Consumer:
         self._frames.settle_finished()
 
     def _connect(self, now: float) -> None:
+        """Try to connect on a thread of its own; take the result once it is there."""
         if not self._connecting:
             if now >= self._leases.reconnect_at:
                 # Both connections are opened again, whichever of the two broke.
@@ -227,6 +228,7 @@ class Consumer:
         self._connector.deliver(failure)
 
     def _upkeep(self, now: float) -> None:
+        """Renew leases, sweep, report and publish events, as far as they are due."""
         if now >= self._renew_at:
             self._renew_at = now + self._leases.settings.lease_ttl_s / 3
             for model in self.models:
@@ -239,7 +241,7 @@ class Consumer:
                 self._leases.sweep(model, now)
             self._updates.sweep_left_out(now)
             self._leases.expire_waiting()
-            self._leases.read_registry(self._read_news)
+            self._leases.read_registry(self._registry_read)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
             self._updates.scale(now)
             if not self._stopping.is_set():
@@ -256,11 +258,13 @@ class Consumer:
         for command in self.observer.events(now):
             self._leases.send(command)
 
-    def _read_news(self, reply: Sequence[bytes | None]) -> None:
+    def _registry_read(self, reply: Sequence[bytes | None]) -> None:
+        """Take the reply to `READ_CHANGES`."""
         self._registry.changed(reply[:2])
         self._profiles.changed(reply[2], self.models)
 
-    def _maintain(self, now: float) -> None:
+    def _check_replicas(self, now: float) -> None:
+        """Start and replace model processes, and act on deadlines and timeouts that are over."""
         if not self._leases.connected:
             # A new process' socket could get the number of one that is closed.
             self._watch_sockets()
@@ -280,10 +284,11 @@ class Consumer:
         self._replica_manager.check(self.models, now)
 
     def _dispatch(self, now: float) -> None:
+        """Send the batches that leave to their replicas, and stage batches behind running ones."""
         draining = self._stopping.is_set()
         claims = self._leases.connected and not draining
         while (dispatched := self._dispatcher.next(now, draining, claims)) is not None:
-            self._run(dispatched.model, dispatched.replica, dispatched.batch)
+            self._run_batch(dispatched.model, dispatched.replica, dispatched.batch)
         for model in () if draining else self.models:
             for replica in model.replicas:
                 staged = replica.staged
@@ -294,7 +299,7 @@ class Consumer:
                 second = replica_for_second(model, self.models, now)
             staged = model.next_batch(now) if second is not None else None
             if second is not None and staged is not None:
-                self._run(model, second, staged)
+                self._run_batch(model, second, staged)
         for model in self.models:
             if model.deadlines.ended:
                 self._leases.settle(model, model.deadlines.take_ended())
@@ -310,7 +315,7 @@ class Consumer:
         for run in isolation.take_unread():
             self._leases.read_message(run.model, run.job)
 
-    def _run(self, model: ServedModel, replica: Replica, batch: Batch) -> None:
+    def _run_batch(self, model: ServedModel, replica: Replica, batch: Batch) -> None:
         self._seq += 1
         batch.seq = self._seq
         batch.id = batch_name(self._tag, self._seq)
@@ -383,6 +388,7 @@ class Consumer:
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 
     def _woken(self, indices: Iterable[int]) -> None:
+        """Note that these lists have changed, so that jobs may wait there."""
         for index in indices:
             model = self._updates.watching[index // PLACES]
             if model is not None:
@@ -414,6 +420,7 @@ class Consumer:
         return times
 
     def _watch_sockets(self) -> None:
+        """Let the selector wait for the sockets of the present connections, and for no others."""
         # A reconnect has new sockets. While it connects, they belong to that thread.
         parts = () if self._connecting else (self._notifications, self._leases)
         wanted = [sock for part in parts if (sock := part.socket()) is not None]
@@ -424,6 +431,7 @@ class Consumer:
         self._watched = wanted
 
     def _drained(self, now: float) -> bool:
+        """Return whether no job is left, or the time for draining is over."""
         running = any(replica.batch for model in self.models for replica in model.replicas)
         waiting = any(model.unfinished for model in self.models)
         return now >= self._drain_until or not (

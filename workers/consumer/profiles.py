@@ -78,7 +78,7 @@ class Profiles:
         """Look for requests if another one than before is the newest.
 
         Args:
-            newest: the third part of the reply to `READ_NEWS`.
+            newest: the third part of the reply to `READ_CHANGES`.
             models: what this worker serves.
         """
         if not newest or newest == self._seen:

@@ -377,7 +377,7 @@ class ReplicaManager:
                 if model.config.recycle_overlap:
                     old = replica
                     old.successor = old.another()
-                    old.successor.seat = old.seat
+                    old.successor.core_set = old.core_set
                     model.replicas.append(old.successor)
                 else:
                     replica.enter(Phase.DRAINING)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from headrace.config.settings import Settings
-from headrace.observability.profiles import READ_NEWS
+from headrace.observability.profiles import READ_CHANGES
 from headrace.redis.backoff import MAX_S, Backoff
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
@@ -397,7 +397,7 @@ class LeaseManager:
         def read(reply: Any, _now: float) -> None:
             changed(reply)
 
-        self._outbox.add(READ_NEWS, read)
+        self._outbox.add(READ_CHANGES, read)
 
     def find_work(
         self, queues: Sequence[str], found: Callable[[list[str], float], None], now: float

@@ -78,7 +78,7 @@ class OverlappedExecutor:
 
     def __init__(self, executor: BatchExecutor, inbox: Inbox, send: Send, tag: str = "") -> None:
         self._tag = tag
-        self._runner = executor
+        self._executor = executor
         self._inbox = inbox
         self._send = send
         self._lock = threading.Lock()
@@ -107,11 +107,11 @@ class OverlappedExecutor:
                     # Until this frame the worker may take the batch back without charging it.
                     self._send(["began", seq])
             begin(self._tag, seq, traces)
-            batch = InFlightBatch(seq, self._runner.read(items, dropped, seq), traces=traces)
+            batch = InFlightBatch(seq, self._executor.read(items, dropped, seq), traces=traces)
             if batch.state.readable and not batch.yields:
                 batch.sub_batch = batch.state.sub_batch(batch.places)
                 try:
-                    self._runner.prepare(batch.sub_batch)
+                    self._executor.prepare(batch.sub_batch)
                 except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
                     batch.raised(error)
             self._prepared.put(batch)
@@ -140,25 +140,25 @@ class OverlappedExecutor:
     def _run_on_device(self, batch: InFlightBatch) -> None:
         if batch.sub_batch is not None:
             try:
-                self._runner.infer(batch.sub_batch)
+                self._executor.infer(batch.sub_batch)
             except BaseException as error:  # noqa: BLE001 - as above
                 batch.raised(error)
         if batch.split:
-            self._runner.split(batch.state, batch.places)
+            self._executor.split(batch.state, batch.places)
 
     def _finish(self) -> None:
         while (batch := self._inferred.get()) is not None:
             begin(self._tag, batch.seq, batch.traces)
             if batch.sub_batch is not None:
                 try:
-                    self._runner.finish(batch.sub_batch)
+                    self._executor.finish(batch.sub_batch)
                 except BaseException as error:  # noqa: BLE001 - as above
                     batch.raised(error)
                     # The thread that owns the device splits it.
                     self._prepared.put(batch)
                     continue
-                self._runner.settle(batch.state, batch.places, batch.sub_batch)
-            state = self._runner.close(batch.state)
+                self._executor.settle(batch.state, batch.places, batch.sub_batch)
+            state = self._executor.close(batch.state)
             with self._lock:
                 if state.device_lost:
                     # Kernels are asynchronous: another batch's kernel may have caused it.

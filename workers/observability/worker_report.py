@@ -144,7 +144,9 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "starved": round(model.starved, 3),
         "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
         "threads": threads_of(model.template.environ),
-        "cpus": [write_cpus(r.seat) for r in model.replicas if r.process is not None and r.seat],
+        "cpus": [
+            write_cpus(r.core_set) for r in model.replicas if r.process is not None and r.core_set
+        ],
         "variant": next((r.variant for r in model.replicas if r.variant), ""),
         "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],

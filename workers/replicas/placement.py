@@ -13,10 +13,10 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import DeviceFigures, Figures
 from headrace.server.gpus import mps_runs
+from workers.replicas.core_sets import CoreSets, core_sets_of, why_not_pinned
 from workers.replicas.cores import own_cores
 from workers.replicas.devices import device_of, has_gpu, model_environ, threads_of
 from workers.replicas.memory import available_mib, own_mib, total_mib
-from workers.replicas.seats import Seats, seats_of, why_not_pinned
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Placement:
 
     Attributes:
         environ: the environment of its model processes.
-        seats: the cores that they are pinned to.
+        core_sets: the cores that they are pinned to.
         capacity: what the worker can host.
         labels: of the worker.
         figures: returns what the worker has measured last.
@@ -69,7 +69,7 @@ class Placement:
         threads = threads_of(self.environ)
         problem = why_not_pinned(cores, settings.pin_cores)
         pinning = "off" if problem else settings.pin_cores
-        self.seats = Seats(seats_of(cores.cores, max(1, threads), pinning))
+        self.core_sets = CoreSets(core_sets_of(cores.cores, max(1, threads), pinning))
         if problem:
             logger.warning("model processes are not pinned: %s", problem)
         logger.info("%s; model processes: %d, threads of each: %d", cores, processes, threads)
@@ -79,8 +79,8 @@ class Placement:
                 logger.info(
                     "replicas auto: %d, %s", config.replicas, self._why(config), extra=fields
                 )
-        if len(self.seats):
-            logger.info("model processes are pinned: %s", self.seats)
+        if len(self.core_sets):
+            logger.info("model processes are pinned: %s", self.core_sets)
 
     def resolve(self, config: ModelConfig) -> ModelConfig:
         """Return a model with a number for `replicas`, if they are `auto`."""

@@ -26,9 +26,9 @@ from workers.protocol.phases import (
     TRACE_SIGNAL,
     Phase,
 )
+from workers.replicas.core_sets import NOT_PINNED, CoreSet, CoreSets
 from workers.replicas.memory import MIB, resident_bytes
 from workers.replicas.orphan_guard import end_marked
-from workers.replicas.seats import NOT_PINNED, Seat, Seats
 from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class Replica:
         init: the first frame, with what the process needs to load the handler.
         environ: its environment.
         load_timeout_s: how long it may load and warm up.
-        seats: the cores to which the processes of the worker are pinned.
+        core_sets: the cores to which the processes of the worker are pinned.
 
     Attributes:
         idle_since: when its last batch ended, or it was loaded.
-        seat: the cores of its process, also after its end; empty if it is not pinned.
+        core_set: the cores of its process, also after its end; empty if it is not pinned.
         batch: the batch that runs; of several, the oldest.
         joined: the batches that run at the same time, of a generator.
         staged: the batch that was sent behind the one that runs.
@@ -91,8 +91,8 @@ class Replica:
     init: dict[str, Any]
     environ: dict[str, str]
     load_timeout_s: float = NEVER
-    seats: Seats = field(default_factory=Seats)
-    seat: Seat = NOT_PINNED
+    core_sets: CoreSets = field(default_factory=CoreSets)
+    core_set: CoreSet = NOT_PINNED
     state: Phase = Phase.RESTARTING
     error: str = ""
     since: float = field(default_factory=time.time)
@@ -169,7 +169,7 @@ class Replica:
 
     def another(self) -> Replica:
         """Return a replica that is started as this one."""
-        return Replica(self.init, self.environ, self.load_timeout_s, self.seats)
+        return Replica(self.init, self.environ, self.load_timeout_s, self.core_sets)
 
     def start(self, now: float, mark: str) -> FrameSocket:
         """Start the process; call it on a thread that lives as long as the worker.
@@ -187,8 +187,8 @@ class Replica:
             module, packages = "workers.model_process", self.init.get("requirements") or {}
             if packages:
                 module = "workers.model_process.packaged"
-            self.seat = self.seats.take(self.seat)
-            pinned = {CPUS_VARIABLE: ",".join(map(str, self.seat))} if self.seat else {}
+            self.core_set = self.core_sets.take(self.core_set)
+            pinned = {CPUS_VARIABLE: ",".join(map(str, self.core_set))} if self.core_set else {}
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, (*passed, *packages.values()))],
                 pass_fds=passed,
@@ -435,7 +435,7 @@ class Replica:
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         self.process = None
-        self.seats.free(self.seat)
+        self.core_sets.free(self.core_set)
         if self.state is not Phase.STOPPED:
             # Also those that left the process group; after an orderly end none is left.
             end_marked(LIFE_VARIABLE, self._life)

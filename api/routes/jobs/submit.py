@@ -54,17 +54,17 @@ _MODEL_QUERY: Final = OPTION_NAMES | _JOB_QUERY
 _METADATA: Final = frozenset({"metadata"})
 
 #: The answer to a submit: the job, or the stream of its pieces.
-Submitted = Reply | StreamingReply
+SubmitAnswer = Reply | StreamingReply
 
 
-async def submit_input(services: Services, request: Request, name: str) -> Submitted:
+async def submit_input(services: Services, request: Request, name: str) -> SubmitAnswer:
     """Submit a job for the model in the path; the body is its input."""
     return await _submit_body(services, request, services.catalog.get(name), None)
 
 
 async def submit_version_input(
     services: Services, request: Request, name: str, version: str
-) -> Submitted:
+) -> SubmitAnswer:
     """Submit a job for one version of the model in the path; the body is its input."""
     await services.model_statuses.refresh()
     model = model_of_version(services.catalog.get(name), version, services.model_statuses)
@@ -73,7 +73,7 @@ async def submit_version_input(
 
 async def _submit_body(
     services: Services, request: Request, model: ModelConfig, version: str | None
-) -> Submitted:
+) -> SubmitAnswer:
     try:
         identity = shadow = None
         if model.traffic is not None and version is None:
@@ -163,17 +163,17 @@ def request_of_body(
     return with_details(job, {**parameters, **fields}, header, nested=nested)
 
 
-async def submit_job(services: Services, request: Request) -> Submitted:
+async def submit_job(services: Services, request: Request) -> SubmitAnswer:
     """Submit a job from JSON that names model, input and options."""
     return await _submit_json(services, request, None)
 
 
-async def put_job(services: Services, request: Request, job_id: str) -> Submitted:
+async def put_job(services: Services, request: Request, job_id: str) -> SubmitAnswer:
     """Submit a job from JSON under the id in the path; a repeat returns the same job."""
     return await _submit_json(services, request, job_id)
 
 
-async def _submit_json(services: Services, request: Request, path_id: str | None) -> Submitted:
+async def _submit_json(services: Services, request: Request, path_id: str | None) -> SubmitAnswer:
     query = request.query(_JOB_QUERY)
     wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
@@ -196,14 +196,14 @@ def _given_id(path_id: str | None, body_id: str | None) -> str | None:
 
 async def _submit(
     services: Services, request: Request, validated: ValidatedRequest, wait_s: float | None
-) -> Submitted:
+) -> SubmitAnswer:
     validated = with_trace(validated, request_trace(request))
     name, job_id = validated.model.name, validated.identity.job_id
     try:
         accept = request.header(b"accept")
         if accept and prefers_events(accept):
-            submitted = partial(_submitted, services, validated)
-            return await submit_and_stream(services, request, submitted)
+            submit_now = partial(_submit_with_headers, services, validated)
+            return await submit_and_stream(services, request, submit_now)
         return await _submit_and_wait(services, request, validated, wait_s)
     except BrokerUnavailable as error:
         services.counters.refused(name, error.code)
@@ -214,9 +214,10 @@ async def _submit(
         raise
 
 
-async def _submitted(
+async def _submit_with_headers(
     services: Services, validated: ValidatedRequest
 ) -> tuple[Job, tuple[Header, ...]]:
+    """Submit the job; return it with the headers of the answer."""
     job, replayed = await submit(services, validated)
     return job, (_location(job), *((REPLAYED,) if replayed else ()))
 

@@ -298,7 +298,7 @@ def test_a_client_that_hangs_up_or_never_reads_leaves_nothing(site: Site) -> Non
         silent.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         wait_until(lambda: site.api.services.watcher.count == 1, "one watches")
     wait_until(lambda: site.api.services.watcher.count == 0, "nobody watches")
-    wait_until(lambda: site.api.services.stream_limit.open_streams == 0, "its seat is free")
+    wait_until(lambda: site.api.services.stream_limit.open_streams == 0, "its place is free")
     (gate / "0").touch()
     site.client.wait(job_id)
 

@@ -63,7 +63,7 @@ def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_hear
             maintain=start, hold_back=lambda *_: None, check=lambda *_: None
         )
         consumer._replica_manager = manager
-        consumer._maintain(0.0)
+        consumer._check_replicas(0.0)
         theirs.send(b"ready")
         heard = consumer._selector.select(WAIT_S)
         assert [(key.fileobj, key.data) for key, _ in heard] == [(frames, "the new process")]

@@ -50,7 +50,7 @@ def test_threads_and_seats_follow_from_the_models_that_fit(
     with caplog.at_level(logging.INFO):
         made = Placement(models, Settings(pin_cores="cores"), ON_CPU)
     assert made.environ["OMP_NUM_THREADS"] == "2"
-    assert [made.seats.take() for _ in range(5)] == [(0, 1), (2, 3), (4, 5), (6, 7), (0, 1)]
+    assert [made.core_sets.take() for _ in range(5)] == [(0, 1), (2, 3), (4, 5), (6, 7), (0, 1)]
     assert "model processes: 4, threads of each: 2" in caplog.text
     assert "replicas auto: 4, half of the 8 cores" in caplog.text
     assert "pinned: CPUs 0-1; CPUs 2-3; CPUs 4-5; CPUs 6-7" in caplog.text
@@ -63,7 +63,7 @@ def test_a_limit_on_time_is_named_and_nothing_is_pinned(
     monkeypatch.setattr(placements, "own_cores", lambda: limited)
     with caplog.at_level(logging.WARNING):
         made = Placement([], Settings(pin_cores="numa"), ON_CPU)
-    assert not len(made.seats)
+    assert not len(made.core_sets)
     assert "--cpuset-cpus" in caplog.text
 
 

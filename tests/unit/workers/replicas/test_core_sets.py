@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from workers.replicas.core_sets import NOT_PINNED, CoreSets, Pinning, core_sets_of, why_not_pinned
 from workers.replicas.cores import Core, WorkerCores
-from workers.replicas.seats import NOT_PINNED, Pinning, Seats, seats_of, why_not_pinned
 
 TWO_SOCKETS = [Core(n // 4, n) for n in range(8)]
 #: Two nodes of three cores.
@@ -13,7 +13,7 @@ ODD = [Core(n // 3, n) for n in range(6)]
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "pinning", "seats"),
+    ("cores", "threads", "pinning", "core_sets"),
     [
         (TWO_SOCKETS, 2, "off", []),
         ([], 1, "cores", []),
@@ -27,20 +27,20 @@ ODD = [Core(n // 3, n) for n in range(6)]
     ],
 )
 def test_seats_of_cores(
-    cores: list[Core], threads: int, pinning: Pinning, seats: list[tuple[int, ...]]
+    cores: list[Core], threads: int, pinning: Pinning, core_sets: list[tuple[int, ...]]
 ) -> None:
-    assert seats_of(cores, threads, pinning) == seats
+    assert core_sets_of(cores, threads, pinning) == core_sets
 
 
 def test_each_process_takes_the_seat_that_the_fewest_have() -> None:
-    seats = Seats([(0,), (1,)])
-    assert [seats.take() for _ in range(3)] == [(0,), (1,), (0,)]
-    seats.free((1,))
-    assert seats.take() == (1,)
-    # A successor takes the seat of the process that it replaces.
-    assert seats.take((0,)) == (0,)
-    assert Seats().take() == NOT_PINNED
-    Seats().free(NOT_PINNED)
+    core_sets = CoreSets([(0,), (1,)])
+    assert [core_sets.take() for _ in range(3)] == [(0,), (1,), (0,)]
+    core_sets.free((1,))
+    assert core_sets.take() == (1,)
+    # A successor takes the core set of the process that it replaces.
+    assert core_sets.take((0,)) == (0,)
+    assert CoreSets().take() == NOT_PINNED
+    CoreSets().free(NOT_PINNED)
 
 
 def test_a_limit_on_time_forbids_pinning() -> None:

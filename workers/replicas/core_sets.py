@@ -1,7 +1,7 @@
 """The cores to which the model processes of a worker are pinned.
 
-A seat is a set of cores. With `cores` each process has the only seat of its cores; with `numa` a
-seat is a NUMA node, which processes share. Only the first hyper-thread of a core is used.
+With `cores` no two core sets have a core in common; with `numa` a core set is a NUMA node, which
+processes share. Only the first hyper-thread of a core is used.
 """
 
 from __future__ import annotations
@@ -17,63 +17,63 @@ from workers.replicas.cores import Core, WorkerCores, write_cpus
 
 #: The setting `pin_cores`.
 Pinning = Literal["off", "cores", "numa"]
-#: The logical CPUs of one seat, in increasing order.
-Seat = tuple[int, ...]
+#: The logical CPUs of one core set, in increasing order.
+CoreSet = tuple[int, ...]
 
-NOT_PINNED: Final[Seat] = ()
+NOT_PINNED: Final[CoreSet] = ()
 
 
-class Seats:
-    """Gives each model process of a worker a seat; without seats none is pinned.
+class CoreSets:
+    """Gives each model process of a worker a core set; without core sets, none is pinned.
 
     Args:
-        seats: all seats.
+        core_sets: all core sets.
     """
 
-    def __init__(self, seats: Sequence[Seat] = ()) -> None:
-        self._taken = dict.fromkeys(seats, 0)
+    def __init__(self, core_sets: Sequence[CoreSet] = ()) -> None:
+        self._taken = dict.fromkeys(core_sets, 0)
 
     def __len__(self) -> int:
         return len(self._taken)
 
     @override
     def __str__(self) -> str:
-        return "; ".join(f"CPUs {write_cpus(seat)}" for seat in self._taken)
+        return "; ".join(f"CPUs {write_cpus(core_set)}" for core_set in self._taken)
 
-    def take(self, preferred: Seat = NOT_PINNED) -> Seat:
-        """Return the preferred seat, else the one that the fewest processes have."""
+    def take(self, preferred: CoreSet = NOT_PINNED) -> CoreSet:
+        """Return the preferred core set, else the one that the fewest processes have."""
         if not self._taken:
             return NOT_PINNED
-        seat = (
+        core_set = (
             preferred if preferred in self._taken else min(self._taken, key=self._taken.__getitem__)
         )
-        self._taken[seat] += 1
-        return seat
+        self._taken[core_set] += 1
+        return core_set
 
-    def free(self, seat: Seat) -> None:
-        """Note that a process has left its seat."""
-        if seat in self._taken:
-            self._taken[seat] -= 1
+    def free(self, core_set: CoreSet) -> None:
+        """Note that a process no longer uses a core set."""
+        if core_set in self._taken:
+            self._taken[core_set] -= 1
 
 
-def seats_of(cores: Sequence[Core], threads: int, pinning: Pinning) -> list[Seat]:
-    """Return the seats for processes with this number of threads.
+def core_sets_of(cores: Sequence[Core], threads: int, pinning: Pinning) -> list[CoreSet]:
+    """Return the core sets for processes with this number of threads.
 
-    A seat is within one NUMA node, unless a node has too few cores for one.
+    A core set is within one NUMA node, unless a node has too few cores for one.
     """
     nodes = [[core.cpu for core in of] for _, of in groupby(cores, key=attrgetter("node"))]
     if pinning == "off" or not nodes:
         return []
     if pinning == "numa":
         return [tuple(sorted(cpus)) for cpus in nodes]
-    seats, left = [], []
+    found, left = [], []
     for cpus in nodes:
         whole = len(cpus) // threads * threads
-        seats += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
+        found += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
         left += cpus[whole:]
     whole = len(left) // threads * threads
-    seats += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
-    return seats or [tuple(sorted(left))]
+    found += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
+    return found or [tuple(sorted(left))]
 
 
 def why_not_pinned(cores: WorkerCores, pinning: Pinning) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import redis
+from redis.exceptions import OutOfMemoryError
 
 from headrace.jobs.ids import new_id
 from headrace.jobs.message import InputSource
@@ -324,8 +327,8 @@ class Queue:
         )  # fmt: skip
         return queue_scripts.read_sweep(self.send(sweep))
 
-    def untold(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
-        """The ends that a sweep hands out to be told: by name, Celery result and message."""
+    def orphaned_ends(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
+        """The ends with callbacks that a sweep returns: by name, Celery result and message."""
         flat = self._sweep(orphaned_max=most).orphaned
         told = {}
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
@@ -346,7 +349,7 @@ class Queue:
             self.send(queue_scripts.requeue_dead_letters(self.name, names))
         )
 
-    def purge_letters(self, *names: str) -> int:
+    def purge_dead_letters(self, *names: str) -> int:
         return int(self.send(queue_scripts.purge_dead_letters(self.name, names)))
 
     def listen(self, job_id: str) -> int:
@@ -403,7 +406,7 @@ class Queue:
         assert -1 < record_s - result_s < 30, (record_s, result_s)
         return record_s
 
-    def letters(self) -> dict[str, dict[str, bytes]]:
+    def dead_letters(self) -> dict[str, dict[str, bytes]]:
         """Dead letters by name."""
         names: Any = self.client.zrange(keys.dead(self.name), 0, -1)
         found: dict[str, dict[str, bytes]] = {}
@@ -460,3 +463,15 @@ class Depth:
     @property
     def waiting(self) -> int:
         return self.step0 + self.step3 + self.step6 + self.step9
+
+
+@contextmanager
+def full_memory(queue: Queue) -> Iterator[None]:
+    """Hold the server at its maxmemory within the context."""
+    queue.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            queue.client.set("canary", "x")
+        yield
+    finally:
+        queue.client.config_set("maxmemory", 0)

@@ -1,4 +1,4 @@
-"""Renew, settle, release and reap act only under the token of the claim that they belong to."""
+"""Only with the token of the newest claim can a worker renew, settle or release a job."""
 
 from __future__ import annotations
 

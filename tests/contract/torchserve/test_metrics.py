@@ -1,4 +1,4 @@
-"""How the processes of all hosts add up TorchServe's metrics in Redis."""
+"""torchserve/metrics.lua: how the processes of all hosts add up TorchServe's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: requested once per version, taken by one worker, saved, and the oldest are deleted."""
+"""profiles/*.lua: one request per version, taken by one worker, saved; the oldest are deleted."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Servers in trouble: at maxmemory, with keys that are not ours, without our scripts."""
+"""Outages: Redis at its maxmemory, keys of another type, a server without the scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,18 +16,7 @@ from headrace.redis import keys
 from headrace.redis.outages import outage_code, translate
 from headrace.redis.scripts import NAMES, Arg, script
 from headrace.redis.scripts.jobs import EXCLUSIVE, IN_EITHER
-from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue
-
-
-@contextmanager
-def full_memory(queue: Queue) -> Iterator[None]:
-    queue.client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(OutOfMemoryError):
-            queue.client.set("canary", "x")
-        yield
-    finally:
-        queue.client.config_set("maxmemory", 0)
+from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue, full_memory
 
 
 @pytest.mark.leaves_keys
@@ -75,7 +63,7 @@ def test_leases_are_reaped(queue: Queue) -> None:
             leased = queue.claim_one(owner="w", lease_us=0)
             assert queue.isolate(leased, IN_EITHER) == EXCLUSIVE
             assert queue.release_owner("w", mode="lost") == 1
-        assert list(queue.letters()) == [job_id]
+        assert list(queue.dead_letters()) == [job_id]
 
 
 def test_jobs_can_be_cancelled(queue: Queue) -> None:
@@ -100,11 +88,11 @@ def test_dead_letters_are_written_put_back_and_purged(queue: Queue) -> None:
         failed = queue.claim().jobs
         error = ("e", '{"type":"handler-error","message":"no"}')
         assert queue.settle(*failed, state="f", extra=error, retry_us="dead") == [1, 1]
-        assert sorted(queue.letters()) == sorted([kept, gone])
+        assert sorted(queue.dead_letters()) == sorted([kept, gone])
         assert queue.requeue(kept, "nobody") == ["queued", "unknown"]
-        assert queue.purge_letters(gone) == 1
+        assert queue.purge_dead_letters(gone) == 1
         assert queue.settle(queue.claim_one()) == [1]
-    assert (queue.record(kept)["s"], queue.letters()) == ("s", {})
+    assert (queue.record(kept)["s"], queue.dead_letters()) == ("s", {})
 
 
 def test_background_tasks_are_taken_held_and_settled(queue: Queue) -> None:
@@ -182,7 +170,7 @@ def test_what_is_no_job_is_buried(queue: Queue) -> None:
     queue.push(b"junk")
     with full_memory(queue):
         assert queue.claim().refused == 1
-    assert [letter["raw"] for letter in queue.letters().values()] == [b"junk"]
+    assert [letter["raw"] for letter in queue.dead_letters().values()] == [b"junk"]
 
 
 def test_progress_is_written(queue: Queue) -> None:

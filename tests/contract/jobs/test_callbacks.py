@@ -1,4 +1,4 @@
-"""Ends that scripts leave to be told to what follows, and jobs/canvas_begin.lua."""
+"""Callbacks of jobs that end without a worker, and jobs/canvas_begin.lua."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _cancelled_while_it_waits(queue: Queue, job_id: str) -> None:
 def _cancelled_where_its_message_is_not_found(queue: Queue, job_id: str) -> None:
     queue.release(queue.claim_one())
     assert queue.cancel(job_id) == ["removed"]
-    assert not queue.untold(), "its message is still listed"
+    assert not queue.orphaned_ends(), "its message is still listed"
     assert not queue.claim().jobs
 
 
@@ -100,16 +100,16 @@ def test_the_end_of_a_stock_clients_job_is_left_to_be_told(
     queue.push(raw)
     end(queue, job_id)
     meta = json.loads(queue.meta(job_id) or b"{}")
-    told = queue.untold()
+    told = queue.orphaned_ends()
     assert told.keys() == {job_id}
     assert told[job_id][1] == raw
     assert told[job_id][0]["status"] == meta["status"] != "SUCCESS"
     assert told[job_id][0]["result"] == meta["result"]
-    assert not queue.untold(), "one sweep has it for a while"
+    assert not queue.orphaned_ends(), "one sweep has it for a while"
     assert queue.client.ttl(keys.orphaned(queue.name)) > 0
     assert queue.client.ttl(keys.orphaned_ends(queue.name)) > 0
     assert not queue.claim().jobs, "it is told once"
-    assert not queue.untold()
+    assert not queue.orphaned_ends()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_end_of_a_refused_message_is_left_too(
     raw = foreign(**changes)
     queue.push(raw)
     assert queue.claim().refused == 1
-    ((name, (meta, left)),) = queue.untold().items()
+    ((name, (meta, left)),) = queue.orphaned_ends().items()
     assert (name == json.loads(raw)["headers"]["id"]) == named
     assert (meta["status"], left) == ("FAILURE", raw)
 
@@ -133,7 +133,7 @@ def test_after_our_own_messages_nothing_follows(queue: Queue) -> None:
     queue.submit_one(delay_us=10**9)
     queue.submit_one()
     queue.purge()
-    assert not queue.untold()
+    assert not queue.orphaned_ends()
     assert not queue.client.exists(keys.orphaned(queue.name), keys.orphaned_ends(queue.name))
 
 
@@ -185,7 +185,7 @@ def test_whatever_may_be_followed_is_kept(queue: Queue, app: Celery, length: int
     raws.append(json.dumps({**ended, **plain, "properties": {}}).encode())
     queue.push(*raws)
     assert queue.purge()[0] == len(raws)
-    kept = {raw for _, raw in queue.untold().values()}
+    kept = {raw for _, raw in queue.orphaned_ends().values()}
     assert kept == set(raws)
 
 
@@ -193,15 +193,15 @@ def test_so_many_are_handed_out_and_come_up_again(queue: Queue) -> None:
     ids = [new_id() for _ in range(5)]
     queue.push(*(foreign(headers={"id": job_id}) for job_id in ids))
     queue.purge()
-    assert not queue.untold(0)
-    first = queue.untold(2)
-    second = queue.untold(100)
+    assert not queue.orphaned_ends(0)
+    first = queue.orphaned_ends(2)
+    second = queue.orphaned_ends(100)
     assert (len(first), first.keys() | second.keys()) == (2, set(ids))
     for job_id in second:
         queue.client.hdel(keys.orphaned_ends(queue.name), job_id)
     for job_id in ids:
         queue.client.zadd(keys.orphaned(queue.name), {job_id: 1})
-    assert queue.untold() == first
+    assert queue.orphaned_ends() == first
     assert set(queue.client.zrange(keys.orphaned(queue.name), 0, -1)) == {
         job_id.encode() for job_id in first
     }
@@ -217,7 +217,7 @@ def test_keys_of_another_type_hinder_no_end_and_no_sweep(
     queue.push(foreign(headers={"id": job_id}))
     assert queue.purge() == (1, 1, 0)
     assert json.loads(queue.meta(job_id) or b"{}")["status"] == "REVOKED"
-    assert not queue.untold()
+    assert not queue.orphaned_ends()
 
 
 def test_what_follows_is_told_by_the_holder_and_then_no_cancel_helps(queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""The index of a model's jobs: who is in it, in which order, and what becomes of what is gone."""
+"""queues/list_jobs.lua: which jobs the index of a model has, in which order, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler says of its progress is written for whoever holds the job, and nobody else."""
+"""jobs/progress.lua: progress is written only for the worker that holds the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""jobs/expire.lua: what waits though it must have begun by now ends, whoever serves its queue."""
+"""jobs/expire.lua: a job that has not begun by its expiry ends, whoever serves its queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters: how a job comes there, and how it comes back or goes for good."""
+"""Dead letters: how a job becomes one, and how it is requeued or deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_job_whose_retries_are_used_up_is_kept_with_all_that_is_known(queue: Q
     (raw,) = queue.listed()
     created = queue.record(job_id)["c"]
     queue.settle(queue.claim_one(), state="f", meta=META, extra=("e", ERROR), retry_us="dead")
-    letter = queue.letters()[job_id]
+    letter = queue.dead_letters()[job_id]
     died = letter.pop("at")
     assert letter == {
         "reason": b"transient-error", "error": b"no lights on", "raw": raw, "id": job_id.encode(),
@@ -45,11 +45,11 @@ def test_a_job_whose_retries_are_used_up_is_kept_with_all_that_is_known(queue: Q
     assert queue.held() == {}
 
 
-def test_a_letter_goes_back_as_the_job_that_it_was(queue: Queue) -> None:
+def test_a_dead_letter_goes_back_as_the_job_that_it_was(queue: Queue) -> None:
     job_id = die(queue, step=3, ttl_s=77)
     waiting = queue.submit_one(step=3)
     assert queue.requeue(job_id) == ["queued"]
-    assert queue.letters() == {}
+    assert queue.dead_letters() == {}
     assert queue.meta(job_id) is None
     record = queue.record(job_id)
     assert record["s"] == "q"
@@ -62,18 +62,18 @@ def test_a_letter_goes_back_as_the_job_that_it_was(queue: Queue) -> None:
     assert queue.record(job_id)["s"] == "s"
 
 
-def test_a_crash_letter_is_charged_anew(queue: Queue) -> None:
+def test_a_job_that_crashed_is_charged_anew(queue: Queue) -> None:
     job_id = queue.submit_one()
     queue.release(queue.claim_one(), mode="alone")
     while queue.release(queue.claim_one(), mode="crash") != ["dead"]:
         pass
-    assert queue.letters()[job_id]["attempts"] == b"4"
+    assert queue.dead_letters()[job_id]["attempts"] == b"4"
     assert queue.requeue(job_id) == ["queued"]
     leased = queue.claim_one()
     assert (leased.attempts, leased.alone) == (1, "")
 
 
-def test_a_letter_outlives_its_record(queue: Queue) -> None:
+def test_a_dead_letter_outlives_its_record(queue: Queue) -> None:
     job_id = die(queue, step=9)
     queue.client.delete(keys.job(job_id), keys.meta(job_id))
     assert queue.requeue(job_id) == ["queued"]
@@ -85,14 +85,14 @@ def test_a_letter_outlives_its_record(queue: Queue) -> None:
 def test_what_cannot_go_back_stays_and_says_why(queue: Queue) -> None:
     queue.push(b"no json", foreign(headers={"task": "other.task", "id": "theirs"}))
     assert queue.claim().refused == 2
-    names = sorted(queue.letters())
+    names = sorted(queue.dead_letters())
     assert queue.requeue(*names, "nobody") == ["unreadable", "unreadable", "unknown"]
-    assert sorted(queue.letters()) == names
+    assert sorted(queue.dead_letters()) == names
 
 
 def test_a_job_that_lives_is_not_put_beside_itself(queue: Queue) -> None:
     job_id = die(queue)
-    kept = queue.letters()[job_id]
+    kept = queue.dead_letters()[job_id]
     assert queue.requeue(job_id, job_id) == ["queued", "unknown"]
     letter: Any = kept
     queue.client.hset(keys.dead_letter(queue.name, job_id), mapping=letter)
@@ -105,7 +105,7 @@ def test_a_job_that_lives_is_not_put_beside_itself(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("model", ["m", "another"])
-def test_a_letter_leaves_a_later_job_of_its_id_alone(queue: Queue, model: str) -> None:
+def test_a_dead_letter_leaves_a_later_job_of_its_id_alone(queue: Queue, model: str) -> None:
     job_id = die(queue)
     queue.client.delete(keys.job(job_id), keys.meta(job_id))
     later = Queue(queue.client, model)
@@ -114,20 +114,20 @@ def test_a_letter_leaves_a_later_job_of_its_id_alone(queue: Queue, model: str) -
     assert queue.requeue(job_id) == ["alive"]
     assert later.record(job_id)["s"] == "s"
     assert later.meta(job_id) == b'{"result": "its own"}'
-    assert list(queue.letters()) == [job_id]
+    assert list(queue.dead_letters()) == [job_id]
 
 
-def test_purged_letters_are_gone(queue: Queue) -> None:
+def test_purged_dead_letters_are_gone(queue: Queue) -> None:
     first, second = die(queue), die(queue)
-    assert queue.purge_letters(first, "nobody") == 1
-    assert list(queue.letters()) == [second]
+    assert queue.purge_dead_letters(first, "nobody") == 1
+    assert list(queue.dead_letters()) == [second]
     assert queue.record(first)["s"] == "f"
     assert queue.depth().dead == 1
 
 
 def test_the_oldest_are_dropped_when_there_are_too_many(queue: Queue) -> None:
     oldest = die(queue)
-    at = int(queue.letters()[oldest]["at"])
+    at = int(queue.dead_letters()[oldest]["at"])
     more: Any = {f"n{number}": at + 1 for number in range(LETTERS_MAX - 1)}
     queue.client.zadd(keys.dead(queue.name), more)
     newest = die(queue)
@@ -136,7 +136,7 @@ def test_the_oldest_are_dropped_when_there_are_too_many(queue: Queue) -> None:
     assert queue.client.zscore(keys.dead(queue.name), newest) is not None
 
 
-def test_letters_that_have_run_out_leave_the_index(queue: Queue) -> None:
+def test_dead_letters_that_have_run_out_leave_the_index(queue: Queue) -> None:
     old = die(queue)
     queue.client.zadd(keys.dead(queue.name), {old: 1}, xx=True)
     new = die(queue)

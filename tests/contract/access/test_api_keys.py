@@ -115,7 +115,7 @@ def test_whatever_ends_a_job_makes_room_once(queue: Queue) -> None:
     assert count(queue) == 0
 
 
-def test_a_letter_that_is_put_back_is_in_flight_again(queue: Queue) -> None:
+def test_a_dead_letter_that_is_put_back_is_in_flight_again(queue: Queue) -> None:
     job_id = queue.submit_one(key=A, key_limit=1)
     error = '{"type":"transient-error","message":"x","retryable":true}'
     assert queue.settle(queue.claim_one(), state="f", extra=("e", error), retry_us="dead") == [1]

@@ -139,7 +139,7 @@ def test_repeats_are_dropped(queue: Queue) -> None:
     queue.push(raw)
     claimed = queue.claim()
     assert (claimed.jobs, claimed.refused, claimed.left) == ([], 0, 0), "ended already"
-    assert queue.letters() == {}
+    assert queue.dead_letters() == {}
 
 
 def test_a_repeat_is_dropped_though_somebody_deleted_the_record(queue: Queue) -> None:
@@ -166,7 +166,7 @@ def test_an_id_that_is_another_models_job_is_refused(queue: Queue) -> None:
     queue.push(foreign(headers={"id": job_id}))
     claimed = queue.claim()
     assert (claimed.jobs, claimed.refused) == ([], 1)
-    (letter,) = queue.letters().values()
+    (letter,) = queue.dead_letters().values()
     assert letter["reason"] == b"id-in-another-queue"
     leased = other.claim_one()
     queue.push(foreign(headers={"id": job_id}))

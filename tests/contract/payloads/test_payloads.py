@@ -13,9 +13,8 @@ from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
 from headrace.redis.scripts.jobs import IN_EITHER
-from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.payloads import make_due, noted
-from tests.harness.clients.script_calls import Queue
+from tests.harness.clients.script_calls import Queue, full_memory
 
 BODY = b"x" * 1000
 
@@ -192,9 +191,9 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPay
     for _ in range(8):
         queue.isolate(queue.claim_one(owner="w", lease_us=0), IN_EITHER)
         queue.release_owner("w", mode="lost")
-        if queue.letters():
+        if queue.dead_letters():
             break
-    assert list(queue.letters()) == ["j"]
+    assert list(queue.dead_letters()) == ["j"]
     sweep(queue, store)
     assert there(store, entry)
     queue.client.delete(keys.job("j"))  # its time is over
@@ -206,7 +205,7 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPay
 
 
 @pytest.mark.parametrize("expired", [False, True])
-def test_an_input_is_there_when_its_letter_is_requeued(
+def test_an_input_is_there_when_its_dead_letter_is_requeued(
     queue: Queue, store: RedisPayloadStore, expired: bool
 ) -> None:
     entry = put(store, "j")

@@ -1,4 +1,4 @@
-"""Scripts on a server that takes no writes for now: known as that, and nothing is half done."""
+"""A server that takes no writes for now: the error is an outage, and nothing is half done."""
 
 from __future__ import annotations
 

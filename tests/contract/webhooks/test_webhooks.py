@@ -10,8 +10,7 @@ from redis.exceptions import ResponseError
 
 from headrace.redis import keys
 from headrace.redis.scripts.jobs import IN_EITHER
-from tests.contract.test_scripts_memory import full_memory
-from tests.harness.clients.script_calls import MAX_CRASHES, TTL_S, Queue
+from tests.harness.clients.script_calls import MAX_CRASHES, TTL_S, Queue, full_memory
 
 ENDS = "sfcx"
 FAILED = ("e", '{"type":"handler-error","message":"no"}')

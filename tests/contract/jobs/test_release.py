@@ -1,4 +1,4 @@
-"""Giving jobs back: release, release_owner, and the sweep that reaps and promotes."""
+"""jobs/release.lua, jobs/release_owner.lua, and queues/sweep.lua, which reaps and promotes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_crashes_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
     assert queue.release(second, mode="crash", traceback=stacks) == ["dead"]
     assert queue.claim().jobs == []
     assert queue.held() == {}
-    letter = queue.letters()[poison]
+    letter = queue.dead_letters()[poison]
     assert (letter["reason"], letter["raw"]) == (b"replica-lost", raw)
     record = queue.record(poison)
     assert (record["s"], record["dl"], record["k"]) == ("f", "1", str(MAX_CRASHES))
@@ -152,14 +152,14 @@ def test_retries_are_counted_apart_from_attempts(queue: Queue) -> None:
     queue.settle_all()
 
 
-def test_a_second_letter_of_one_id_keeps_the_first(queue: Queue) -> None:
+def test_a_second_dead_letter_of_one_id_keeps_the_first(queue: Queue) -> None:
     job_id = queue.submit_one()
     for _ in range(2):
         for _ in range(MAX_CRASHES + 1):
             queue.release(queue.claim_one(), mode="crash")
         queue.client.delete(keys.job(job_id), keys.meta(job_id))
         queue.submit_one(id=job_id)
-    assert len(queue.letters()) == 2
+    assert len(queue.dead_letters()) == 2
 
 
 def test_a_job_whose_cancel_was_asked_ends_instead_of_going_back(queue: Queue) -> None:
@@ -252,7 +252,7 @@ def test_what_is_reaped_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
         leased = queue.claim_one(lease_us=0)
         assert queue.isolate(leased, IN_EITHER) == EXCLUSIVE
         assert queue.sweep()[1] == 1
-    assert list(queue.letters()) == [job_id]
+    assert list(queue.dead_letters()) == [job_id]
     assert queue.claim().jobs == []
 
 
@@ -348,7 +348,7 @@ def test_a_job_whose_worker_is_lost_again_and_again_is_withheld_and_then_charged
         assert queue.isolate(claimed[1], IN_WORKER) == EXCLUSIVE
         assert queue.record(bad).get("k", "0") == str(charged)
         queue.release_owner("w", mode="lost")
-    assert list(queue.letters()) == [bad]
+    assert list(queue.dead_letters()) == [bad]
     assert "k" not in queue.record(good)
     (last,) = queue.claim().jobs
     assert last.id == good
@@ -368,7 +368,7 @@ def test_a_job_that_an_older_version_wrote_is_charged_once_it_is_marked(queue: Q
     for _ in range(MAX_CRASHES - 1):
         queue.isolate(queue.claim_one(owner="w"), IN_EITHER)
         queue.release_owner("w", mode="lost")
-    assert list(queue.letters()) == [job_id]
+    assert list(queue.dead_letters()) == [job_id]
 
 
 def test_a_sweep_promotes_what_is_due_and_says_when_the_next_is(queue: Queue) -> None:

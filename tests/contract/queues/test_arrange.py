@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from headrace.jobs.ids import new_id
 from headrace.redis import keys
-from tests.contract.test_scripts_model import STEPS, History, drain
+from tests.contract.test_random_histories import STEPS, History, drain
 from tests.harness.clients.script_calls import Job, Queue, foreign
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -252,7 +252,7 @@ def test_the_tokens_of_a_dead_letter_count_again_after_requeue(queue: Queue) -> 
     queue.submit(job)
     queue.settle(queue.claim_one(), state="f", extra=("e", "{}"), retry_us="dead")
     assert (queue.tokens(), queue.order()) == (0, [])
-    assert queue.requeue(*queue.letters()) == ["queued"]
+    assert queue.requeue(*queue.dead_letters()) == ["queued"]
     assert (queue.tokens(), len(queue.order())) == (100, 1)
     served(queue, 1)
     assert (queue.tokens(), queue.order()) == (0, [])

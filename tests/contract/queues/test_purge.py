@@ -1,4 +1,4 @@
-"""Purging a queue: all that waits ends as cancelled, and nothing else is touched."""
+"""queues/purge.lua: all jobs that wait end as cancelled, and nothing else changes."""
 
 from __future__ import annotations
 

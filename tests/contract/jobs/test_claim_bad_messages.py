@@ -1,4 +1,4 @@
-"""jobs/claim.lua before hostile lists and keys: what goes in comes out, whole."""
+"""jobs/claim.lua: what is no job of ours goes into the dead letters whole, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_no_job_of_ours_lies_in_the_dead_letters_whole(queue: Queue, nam
     claimed = queue.claim()
     assert claimed.ids == [before, after], "its neighbours are served"
     assert (claimed.refused, claimed.left) == (1, 0)
-    (letter,) = queue.letters().values()
+    (letter,) = queue.dead_letters().values()
     assert letter["raw"] == raw
     assert letter["reason"].decode() == reason
     assert len(letter["error"]) > 10
@@ -74,7 +74,7 @@ def test_a_refused_message_with_an_id_ends_as_failed_for_its_client(queue: Queue
     assert (record["s"], record["dl"], record["m"]) == ("f", "1", "m")
     assert json.loads(record["e"])["type"] == "invalid-request"
     assert "headrace.predict" in json.loads(record["e"])["message"]
-    assert list(queue.letters()) == [job_id]
+    assert list(queue.dead_letters()) == [job_id]
     assert queue.client.ttl(keys.job(job_id)) > 0
 
 
@@ -91,7 +91,7 @@ def test_a_refused_message_never_touches_the_job_whose_id_it_bears(queue: Queue)
     assert (claimed.ids, claimed.refused) == ([queued_id], 3)
     assert [queue.record(job_id)["s"] for job_id in (leased_id, queued_id)] == ["r", "r"]
     assert queue.settle(first, *claimed.jobs) == [1, 1]
-    assert len(queue.letters()) == 3
+    assert len(queue.dead_letters()) == 3
 
 
 def test_a_refused_message_never_touches_the_job_that_is_claimed_with_it(queue: Queue) -> None:
@@ -113,7 +113,7 @@ def test_an_id_that_is_refused_twice_ends_once(queue: Queue) -> None:
     assert json.loads(queue.record(job_id)["e"])["message"] == "the message has no body"
 
 
-def test_letters_of_one_id_do_not_overwrite_each_other(queue: Queue) -> None:
+def test_dead_letters_of_one_id_do_not_overwrite_each_other(queue: Queue) -> None:
     job_id = new_id()
     raws = [foreign(headers={"id": job_id, "task": f"app.task{n}"}) for n in range(3)]
     queue.push(*raws[:2])
@@ -121,7 +121,7 @@ def test_letters_of_one_id_do_not_overwrite_each_other(queue: Queue) -> None:
     queue.client.delete(keys.job(job_id), keys.meta(job_id))
     queue.push(raws[2])
     assert queue.claim().refused == 1
-    assert sorted(letter["raw"] for letter in queue.letters().values()) == sorted(raws)
+    assert sorted(letter["raw"] for letter in queue.dead_letters().values()) == sorted(raws)
 
 
 def test_our_own_messages_are_known_without_parsing_and_forgeries_fail_later(queue: Queue) -> None:
@@ -175,7 +175,7 @@ def _account(queue: Queue, pushed: list[bytes], claims: list[Claimed]) -> None:
     leased = {job.id: job.raw for claimed in claims for job in claimed.jobs}
     assert sum(len(claimed.jobs) for claimed in claims) == len(leased), "leased twice"
     assert queue.held() == leased
-    letters = [letter["raw"] for letter in queue.letters().values()]
+    letters = [letter["raw"] for letter in queue.dead_letters().values()]
     assert len(letters) == sum(claimed.refused for claimed in claims)
     assert queue.listed() == []
     rest = list(pushed)
@@ -242,5 +242,5 @@ def test_a_record_of_the_wrong_type_buries_its_message_alone(queue: Queue) -> No
     queue.client.delete(keys.job(odd))
     queue.client.lpush(keys.job(odd), "x")
     assert queue.claim().ids == [good]
-    (letter,) = queue.letters().values()
+    (letter,) = queue.dead_letters().values()
     assert letter["reason"] == b"record-of-another-type"

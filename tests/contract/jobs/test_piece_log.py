@@ -1,4 +1,4 @@
-"""Logs of pieces: in order, each piece once, and only for the worker that holds the job."""
+"""Piece logs: jobs/append_pieces.lua writes pieces in order, each once, only for the holder."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_background_tasks_of_one_worker_wait_while_anothers_cannot_be_read(queue
     client.delete(keys.BACKGROUND_TASKS)
 
 
-def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> None:
+def test_a_dead_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> None:
     (odd, good) = (queue.submit_one(input_ref=f"file:{n}") for n in "ab")
     failed = queue.claim().jobs
     queue.settle(*failed, state="f", extra=("e", "{}"), retry_us="dead")
@@ -85,7 +85,7 @@ def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> 
     queue.client.delete(keys.job(odd))
     with in_its_place(queue.client, keys.job(odd)):
         assert queue.requeue(odd, good) == ["queued", "queued"]
-    assert queue.letters() == {}
+    assert queue.dead_letters() == {}
     assert [raw in listed for listed in queue.listed()].count(True) == 1
     queue.client.delete(*queue.keys, *queue.client.keys(keys.job + "*"))
 

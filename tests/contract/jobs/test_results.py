@@ -1,4 +1,4 @@
-"""What others read: Celery's results, publications, lifetimes, views of jobs, depths of queues."""
+"""What clients read: Celery's results, publications, lifetimes, views of jobs, depths of queues."""
 
 from __future__ import annotations
 

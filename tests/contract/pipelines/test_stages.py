@@ -1,4 +1,4 @@
-"""The note of a pipeline's stages and what is freed with it: by whoever holds the job, or not."""
+"""pipelines/*.lua: the stages of a pipeline, and what is freed with them, for its holder alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
 from headrace.redis.fields import JobField
-from tests.contract.test_scripts_memory import full_memory
-from tests.harness.clients.script_calls import Leased, Queue
+from tests.harness.clients.script_calls import Leased, Queue, full_memory
 
 NOTE = '[{"name":"a","status":"succeeded"}]'
 TYPE = "application/json"

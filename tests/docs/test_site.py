@@ -44,6 +44,23 @@ def test_the_site_lists_every_page_once() -> None:
     assert sorted(nav) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
 
 
+def test_the_overview_lists_the_pages_as_the_site_does() -> None:
+    (*groups, (_, _)) = (
+        next(iter(group.items()))
+        for group in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    )
+    shown: dict[str, list[dict[str, str]]] = {}
+    for line in (DOCS / "README.md").read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            shown[line.removeprefix("## ")] = []
+        elif row := re.match(r"\| \[(.+?)\]\((.+?\.md)\) \|", line):
+            shown[list(shown)[-1]].append({row[1]: row[2]})
+    assert list(shown.items())[:-1] == [
+        (name, [page for page in pages if page != {"Overview": "README.md"}])
+        for name, pages in groups
+    ]
+
+
 @pytest.mark.parametrize("path", [*OUTSIDE, *PAGES], ids=name_of)
 def test_lines_are_short_outside_of_tables_and_blocks(path: Path) -> None:
     in_block = False

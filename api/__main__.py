@@ -8,8 +8,8 @@ import sys
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
-    # What is imported stays: to look through it for garbage is in vain. `api.process` lets the
-    # collector look again once all is loaded.
+    # Imported modules stay in memory, so a search for garbage among them finds nothing.
+    # `api.process` lets the collector look again once all is loaded.
     gc.disable()
     from api.process import main as serve
 

@@ -110,7 +110,7 @@ class _Node:
             self.parameter.inherit()
 
     def add(self, other: _Node) -> None:
-        """Add what is below another node; what is here already takes precedence."""
+        """Add the routes below another node; the routes of this node take precedence."""
         if other.routes is not None:
             own = self.routes or other.routes
             self.routes = Routes(own.label, {**other.routes.by_method, **own.by_method})

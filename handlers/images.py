@@ -1,8 +1,8 @@
 """What handlers of images share: their options, and how bytes become a Pillow image.
 
-Inputs are untrusted. The format must be in a short list, the size is checked in the header before
-anything is decoded, and any error that Pillow raises becomes an `InputError`. A misspelt option is
-an error, not ignored.
+Inputs are untrusted. The format must be in a short list. The size is checked in the header before
+anything is decoded. Any error that Pillow raises becomes an `InputError`. A misspelt option is an
+error, not ignored.
 """
 
 from __future__ import annotations

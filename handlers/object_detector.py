@@ -1,8 +1,8 @@
 """Object detection with any torch module that takes a list of images.
 
-`options.model` and `weights` are as for `image_classifier`. The module gets a list of tensors
-(3, H, W) with values in 0..1, each of its image's own size, and returns one mapping with `boxes`
-(M, 4), `labels` (M) and `scores` (M) for each, as torchvision's detection models do.
+`options.model` and `weights` are as for `image_classifier`. The module gets a list of tensors (3,
+H, W) with values in 0..1, each of its image's own size. For each it returns one mapping with
+`boxes` (M, 4), `labels` (M) and `scores` (M), as torchvision's detection models do.
 
 A result is a list of `{"dog": [x1, y1, x2, y2], "score": 0.9}`, in the model's order.
 """

@@ -1,7 +1,7 @@
 """The numbers of text models: text to tokens, and tokens to the ids of a vocabulary.
 
 Shared by the built-in handlers and by the classes of TorchServe's archives. The steps and their
-order are those of TorchServe's text classifier, as a model answers right only for text that is
+order are those of TorchServe's text classifier. A model answers right only for text that is
 prepared as in its training.
 """
 

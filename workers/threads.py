@@ -23,7 +23,7 @@ ResultT = TypeVar("ResultT")
 
 
 def run_critical(run: Callable[[], object], what: str) -> None:
-    """Run the body of a thread without which the process is useless; an error ends the process.
+    """Run the body of a thread that the process needs; an error ends the process.
 
     A worker that sends heartbeats and does nothing is worse than none. When the process ends, its
     supervisor starts another, and the jobs that it held return to their queues.

@@ -206,8 +206,8 @@ class ModelStatuses:
     def for_version(self, model: ModelConfig, version: str) -> ModelConfig:
         """Return the model for jobs that ask for one of `versions`, with the queue of the version.
 
-        A pipeline has one queue. Workers of an older Headrace know no queues of versions; while any
-        runs, jobs that ask for the declared version join the model's own queue, as they did.
+        A pipeline has one queue. Workers of an older Headrace know no queues of versions. While any
+        of them runs, jobs that ask for the declared version join the model's own queue, as before.
         """
         name = model.name
         shared = name in self._catalog.pipelines or name in self._unversioned

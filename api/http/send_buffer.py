@@ -24,8 +24,8 @@ TAKE_BYTES: Final = 256 * 1024
 class Room:
     """What all buffers of a process may hold together, in memory or in files.
 
-    A buffer may hold as much as is free: so one alone has half of the room, and there is room for
-    another one, however many there are.
+    A buffer may hold as much as is free. So a single buffer has at most half of the room, and there
+    is always room for another one.
     """
 
     def __init__(self, max_bytes: int) -> None:

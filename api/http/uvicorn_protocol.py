@@ -1,9 +1,9 @@
 """uvicorn's HTTP protocol with limits, and `write_whole`, which writes a whole answer at once.
 
-uvicorn and httptools limit neither a request's head, its trailers and the requests behind it, nor
-the time that a client takes to send a request or to read an answer. This protocol does: it answers
-431, 408 or 400 as problems, or closes the connection. One check per second covers the timeouts of
-all connections, so that a request has no timer of its own.
+uvicorn and httptools do not limit a request's head, its trailers or the requests behind it. Nor do
+they limit the time that a client takes to send a request or to read an answer. This protocol does:
+it answers 431, 408 or 400 as problems, or closes the connection. One check per second covers the
+timeouts of all connections, so that a request has no timer of its own.
 
 Uses private parts of uvicorn, read from version 0.54: `HttpToolsProtocol` (its callbacks, `cycle`,
 `pipeline`, `flow`, `_start_asgi_task`) and `RequestResponseCycle`.
@@ -376,7 +376,7 @@ async def watch(connections: Iterable[Any], timeout_s: float) -> None:
     last, now, exhausted = loop.time(), 0.0, False
     while True:
         await asyncio.sleep(interval_s)
-        # After a pause of the whole process, what was received meanwhile is not read yet.
+        # After a pause of the whole process, the bytes that came meanwhile are not read yet.
         now += min(loop.time() - last, 2 * interval_s)
         last = loop.time()
         for connection in list(connections):

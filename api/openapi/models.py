@@ -41,7 +41,7 @@ def add_models(
     """Return a description with a path for each model that declares something about its jobs.
 
     Args:
-        document: the description of the table, which stays as it is.
+        document: the description of the table, which is not changed.
         models: the served models and pipelines.
         operation: describes a submit of an input to a path.
     """

@@ -101,7 +101,7 @@ def _structs(info: Any) -> Iterator[Any]:
 
 
 def _describe_as_written(schema: Schema, *, omit_defaults: bool) -> None:
-    """Turn the schema of a struct as it is read into that of what is written.
+    """Turn the schema of a struct that is read into the schema of the struct that is written.
 
     A member with a default is always written, or if defaults are omitted never with the default.
     """

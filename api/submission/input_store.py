@@ -190,8 +190,8 @@ class InputStore:
             moves: how many bytes it reads or writes.
 
         Raises:
-            StoreUnavailable: it took too long. If it has begun, it goes on; the sweep deletes what
-                it may write.
+            StoreUnavailable: it took too long. A write that has begun continues; the sweep deletes
+                the payload that it may write.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -188,7 +188,7 @@ def _requested(parameters: Parameters) -> Requested:
 
 
 async def _install(services: Services, model: ModelFolder | None) -> None:
-    """Install the packages of a model now, so that the client learns what is wrong with them."""
+    """Install the packages of a model now, so that the client gets the errors."""
     if model is None or model.requirements is None:
         return
     environments = services.settings.state_dir.absolute() / ENVIRONMENTS

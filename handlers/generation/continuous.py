@@ -1,7 +1,7 @@
 """The engine with transformers' continuous batching.
 
 It uses `add_request` and `cancel_request` of a ContinuousBatchingManager, with a scheduler of ours
-in it. The steps run in the thread that calls `step`, and not in the manager's own: two threads
+in it. The steps run in the thread that calls `step`, and not in the manager's own. Two threads
 would wait for each other's turns of the interpreter many times in each step (transformers 5.23,
 generation/continuous_batching).
 """

@@ -1,9 +1,9 @@
 """Which prompts have a part in the next step of transformers' continuous batching.
 
-Its own scheduler gives all that a step has left to the first long prompt, so that the short ones
-behind it wait until its end. If the memory runs out, it puts requests back by its own order, or
-fails. This one lets the oldest and the cheapest prompts go first in turns, leaves paused ones out,
-and reports when nothing can go on (transformers 5.23, generation/continuous_batching/scheduler.py).
+Its own scheduler gives the rest of a step to the first long prompt, so the short ones behind it
+wait until its end. If the memory runs out, it puts requests back by its own order, or fails. In
+this one the oldest and the cheapest prompts go first in turns. It leaves paused prompts out, and
+reports when no request can go on (transformers 5.23, generation/continuous_batching/scheduler.py).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A key is `hr_<id>_<secret>`. The id is not secret: it names the owner in records, logs and lists.
 The secret is 256 random bits, of which Redis has the SHA-256. A slow hash (bcrypt, Argon2) protects
-passwords that people choose, because those can be guessed. 256 random bits cannot be guessed, so
-that a fast hash is as safe, and each request computes it.
+passwords that people choose, because those can be guessed. 256 random bits cannot be guessed. So a
+fast hash is as safe, and each request computes it.
 
 Independent of HTTP and Redis.
 """

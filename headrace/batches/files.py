@@ -1,8 +1,8 @@
 """Files that clients upload and batches write: their records in Redis, their bytes in parts.
 
-A part is written in the order of every payload: an entry in the index, the part in its store, then
-its reference in the file's record. An incomplete file can be neither read nor listed. If no part
-arrives for ABANDONED_S seconds its record expires, and the sweep deletes its parts.
+A part is written as every payload is: first an entry in the index, then the part in its store. Its
+reference in the file's record comes last. An incomplete file can be neither read nor listed. If no
+part arrives for ABANDONED_S seconds its record expires, and the sweep deletes its parts.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A list is a zset of ids, whose scores are all the same. A key that may see its own items alone reads
 the list of the key, so that it waits for no record of another key. An older version writes the
-list of all alone. So there is a list of those ids that are in the list of their key, and before a
-page of a key is read, the others are added.
+list of all alone. So a further list has the ids that are in the list of their key. Before a page of
+a key is read, the other ids are added to it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ end of one job, and one lookup reads all jobs that have ended (page_size.py). A 
 jobs overtake is set aside, so that one slow job delays nothing; every second all jobs in flight are
 looked up.
 
-A full queue refuses part of a chunk. The refused entries wait here: the server holds them for a
-moment only, and between two attempts the client looks up ended jobs, so results arrive meanwhile.
+A full queue refuses part of a chunk. The refused entries wait here, because the server holds them
+for a moment only. Between two attempts the client looks up ended jobs, so results arrive meanwhile.
 The next attempt is as large as the part that the last one found room for.
 """
 

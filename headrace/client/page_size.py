@@ -1,7 +1,8 @@
 """How many jobs one round of lookups covers, adapted to the speed of the model.
 
-A round waits for the end of one job, chosen so that about `goal` jobs have ended by then, and then
-looks up several jobs in one request. The goal is large for a fast model and 1 for a slow one.
+A round waits for the end of one job. The job is chosen so that about `goal` jobs have ended by
+then. The round then looks up several jobs in one request. The goal is large for a fast model and 1
+for a slow one.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 A request is repeated if a repeat can help and does no harm. Jobs are submitted under ids that the
 client chooses, so a submit whose answer was lost can be repeated.
 
-A stopped server may refuse the connection, or accept it and never answer: a supervisor keeps the
-socket open while it starts the next API process. A repeated request would then hang for its whole
-timeout. So after a connection failure the client first polls `/live` with a short timeout, and
-repeats the request with its full timeout only after an answer. A server that is slow, or waits on
-purpose, is therefore not given up. `retry_s` counts from the first failure; the time that the
-request took before does not count.
+A stopped server may refuse the connection. Or it accepts it and never answers, because a supervisor
+keeps the socket open while it starts the next API process. A repeated request would then hang for
+its whole timeout. So after a connection failure the client first polls `/live` with a short
+timeout. Only after an answer does it repeat the request with its full timeout. A server that is
+slow, or waits on purpose, is therefore not given up. `retry_s` counts from the first failure; the
+time that the request took before does not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The traffic of a model: which version runs the jobs that name none.
 
 The version is chosen by weighted rendezvous hashing. Each version draws a number from the hash of
-its name and of the job's key, and its weight scales the draw; the highest draw wins. The shares of
+its name and of the job's key. Its weight scales the draw, and the highest draw wins. The shares of
 many keys are as the weights, and a change of one weight moves only keys to or from its version.
 
 Sources: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", 1998; and the

@@ -112,8 +112,9 @@ def check_free_id(text: str) -> str:
     """Return an id that an API key chooses.
 
     Raises:
-        InvalidId: a client may not choose it. Ids that follow from something, such as another key's
-            idempotency key, are UUIDs of version 8: who takes one first would keep its owner out.
+        InvalidId: a client may not choose it. Ids that are derived, such as from another key's
+            idempotency key, are UUIDs of version 8. A client that takes one first would keep its
+            owner out.
     """
     if _DERIVED.fullmatch(text):
         raise InvalidId(

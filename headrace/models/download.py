@@ -1,7 +1,7 @@
 """Downloads a model over HTTPS, from the URLs that the operator allows.
 
 Each redirect is checked like the first URL. A host's name is looked up once, and the connection
-goes to an address that was checked, so a later change of the name has no effect. An allowed host
+goes to an address that was checked. So a later change of the name has no effect. An allowed host
 may be in a private network; link-local addresses, where clouds serve credentials, are refused, and
 so are multicast and reserved ones.
 """

@@ -1,7 +1,7 @@
 """The rules for the members of an archive: their names, their number and their size.
 
-An archive comes from anywhere. A name that leads out of the folder, or that two file systems would
-understand differently, is refused, and so is an archive that grows out of proportion.
+An archive comes from anywhere. A name is refused if it leads out of the folder, or if two file
+systems would understand it differently. An archive that grows out of proportion is refused too.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A worker adds the increments since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
 so totals never decrease when a worker ends. API processes do the same. The scripts that end jobs
 count how they ended. The fields are named below: those of `COUNTED` by their name, those of
-`LABELLED` as `<name>:<label>`. A histogram is one field, `<name>@<bounds>`: the count at or below
-each bound, the total count and the sum, so that a scrape needs no arithmetic. `hr:stats:` holds
-what concerns no model.
+`LABELLED` as `<name>:<label>`. A histogram is one field, `<name>@<bounds>`. It has the count at or
+below each bound, the total count and the sum, so that a scrape needs no arithmetic. `hr:stats:`
+holds what concerns no model.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ LABELLED: Final = (ADMITTED_VERSION, REJECTED, ENDED, LEFT, RESTARTS)
 
 
 Floats = Sequence[float]
-#: How jobs of a batch that were claimed together waited: their number, for how many seconds they
-#: were held back for others, and for how many the device was busy with others.
+#: How the jobs of a batch that were claimed together have waited: their number, and two times in
+#: seconds. In the first they were held back for others; in the second the device was busy with
+#: others.
 Wait = tuple[int, float, float]
 
 #: Batches are added to the histograms in groups of this size.

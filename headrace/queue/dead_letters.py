@@ -1,7 +1,7 @@
 """Dead letters: jobs and messages that could not run, kept with the reason. Independent of HTTP.
 
 A job becomes a dead letter if its model process died each time that it ran alone, or if its retries
-are used up; a message does if it is no job that could run.
+are used up. A message becomes one if it is no job that could run.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class LogFollower:
         Raises:
             BrokerError: Redis does not answer.
         """
-        # What is published from now on may not be in the reply.
+        # Pieces that are published from now on may not be in the reply.
         self._event.clear()
         return await self._log.read(self.job_id, after)
 
@@ -195,7 +195,7 @@ class PieceLog:
         channel = keys.piece_channel(model)
         await self._subscription.subscribe(channel)
         await self._subscription.confirmed(channel)
-        # What was published before that was lost.
+        # Earlier publications were lost.
         self._wake(self._followers.get(model, {}))
 
     def _in_background(self, call: Coroutine[Any, Any, None]) -> None:

@@ -153,8 +153,8 @@ class Subscription:
                 self._on_message(message["channel"].decode(), message["data"])
             elif message["type"] == "subscribe":
                 self._confirm(message["channel"].decode())
-            # Tasks that were woken run first, once everything that came together is read: how a job
-            # has ended comes right behind the news that it has.
+            # Once everything that came together is read, the tasks that were woken run first: how a
+            # job has ended comes right behind the message that it has ended.
             if connection.in_order:
                 await asyncio.sleep(0)
 

@@ -2,9 +2,9 @@
 
 Each process has a channel of its own. It receives the ends of the jobs that it submitted with a
 wait, a batch at a time, with everything that the answer needs. For any other job it subscribes to
-two channels: that of the Celery result, on which the end is published, and `hr:ended:<id>`, on
-which short results follow. Without the latter the waiter reads the record. A publication can be
-lost with its connection, so after a reconnect every waiter reads its record again.
+two channels. The end is published on that of the Celery result; short results follow on
+`hr:ended:<id>`. Without the latter the waiter reads the record. A publication can be lost with its
+connection, so after a reconnect every waiter reads its record again.
 """
 
 from __future__ import annotations

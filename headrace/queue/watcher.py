@@ -191,7 +191,7 @@ class JobWatcher:
         known.add(watch)
         if len(known) == 1:
             self._in_background(self._subscription.subscribe(*_channels(watch.job_id)))
-        # What has changed since its record was read will not be published again.
+        # A change since the record was read is not published again.
         self._note_change(watch.job_id)
 
     def remove(self, watch: JobWatch) -> None:

@@ -223,7 +223,7 @@ class DeliveryStore:
         return PendingDelivery(new, text) if saved else bytes(answer[1])
 
     async def send_due(self, most: int) -> tuple[int, int]:
-        """Send the background tasks of up to `most` deliveries that are due, and whose turn it is.
+        """Send the background tasks of up to `most` deliveries that are due and have their turn.
 
         Returns:
             How many deliveries were due, and how many tasks wait for their turn.

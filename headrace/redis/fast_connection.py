@@ -145,8 +145,8 @@ async def exchange(client: redis.asyncio.Redis, commands: bytes, count: int) -> 
 class NoReconnectPubSub(PubSub):
     """A pub/sub client that connects once; if its connection breaks, that is an error.
 
-    redis-py would connect again in passing. A task that reads and a task that subscribes at that
-    moment would do so at the same time on one connection, and break each other's handshake.
+    redis-py would connect again in passing. A task that reads and a task that subscribes would then
+    use one connection at the same time, and break each other's handshake.
     """
 
     @override

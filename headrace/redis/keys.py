@@ -244,7 +244,7 @@ MODELS: Final = "hr:models"
 #: hash: generation: how often it was changed; change: the id of the newest change; file: SHA-256
 #: of the models file applied last; profile: the id of the profile that was requested last.
 REGISTRY: Final = "hr:registry"
-#: stream, the newest 1,000: JSON of each change, and of who made it.
+#: stream, the newest 1,000: JSON of each change, with the key that made it.
 MODEL_LOG: Final = "hr:models:log"
 #: zset, 1 h: id of a profile -> when it was requested or saved, the newest 8.
 PROFILES: Final = "hr:profiles"

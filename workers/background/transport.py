@@ -1,9 +1,9 @@
 """kombu's Redis transport as a reliable queue: a popped message always has an owner.
 
 kombu pops a message and then records it as unacknowledged. A worker that is killed in between loses
-the message. A recorded message is redelivered after a fixed time, even if its worker lives. Here a
-message is moved into a list of its worker and then recorded as held by it. It is requeued only when
-that worker is dead (`headrace/redis/scripts/background/requeue_dead.lua`).
+the message. A recorded message is redelivered after a fixed time, even if its worker still runs.
+Here a message is moved into a list of its worker and then recorded as held by it. It is requeued
+only when that worker is dead (`headrace/redis/scripts/background/requeue_dead.lua`).
 
 This is the one file that depends on kombu's private names; read from kombu 5.7.0.
 `tests/unit/workers/celery/test_celery_internals.py` fails when one of them goes.
@@ -104,7 +104,7 @@ class _Moving:
     from_transport_options: tuple[str, ...]
     owner = ""
     taken = b""
-    #: Until when no message is asked for.
+    #: Until when no message is requested.
     _full_until = 0.0
     brpop_timeout: int
     closed: bool

@@ -3,15 +3,15 @@
 The policy is work-conserving. A free device takes the items that are here; while it is busy, items
 collect. A batch is held back for more items only while the device is free, and only if that pays.
 Waiting for the next arrival costs each waiting item one inter-arrival gap, and saves the fixed cost
-of one batch. So a batch of n is held while n * gap < b, where the time of a batch of size s is
+of one batch. So a batch of n is held while n * gap < b. Here the time of a batch of size s is
 fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). It is never
 held longer than `max_batch_delay_s` after its oldest item was enqueued. Jobs that are already known
 to come are handled by `workers/models/backlog.py`.
 
 Items of different keys never share a batch. Keys take turns by their first items: best priority
-first, then in the order in which the items came. So a batch that leaves holds the first item of
-all, unless that item is held back and the batch of another key need not wait. No key can starve
-another.
+first, then in the order in which the items came. So a batch that leaves has the first item of all
+keys. The exception: that item is held back, and the batch of another key need not wait. No key can
+starve another.
 
 Items of the last step are offline. No online batch is held back for them, but they fill the places
 that it leaves empty. If the batch is padded up to an allowed size, that costs nothing. Beyond that,
@@ -187,8 +187,8 @@ class Batcher(Generic[ItemT]):
     def room(self) -> list[int]:
         """How many more items of each step it takes.
 
-        The limit is one batch, or two if items have keys, for a step and all better steps together:
-        prepared items of worse steps take no room from better ones.
+        The limit is one batch, or two if items have keys. It holds for a step and all better steps
+        together, so prepared items of worse steps take no room from better ones.
         """
         return self.room_in(self.policy.max_batch_size)
 

@@ -1,4 +1,4 @@
-"""What is learnt from earlier batches and arrivals: a batch's time, its memory, the next arrival.
+"""Estimates from earlier batches and arrivals: a batch's time, its memory, the next arrival.
 
 A batch that is too large for the memory is halved in the model process, which costs the failed
 attempts. So later batches are limited to the size that fits. The limit is raised again slowly,

@@ -1,10 +1,10 @@
 """The Celery client that sends callbacks, chains and chords, always under the same ids.
 
-A job's callbacks may be sent twice, as after a crash, and must then have the same ids: a repeated
+A job's callbacks may be sent twice, as after a crash, and must then have the same ids. A repeated
 job is dropped by its id, and a chord counts its members by the id of its header. `workers/jobs/
-canvas.py` names each signature. Celery still draws a random id where it makes a group itself: for
-the header of a nested chord, also of one to which it upgrades a chain. So chords are sent as a type
-of our own, and such a chain is written with chords before.
+canvas.py` names each signature. Celery still draws a random id where it makes a group itself. It
+does so for the header of a nested chord, also of one to which it upgrades a chain. So chords are
+sent as a type of our own, and such a chain is written with chords before.
 
 Depends on private parts of Celery 5.7.0 and kombu 5.7.0; `tests/unit/workers/canvas/test_sender.py`
 fails when the ids differ between two sends.

@@ -114,7 +114,7 @@ class CanvasNotifier:
                 leases.settle(model, [settlement])
 
     def close(self) -> None:
-        """Abandon what was not sent: those jobs are released, or swept again."""
+        """Abandon the callbacks that were not sent: their jobs are released, or swept again."""
         if self._thread.close(CLOSE_MAX_S):
             self._drop_sender()
 

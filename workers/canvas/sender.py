@@ -77,7 +77,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class SendProgress:
-    """What was sent for one job, so that the next attempt does not send it again.
+    """The callbacks that were sent for one job, so that the next attempt does not send them again.
 
     Attributes:
         children: the sent tasks, as Celery's results list them; None before they are sent.

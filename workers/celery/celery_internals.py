@@ -134,7 +134,7 @@ def is_message(message: object) -> bool:
 
 
 def drop_unreadable_messages() -> None:
-    """Have kombu drop what is no message, with a line in the log, instead of ending Celery."""
+    """Let kombu drop and log a text that is not a message, instead of ending Celery."""
     loads: Any = vars(kombu_redis)["loads"]
     transport_class: Any = virtual.Transport
     deliver = transport_class._deliver

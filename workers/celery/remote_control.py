@@ -1,8 +1,8 @@
 """Remote control: the replies to `celery inspect`, `celery control` and Flower.
 
 The replies include our jobs, which are not in Celery's own sets of requests. Celery's main thread
-iterates over these sets without a lock and expects requests of its own in them (after a lost
-connection it sets attributes on each), so the consumer's thread must not change them.
+iterates over these sets without a lock, and expects requests of its own in them: after a lost
+connection it sets attributes on each. So the consumer's thread must not change them.
 """
 
 from __future__ import annotations

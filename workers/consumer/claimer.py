@@ -1,4 +1,4 @@
-"""When a worker claims jobs, when it reads what it has claimed, and which changes wake it.
+"""When a worker claims jobs, when it reads the claimed jobs, and which changes wake it.
 
 All calls of a turn are sent in one write. If a whole batch is known to wait, its claim is sent
 earlier. Redis then works on it while this worker reads the last claim, or settles the last batch.
@@ -68,7 +68,7 @@ class Claimer:
                     self._leases.move_misplaced(model)
 
     def connection_lost(self, now: float) -> None:
-        """Read what was claimed, because `held` must be complete when Redis is back."""
+        """Read the claimed jobs, because `held` must be complete when Redis is back."""
         self.read_claims(now)
         for model in self._models:
             model.backlog.connection_lost()

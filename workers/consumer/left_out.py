@@ -1,6 +1,6 @@
 """Sweeps the queues of the models that this worker leaves out.
 
-A model may be left out by all workers that live. Then no other worker returns the jobs of a lost
+All workers that run may leave out the same model. Then no other worker returns the jobs of a lost
 one to their queue.
 """
 
@@ -26,7 +26,7 @@ class LeftOutModels:
         self._sweep_at = 0.0
 
     def want(self, configs: Iterable[ModelConfig]) -> None:
-        """Set what is left out: one version of each model."""
+        """Set the versions that are left out, one of each model."""
         most = self._leases.settings.max_deliveries
         self._losses = {
             config.queue: RetryPolicy(

@@ -1,9 +1,9 @@
 """The consumer: one thread that wakes, claims, dispatches, collects and settles for all models.
 
-Each turn gathers what the model processes returned and what the batchers need, and sends it to
-Redis in one write, whose replies are read when they come. If a deep backlog waits, the next claim
-is sent before the last one is read, so that Redis works on it meanwhile. While Redis is away the
-model processes go on, and their results are settled with the same tokens when it is back.
+Each turn gathers the outcomes of the model processes and the claims for the batchers, and sends
+them to Redis in one write. The replies are read when they come. If a deep backlog waits, the next
+claim is sent before the last one is read, so that Redis works on it meanwhile. While Redis is away
+the model processes go on, and their results are settled with the same tokens when it is back.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class Consumer:
                     if now >= batch.start_due_at:
                         self._held_jobs.write_start(batch)
                 if any(now >= batch.deadline for batch in replica.running):
-                    # What came in time may be unread, if this worker was suspended.
+                    # If this worker was suspended, frames that came in time may be unread.
                     self._frames.catch_up(model, replica, now)
         self._replica_manager.check(self.models, now)
 
@@ -341,7 +341,7 @@ class Consumer:
             self._leases.connection_lost(now, error)
 
     def _ready(self, key: selectors.SelectorKey) -> None:
-        """Read what has come: a frame, a reply, a notification, or the signal to stop."""
+        """Read from a socket or pipe: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
             read = self._frames.read if key.fileobj is replica.frames else self._frames.catch_up

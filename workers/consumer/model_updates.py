@@ -1,8 +1,8 @@
 """Changes what a worker serves while it runs, as the registry of models has it.
 
 A changed version is served by a new `ServedModel`, whose processes load while its predecessor
-serves. When all of them are ready, the predecessor retires: it claims no more, returns what it has
-prepared to the queue, and ends when its batches have. If they cannot be loaded, it serves on.
+serves. When all of them are ready, the predecessor retires. It claims no more, returns its prepared
+jobs to the queue, and ends when its batches have ended. If they cannot be loaded, it serves on.
 
 docs/architecture/registry.md describes the rules.
 """
@@ -93,7 +93,7 @@ class ModelUpdates:
         self._failed: dict[Version, Failed] = {}
         # What does not fit this worker, and why.
         self._elsewhere: dict[Version, list[str]] = {}
-        # What is wrong with the options of a version, so that it is not served as it is registered.
+        # Errors in the options of a version, because of which it is not served as registered.
         self._problems: dict[Version, str] = {}
         self._replica_leases = ReplicaLeases(models, leases)
         self._autoscaler = Autoscaler(leases.settings.device_slots)
@@ -153,7 +153,7 @@ class ModelUpdates:
         return False
 
     def _want_loaded(self) -> None:
-        """Want all that is registered, without what is unloaded."""
+        """Set the wanted versions: all registered ones but the unloaded ones."""
         self._on_demand.changed = False
         before = self._wanted or {}
         self._wanted = {
@@ -210,7 +210,7 @@ class ModelUpdates:
         return self._on_demand.unloaded()
 
     def step(self, now: float) -> None:
-        """Take the next step of each model that differs from what is wanted."""
+        """Take the next step of each model that differs from the wanted version."""
         if self._on_demand.changed:
             self._want_loaded()
         for numbers in (self._replica_leases, self._autoscaler):
@@ -334,7 +334,7 @@ class ModelUpdates:
             self._begin(wanted, predecessor)
 
     def _fits(self, model: ServedModel, wanted: Wanted) -> bool:
-        """Return whether a model is, or becomes, what is wanted; discard one that loads for less.
+        """Return whether a model is, or becomes, what is wanted; else discard it if it loads.
 
         The number of its processes is set here.
         """

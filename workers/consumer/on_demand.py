@@ -105,7 +105,7 @@ class OnDemandModels:
         self._load_mib: dict[Version, float] = {}
         # The versions that wait for room, in their order, and when their work was found last.
         self._waiting: dict[Version, float] = {}
-        # What the calls of the script are sent, and whose each queue is.
+        # The arguments of the script's calls, and the version to which each queue belongs.
         self._groups: list[str] | None = None
         self._owner_of: dict[str, Version] = {}
 
@@ -137,7 +137,7 @@ class OnDemandModels:
         return self._load_mib.get(version, 0.0)
 
     def unloaded(self) -> dict[str, str]:
-        """Return the versions without a served model: `<model>@<version>` -> what is wrong, or "".
+        """Return the versions without a served model: `<model>@<version>` -> its error, or "".
 
         A version with a mistake is not loaded until that is corrected, or its next try is due.
         """
@@ -151,14 +151,14 @@ class OnDemandModels:
         }
 
     def errors(self) -> dict[str, str]:
-        """Return what is wrong with unloaded versions, as `unloaded` does."""
+        """Return the errors of unloaded versions, as `unloaded` does."""
         versions = [version for version in self._failures if version not in self._loaded]
         if self._most_mib is not None:
             versions += [version for version in self._entries if self._is_too_large(version)]
         return {keys.VERSION_SEPARATOR.join(one): self._problem(one) for one in versions}
 
     def look(self, now: float, failed: Mapping[Version, str]) -> None:
-        """Unload what is idle, load what has room, and look for work of the others.
+        """Unload idle models, load those for which there is room, and look for work of the others.
 
         Args:
             now: the time.
@@ -370,7 +370,7 @@ def _version_of(model: ServedModel) -> Version:
 
 
 def _has_jobs(model: ServedModel) -> bool:
-    """Return whether a model has jobs, or may get some by what is known to wait."""
+    """Return whether a model has jobs, or jobs that it may get are known to wait."""
     if model.held or model.unfinished or model.backlog.claiming:
         return True
     return any(any(queue.waiting) for queue in model.backlog.queues)

@@ -52,7 +52,7 @@ class _Transfer:
     Attributes:
         result: the result to store; None if the input must be fetched.
         pauses_s: the pauses before the next tries.
-        began: when the consumer asked for it.
+        began: when the consumer requested it.
     """
 
     model: ServedModel

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: The phases in which a process answers.
 _SERVING: Final = (Phase.READY, Phase.DRAINING)
-#: How long a stop waits for what is being saved.
+#: How long a stop waits for profiles that are being saved.
 _CLOSE_S: Final = 1.0
 
 
@@ -158,7 +158,7 @@ class Profiles:
             finally:
                 client.close()
         except (BrokerError, RedisError, OSError) as error:
-            # Who waits for the profile gets an error at its time limit.
+            # A client that waits for the profile gets an error at its time limit.
             logger.warning("a profile is not read or saved: %s", error)
 
     def _take(self, store: ScriptClient, ready: frozenset[str]) -> None:

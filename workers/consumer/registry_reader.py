@@ -21,14 +21,14 @@ _UNREAD: Final = Revision()
 
 
 class RegistryReader:
-    """Reads what is registered, for the loop of one worker.
+    """Reads the registered models, for the loop of one worker.
 
     A worker follows the registry once the models file that was applied is its own. A worker with
     another models file serves that file alone.
 
     Attributes:
         revision: of the registry that was read last, or is being read.
-        generation: of what was taken last.
+        generation: of the registry, as the last `take` returned it.
     """
 
     def __init__(self, redis_url: str, settings: Settings, catalog: Catalog) -> None:
@@ -47,7 +47,7 @@ class RegistryReader:
         return self._threads.fileno()
 
     def read_at_start(self) -> Found | None:
-        """Return what is registered; None if the worker does not follow it, or cannot read it."""
+        """Return the registered models; None if the worker cannot read them, or follows none."""
         try:
             registry = self._registry()
             found = self._found(registry) if registry.generation else None
@@ -74,7 +74,7 @@ class RegistryReader:
             self._threads.submit(revision)
 
     def take(self) -> Found | None:
-        """Return what was read last; None if nothing was, or the worker does not follow it."""
+        """Return the models that were read last; None if none were, or the worker follows none."""
         found = None
         for revision, read in self._threads.take_results():
             if revision == _UNREAD:

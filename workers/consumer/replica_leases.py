@@ -36,8 +36,8 @@ class ReplicaLeases:
     """Leases replicas for one worker.
 
     Attributes:
-        changed: what was granted has changed since this was set to False.
-        due: a total has changed, and Redis was not asked since.
+        changed: the granted replicas have changed since this was set to False.
+        due: a total has changed since the last call of the script.
     """
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
@@ -57,7 +57,7 @@ class ReplicaLeases:
 
     @property
     def unanswered(self) -> set[str]:
-        """The models whose total has changed since Redis was asked last."""
+        """The models whose total has changed since the last call of the script."""
         return {name for name, _ in self._asked}
 
     def want(
@@ -114,7 +114,7 @@ class ReplicaLeases:
             self.load_failed(version)
 
     def renew(self, now: float) -> None:
-        """Renew what is granted, and take or give back replicas."""
+        """Renew the granted replicas, and take or return others."""
         self.due = False
         if self._began_at is None:
             self._began_at = now
@@ -162,7 +162,7 @@ class ReplicaLeases:
                 fields = {"model": name, "version": number, "replicas": granted}
                 logger.info("replicas of this worker: %d", granted, extra=fields)
                 self.changed = True
-            # A model that is handed over waits for what is loaded elsewhere.
+            # A model that is handed over waits for the load on the other worker.
             self.changed = self.changed or bool(elsewhere) != bool(self._elsewhere.get(version))
             self._granted[version] = granted
             self._elsewhere[version] = elsewhere

@@ -1,7 +1,7 @@
 """A job's callbacks: the links, chain and chord in a stock Celery client's message.
 
-The signatures are read as plain JSON. Each that has no id gets one that is derived from the job's
-id, so that sending it again sends the same task. workers/canvas/sender.py sends them.
+The signatures are read as plain JSON. A task without an id gets one that is derived from the job's
+id, so that a repeat sends the same task. workers/canvas/sender.py sends them.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ TIMED_OUT: Final = "timed out"
 BEST_STEP: Final = b"0"
 #: A batch that has not ended after this many seconds is worth a call of its own for its start.
 START_WRITTEN_S: Final = 0.1
-#: The field `x` of a job that runs while nothing else runs in its worker, and of one whose message
-#: is not even read before that.
+#: The field `x` of a record. EXCLUSIVE: nothing else runs in the worker while the job runs.
+#: WITHHELD: its message, too, is read only then.
 EXCLUSIVE: Final = b"2"
 WITHHELD: Final = b"3"
 

@@ -1,10 +1,10 @@
 """Settlements: how a job ends, or why it waits again, as the arguments of jobs/settle.lua.
 
 A retry follows exponential backoff with full jitter. The n-th retry comes after a random time
-between 0 and `base * 2^(n-1)`, at most `max_s`, so that jobs which failed together do not return
-together (AWS architecture blog, 2015). The job waits in Redis. For jobs that were lost with their
-process, `lib/release.lua` uses the same rule. `read_message` also makes a settlement, of a claimed
-job that cannot run now.
+between 0 and `base * 2^(n-1)`, at most `max_s`. So jobs that failed together do not return together
+(AWS architecture blog, 2015). The job waits in Redis. For jobs that were lost with their process,
+`lib/release.lua` uses the same rule. `read_message` also makes a settlement, of a claimed job that
+cannot run now.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def failed(
 def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
     """End a job whose message cannot be read.
 
-    A message that is no JSON goes to the dead letters, because only there its bytes are kept.
+    A message that is not JSON becomes a dead letter, because only a dead letter keeps its bytes.
     jobs/claim.lua does the same with messages that it parses itself.
     """
     settlement = failed(job, error.code, error.message)

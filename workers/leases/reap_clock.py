@@ -41,8 +41,8 @@ class ReapClock:
     def until_us(self, now: float) -> int:
         """Return until when, by Redis' clock, a sweep that is sent at `now` may reap; 0 for never.
 
-        The limit is near: a sweep may arrive a minute late, over a slow network or at a server that
-        hung, when all leases have expired and their holders could not renew them.
+        The limit is near. Over a slow network, or at a server that hung, a sweep may arrive a
+        minute late. By then all leases have expired, and their holders could not renew them.
         """
         if now < self._after or self._server_zero_us is None:
             return 0

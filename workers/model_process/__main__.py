@@ -2,8 +2,8 @@
 
 `workers.replicas.replica` starts it as `python -m workers.model_process FD FD`, with one end of a
 socketpair and a file for the stacks of its threads. `workers.protocol.phases` lists its phases. It
-never outlives its worker: the kernel kills it when the thread that started it ends (Linux), and EOF
-on the socket ends it on any system.
+never runs longer than its worker. On Linux the kernel kills it when the thread that started it
+ends. On any system EOF on the socket ends it.
 """
 
 from __future__ import annotations

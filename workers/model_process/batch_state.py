@@ -61,7 +61,7 @@ class SubBatch:
 
     @property
     def good_inputs(self) -> list[Input]:
-        """The inputs whose items are no errors and were not left out, in order."""
+        """The inputs of the items that are not errors and were not left out, in order."""
         if len(self.good) == len(self.inputs):
             return self.inputs
         return [self.inputs[n] for n in self.good]

@@ -3,10 +3,10 @@
 When a verb raises, the batch is split in halves, which run again. An input that still makes the
 verb raise when it runs alone fails with its own error; the other inputs succeed.
 
-Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it: before
-`preprocess`; before `inference` if the verbs overlap (a handler that runs its verbs in turn may
-have kept something for each item); and before any verb if no item is left.
-Independent of queues and sockets.
+Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it: always
+before `preprocess`, and before any verb if no item is left. They are dropped before `inference`
+only if the verbs overlap: a handler that runs its verbs in turn may have kept something for each
+item. Independent of queues and sockets.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class BatchExecutor:
         reporter: takes the progress that the handler reports; None discards it.
         pieces: takes the pieces that a streaming handler yields; None discards them.
         span: returns the context manager that a verb runs in.
-        input_check: the check by the model's `inputs`; what does not fit never reaches a verb.
-            The API has refused most; this covers what it did not see, such as Celery's messages.
+        input_check: the check by the model's `inputs`; an input that does not fit never reaches a
+            verb. The API has checked most inputs; this check is for others, such as those in
+            Celery's messages.
         output_check: the check by the model's `outputs`, if they are enforced.
     """
 
@@ -136,7 +137,7 @@ class BatchExecutor:
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload. A
                 job that may expire also has its deadline, in seconds of the monotonic clock, which
-                all processes of a machine share. The last is what comes with the input.
+                all processes of a machine share. The last one is the `InputDetails` as text.
             dropped: places of items whose jobs were cancelled; it may grow while the batch runs.
             seq: the batch's number, for progress reports.
         """

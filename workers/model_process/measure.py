@@ -101,7 +101,7 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
 
 
 def _print(text: str) -> None:
-    """Print a line for people who wait."""
+    """Print a line, so that a user sees the progress."""
     sys.stderr.write(f"headrace: {text}\n")
     sys.stderr.flush()
 
@@ -220,7 +220,7 @@ class Measured:
         return times
 
     def variant(self) -> Variant:
-        """Return what was measured."""
+        """Return the measurements."""
         facts = self.facts
         return Variant(
             optimize=self._wanted,

@@ -2,10 +2,10 @@
 
 A request that comes waits for the step that runs, so steps must be short while online requests may
 come. Offline requests take the rest of a short step. The time of a step depends on the model, the
-device and the other requests, so it is measured: a step that was too long lowers the number, and
+device and the other requests, so it is measured. A step that was too long lowers the number, and
 one that was shorter raises it. Does no I/O and reads no clock.
 
-Some models take long for any step. Fewer offline requests would not shorten it, so the time of a
+Some models take long for any step. Fewer offline requests would not shorten it. So the time of a
 step with one of them is measured too, and a step may take a little longer than that.
 """
 

@@ -1,9 +1,9 @@
 """Starts the model process of a model with its own packages: installs them, then becomes it.
 
 A separate program, as Python's path must be complete before anything is imported. The worker starts
-it as `python -m workers.model_process.packaged FD FD FILE FOLDER`: the arguments of the model
-process, the model's requirements.txt and the folder of all environments. An error is the model's
-load error.
+it as `python -m workers.model_process.packaged FD FD FILE FOLDER`. FD FD are the arguments of the
+model process, FILE is the model's requirements.txt, and FOLDER has all environments. An error is
+the model's load error.
 """
 
 from __future__ import annotations

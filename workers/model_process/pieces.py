@@ -85,7 +85,7 @@ class PieceSender:
                 self._waiting.pop((seq, job_id), None)
 
     def resume(self, seq: int, job_id: str) -> None:
-        """Note that a job of a generator goes on where the last attempt has ended."""
+        """Note that a job of a generator continues where the last attempt has ended."""
         with self._changed:
             self._send([(seq, job_id, 1, 0, b"", b"")])
 
@@ -116,7 +116,7 @@ class PieceSender:
             self.add([(seq, job_id, text, ())])
 
     def close(self, seq: int, job_ids: Iterable[str]) -> None:
-        """Send what is left of these jobs, whose outcomes are about to be sent."""
+        """Send the remaining pieces of these jobs, because their outcomes follow."""
         with self._changed:
             keys = [(seq, job_id) for job_id in job_ids]
             self._flush([key for key in keys if key in self._waiting])

@@ -1,4 +1,4 @@
-"""What waits in Redis for one model, as far as its worker knows, and which jobs will come soon.
+"""The jobs that wait in Redis for one model, or will soon, as far as its worker knows.
 
 A model has two queues for a worker: its own, and that of the worker's version. Their lists are
 numbered as places: the own queue's four, best first, then the other's. One claim may take from

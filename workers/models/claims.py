@@ -27,7 +27,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """What was claimed for one model and cannot run yet, and from which queue each job came.
+    """The claimed jobs of one model that cannot run yet, and the queue of each job.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.

@@ -41,7 +41,7 @@ class PendingResult(NamedTuple):
 
 
 class TransferOutcome(NamedTuple):
-    """What came of one transfer.
+    """The outcome of one transfer.
 
     Attributes:
         retryable: whether the job may be tried again after this error.

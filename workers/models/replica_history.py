@@ -5,9 +5,9 @@ worker restarts a model at most `max_restarts_per_minute` times. Beyond that the
 jobs stay in their queue, and the worker reports the reason.
 
 A loss does not count once a job is known to be its cause. Each such job is charged or ends, so it
-can cause few losses; and jobs of one client cannot make the model wait for all others. But if
-CAUSES_MAX such jobs follow each other and no batch finishes between them, the model itself is taken
-to be broken, and these losses count too: else its whole queue would become dead letters.
+can cause few losses. So the jobs of one client cannot make the model wait for all others. But if
+CAUSES_MAX such jobs follow each other and no batch finishes between them, the model itself counts
+as broken. Then these losses count too; otherwise its whole queue would become dead letters.
 """
 
 from __future__ import annotations

@@ -56,19 +56,20 @@ class Life(StrEnum):
 class ServedModel:
     """One model of one worker.
 
-    Long results are stored as `pending_payloads` has it; by default they stay in their messages.
+    `pending_payloads` decides which results are stored as payloads; by default none is.
 
     Attributes:
         key: its name in this worker; that of the model, unless it serves another version or
             replaces a predecessor.
         life: whether it claims jobs.
-        template: has what each of its replicas is started with.
+        template: a replica with the frame and the environment with which each of its replicas
+            starts.
         loads: how many reloads the registry had when it was built.
         update_error: why a newer configuration could not be loaded, with the traceback.
         position: its number among the notifications of the queues; None if it has none.
         queues: the names of its queues, as `Backlog` numbers them.
         held: every job that this worker has leased for the model, by id.
-        claims: what it has claimed and not read, and the queue of each job.
+        claims: the claimed jobs that are not read yet, and the queue of each job.
         hold_until: until when the prepared jobs wait for others; None if they do not.
         free_since: since when the device is free for jobs that are held back; None without such.
         next_due_at: when the next delayed job joins the queue; NEVER if unknown.
@@ -403,8 +404,8 @@ class ServedModel:
     def cancel(self, job_id: str, token: str) -> list[Settlement]:
         """Cancel a job; return its settlement if no replica has it.
 
-        For a dispatched job, the model process is asked to skip it. If that is too late, its result
-        is discarded.
+        If the job is dispatched, the model process gets a request to skip it. If that is too late,
+        its result is discarded.
         """
         job = self.held.get(job_id)
         if job is None or job.token != token:

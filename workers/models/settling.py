@@ -1,4 +1,4 @@
-"""Turning what a model process returned for a batch into settlements."""
+"""Makes settlements of the outcomes that a model process returned for a batch."""
 
 from __future__ import annotations
 

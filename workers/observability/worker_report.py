@@ -72,7 +72,7 @@ class WorkerReporter:
         Args:
             models: the served models.
             progress: how far the worker follows the registry.
-            unloaded: the versions that it would load on demand, and what is wrong with each.
+            unloaded: the versions that it would load on demand, and the error of each.
         """
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]

@@ -9,15 +9,15 @@ from headrace.config.model_catalog import ModelConfig
 from workers.replicas.cores import usable_cores
 
 #: glibc returns large blocks with each free(), and the kernel zeroes their pages for the next
-#: batch, which costs a quarter of a ResNet-18's time at batch 32. These settings keep them.
+#: batch. That costs a quarter of a ResNet-18's time at batch 32. These settings keep them.
 TUNABLES: Final = {
     "glibc.malloc.mmap_threshold": 4 * 1024**3,
     "glibc.malloc.trim_threshold": 8 * 1024**3,
 }
 
 #: How often a libgomp thread spins for the other threads before it sleeps. The default of 300,000
-#: takes milliseconds: if another process needs a core, a thread that has lost its core keeps the
-#: others spinning, which costs a fifth of the model's CPU.
+#: takes milliseconds. If another process needs a core, a thread that has lost its core keeps the
+#: others spinning. That costs a fifth of the model's CPU.
 SPINS: Final = "10000"
 
 

@@ -15,7 +15,7 @@ import psutil
 from workers.replicas.cores import CGROUPS, OWN_CGROUP, cgroup_folders
 
 MIB: Final = 1024 * 1024
-#: Per version of cgroups: the files of the limit and of what is used, and the part of the file
+#: Per version of cgroups: the file of the limit, the file of the use, and the part of the file
 #: `memory.stat` that the kernel can free.
 _FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -48,7 +48,7 @@ def own_mib(pids: list[int]) -> float:
 
 
 def _limits(cgroups: Path, own: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each cgroup that has one, and what is used, in bytes."""
+    """Yield the limit and the use of each cgroup that has a limit, in bytes."""
     for folder in cgroup_folders(cgroups, own, "memory"):
         for limit, used, freeable in _FILES:
             with contextlib.suppress(OSError, ValueError, KeyError):

@@ -1,9 +1,9 @@
 """Kills what model processes have started once their worker is gone, however it ended.
 
 The kernel kills a model process when its worker is gone, but not the children that its handler has
-started. So each worker has an orphan guard: a small process that knows the process groups of the
-model processes and waits for EOF on its input. It runs by path with `-I -S`, so that it starts at
-once and stays small; this module may import the standard library alone.
+started. So each worker has an orphan guard. This small process has the list of the process groups
+of the model processes, and waits for EOF on its input. It runs by path with `-I -S`, so that it
+starts at once and stays small; this module may import the standard library alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OrphanGuard:
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """End the guard, which kills what is left of the groups that it watches."""
+        """End the guard; it kills the processes that are left of its groups."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

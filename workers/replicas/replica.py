@@ -58,7 +58,7 @@ class Replica:
         core_set: the cores of its process, also after its end; empty if it is not pinned.
         batch: the batch that runs; of several, the oldest.
         joined: the batches that run at the same time, of a generator.
-        staged: the batch that was sent behind the one that runs.
+        staged: the batch that the process already has while it runs another one.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
         overlap: its handler works on two batches at once.
@@ -172,7 +172,7 @@ class Replica:
         return Replica(self.init, self.environ, self.load_timeout_s, self.core_sets)
 
     def start(self, now: float, mark: str) -> FrameSocket:
-        """Start the process; call it on a thread that lives as long as the worker.
+        """Start the process; call it on a thread that runs as long as the worker.
 
         The kernel kills the process when the thread that started it ends.
         """
@@ -255,7 +255,7 @@ class Replica:
             self.frames.send(["batch", batch.seq, rows, *trace])
 
     def _announce(self, batch: Batch) -> None:
-        """Send what a generator must know of a job before it comes."""
+        """Send the frames about a job of a generator that must come before the job."""
         job = batch.jobs[0]
         if self.frames is None:
             return
@@ -323,8 +323,8 @@ class Replica:
     def take_batches(self) -> tuple[list[Batch], list[Batch]]:
         """Remove and return the batches that the process had begun, and those that it had not.
 
-        Of a generator, jobs that wait for room count as not begun, and so do those that have run a
-        step if others have just joined.
+        Jobs of a generator that wait for room count as not begun. If others have just joined, those
+        that have run a step count as not begun too.
         """
         begun = self.running
         untouched: list[Batch] = []

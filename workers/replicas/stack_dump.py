@@ -18,7 +18,7 @@ LOOK_S: Final = 0.02
 
 
 class StackDump:
-    """The file of the stacks of one process' threads; open as long as the process lives.
+    """The file of the stacks of one process' threads; open until the process has ended.
 
     C code writes them at a crash and on a signal, even while something holds the interpreter.
     """

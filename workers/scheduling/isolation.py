@@ -1,11 +1,11 @@
 """When isolated jobs begin: Redis marks each of them first.
 
-Nothing else runs in the model process of an isolated job, and nothing else goes on in the worker of
-an exclusive one: no batch, no claim, no transfer of a payload, and no load of a model. Only a job
-that Redis knows to run so can be charged when its worker is lost; docs/architecture/failure.md has
-the rules. Other jobs need no mark.
+Nothing else runs in the model process of an isolated job. During an exclusive job, its worker does
+nothing else: no batch, no claim, no transfer of a payload, and no load of a model. Only a job that
+Redis knows to run so can be charged when its worker is lost; docs/architecture/failure.md has the
+rules. Other jobs need no mark.
 
-An exclusive run first reserves its host, then waits until what goes on in the worker has ended, and
+An exclusive run first reserves its host. It then waits until the worker has nothing else to do, and
 is marked then. A withheld job is read and fetched after that.
 """
 
@@ -151,7 +151,7 @@ class Isolation:
         return run.batch
 
     def _mark_when_idle(self, run: IsolatedRun, now: float) -> None:
-        """Ask for the mark of an exclusive run once nothing else goes on in the worker."""
+        """Request the mark of an exclusive run once the worker does nothing else."""
         if self._running:
             return
         if not run.model.idle:  # its process was lost meanwhile
@@ -218,7 +218,7 @@ class Isolation:
         self.exclusive = run
 
     def connection_lost(self) -> None:
-        """Forget what was asked; the jobs that have begun run on."""
+        """Forget the requests under way; the jobs that have begun run on."""
         self._runs.clear()
         self._requests.clear()
         self._unread.clear()

@@ -1,12 +1,12 @@
 """When a second batch is staged behind the one that a replica runs.
 
 It is staged only if the handler overlaps batches, so that the device need not wait for
-`preprocess`. It is staged as late as possible, because a staged batch takes no more jobs: when the
-running batch should end within the time that preparing the next one takes, or, when it is full and
-no other model of the device had an online job for a while. An offline batch would delay an online
-job that comes meanwhile, so it is staged only if no online job came for a while. If another model
-then waits for the device and has the next turn, the staged batch is preempted: the process returns
-it if its `inference` has not begun, and it is the next batch of its model.
+`preprocess`. It is staged as late as possible, because a staged batch takes no more jobs. That is
+when the running batch should end before the next one could be prepared. A full batch is staged
+earlier if no other model of the device had an online job for a while. An offline batch would delay
+an online job that comes meanwhile, so it is staged only if no online job came for a while. If
+another model then waits for the device and has the next turn, the staged batch is preempted. The
+process returns it if its `inference` has not begun. It is then the next batch of its model.
 """
 
 from __future__ import annotations

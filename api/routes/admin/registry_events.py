@@ -1,7 +1,7 @@
 """`GET /api/v1/registry/events`: changes of the models, as server-sent events.
 
-The id of an event is that of its entry in the log of changes, so that any API process can continue
-the stream of another, as far back as the log reaches.
+The id of an event is that of its entry in the log of changes. So any API process can continue the
+stream of another one, as far back as the log reaches.
 """
 
 from __future__ import annotations

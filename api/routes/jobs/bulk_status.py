@@ -1,6 +1,6 @@
 """Many jobs by their ids: `POST /api/v1/jobs/{status,cancel,outcomes,forget}`.
 
-`outcomes` and `forget` are for clients that read results as fast as the workers produce them: they
+`outcomes` and `forget` are for clients that read results as fast as the workers produce them. They
 read and return only what a row of results needs.
 """
 

@@ -1,6 +1,6 @@
 """`POST /api/v1/jobs/bulk`: a job per line, answered line by line while the body is received.
 
-Four stages run concurrently: the next lines are read while Redis works on the previous ones, and
+Four tasks run concurrently. The next lines are read while Redis works on the previous ones, and
 answers are written while it works on the next. No stage waits for the client to read: unread
 answers wait in a `SendBuffer`.
 """

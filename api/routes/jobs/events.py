@@ -287,7 +287,7 @@ class EventSequence:
         return events
 
     def _knows_attempt(self, attempts: int) -> bool:
-        """Return whether the client knows that this attempt ran: it waited since for another."""
+        """Return whether the client's last event is the wait after this attempt."""
         kind, _, rest = self._last.partition("-")
         return kind in ("q", "d") and rest.partition("-")[0] == str(attempts)
 

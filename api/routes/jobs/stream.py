@@ -136,7 +136,7 @@ class Pieces(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """The job runs again from its beginning: what came up to this index counts no more."""
+    """The job runs again from its beginning: the pieces up to this index no longer count."""
 
     at: int
 
@@ -311,7 +311,7 @@ class _Events:
                 return frame(f"{after}-ended", "ended", job_object(job))
 
     def broken_off(self) -> None:
-        """The client reconnects, and goes on behind the last event."""
+        """The client reconnects, and continues behind the last event."""
 
 
 class _Lines:

@@ -162,7 +162,7 @@ class _AnswerStream:
         self._first: list[PieceEvent] = []
         # How long the text is that was sent, and how many log probabilities were.
         self._sent = self._logprobs = 0
-        # Whether the pieces that come next are not those that follow what was sent.
+        # Whether the next pieces do not follow the pieces that were sent.
         self._gap = False
         self.generation: Generation | None = None
 

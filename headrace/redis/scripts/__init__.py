@@ -1,7 +1,7 @@
 """The Lua scripts, and the commands that call them. Independent of connections.
 
 A script is named by its file: `jobs/claim` is `jobs/claim.lua`. The head of the file lists ARGV and
-the reply. jobs.py and queues.py build the calls of their folders and read the replies; callers
+the reply. jobs.py and queues.py build the calls of their folders and read the replies. Callers
 import them as `job_scripts` and `queue_scripts`. A script of another folder has one caller, which
 calls `script(name).call`.
 

@@ -1,7 +1,7 @@
 """The scripts in jobs/: what each call is sent, and what it replies.
 
-The order of ARGV and of replies is written down here and in the Lua file, and nowhere else. What is
-read once for each job is a plain tuple, whose type names its fields.
+The order of ARGV and of replies is written down here and in the Lua file, and nowhere else. A row
+that is read once for each job is a plain tuple, whose type names its fields.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def isolate(job: Leased, scope: str, host: str) -> Command:
     Args:
         job: the job.
         scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
-        host: the name of this host; what is lost together has the same.
+        host: the name of this host; workers that can be lost together have the same.
     """
     return script("jobs/isolate").call([], job.id, job.token, scope, host)
 

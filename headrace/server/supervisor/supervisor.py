@@ -1,7 +1,7 @@
 """Starts children in order, restarts them, stops them in order, and leaves none behind.
 
-One thread runs one loop: the kernel sends the parent-death signal when the *thread* that started a
-child ends, so that thread must live as long as the supervisor. The process must have no other
+One thread runs one loop. The kernel sends the parent-death signal when the *thread* that started a
+child ends, so that thread must run as long as the supervisor. The process must have no other
 children: when a child has ended, and at the end, all remaining descendants are killed.
 """
 

@@ -170,7 +170,7 @@ class PipelineExecution:
         )
 
     def details(self, stage: Stage, model: ModelConfig) -> InputDetails | None:
-        """Return what comes with the input of a stage's job: as much as its model declares."""
+        """Return the details of the input of a stage's job: those that its model declares."""
         given = self.message.details
         if given is None:
             return None
@@ -184,7 +184,7 @@ class PipelineExecution:
         )
 
     async def _resume(self) -> PreviousAttempt:
-        """Resume an earlier attempt, and return what it has left."""
+        """Resume an earlier attempt, and return its saved states."""
         note = await self._backend.saved_stages(self)
         previous = await read_previous(self.job.id, self.pipeline, note, self._backend.view)
         if previous.incomplete:

@@ -35,7 +35,7 @@ class PipelineQueue:
     Attributes:
         model: the pipeline as a model of the catalogue.
         executions: the jobs that run here, by id, each with its task.
-        orphans: does what is left to do for jobs that scripts have ended.
+        orphans: does the remaining work for jobs that scripts have ended.
         skipped_offline: the last claim had no room for offline jobs, which cause no push.
         paused: the queue was paused at its last claim; each sweep claims again.
     """

@@ -143,7 +143,7 @@ class StageJobs:
     async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
         """Save the states, and free these stages' results; return whether it was done.
 
-        A failure (the lease is lost, or Redis is away) needs no retry: the next stage that ends
+        A failure (the lease is lost, or Redis is away) needs no retry. The next stage that ends
         frees these results too, or the end of the job does.
         """
         ids = [name for stage in stages for name in execution.job_ids(stage)]
@@ -250,7 +250,7 @@ class StageJobs:
     async def clear(
         self, execution: PipelineExecution, over: Mapping[str, str], *, settled: bool = False
     ) -> None:
-        """Delete what is not needed after the execution; what stays expires.
+        """Delete the results that are not needed after the execution; the others expire.
 
         `over` is what `cancel` returned. Until the pipeline's job is settled, its lease is checked.
 

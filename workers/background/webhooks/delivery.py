@@ -1,7 +1,7 @@
 """Delivers webhooks: runs the task `headrace.webhook`, in an event loop of its own.
 
 A task reads how its job has ended, notes in Redis that an attempt begins, and ends. The attempt
-goes on in the event loop, and stores its outcome. A delivery that has not arrived waits in Redis
+continues in the event loop, and stores its outcome. A delivery that has not arrived waits in Redis
 for its next attempt: `hr:hooks` has the time, and a sweep sends the task again. So no delivery
 waits in memory, and no thread waits for a receiver. An attempt that its worker does not survive is
 made again, under the same `webhook-id`. throttling.py limits the attempts per receiver and per API

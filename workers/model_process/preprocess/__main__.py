@@ -1,9 +1,9 @@
 """A preprocess process: runs the handler's `preprocess` and nothing else.
 
 `workers.model_process.preprocess.pool` starts it as `python -m workers.model_process.preprocess FD
-FD FD PARENT`, with a socket for frames, a socket for the files of shared memory, and the file for
-its threads' stacks. No GPU is visible to it. It is in the process group of its model process, and
-the kernel kills it when the model process ends.
+FD FD PARENT`. The three FD are a socket for frames, a socket for the files of shared memory, and
+the file for its threads' stacks. No GPU is visible to it. It is in the process group of its model
+process, and the kernel kills it when the model process ends.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ def get_ds_engine(model: Any, ctx: Any) -> Any:
 
     Args:
         model: the module.
-        ctx: the handler's context. Its `model_yaml_config` has `handler.model_path`, and the
-            section `deepspeed` with `config`, a JSON file of the archive, and perhaps
-            `checkpoint`, the file into which the paths of the weights are written.
+        ctx: the handler's context. Its `model_yaml_config` has `handler.model_path` and the section
+            `deepspeed`. In it, `config` is a JSON file of the archive. If there is `checkpoint`, it
+            is the file into which the paths of the weights are written.
 
     Raises:
         ConfigError: DeepSpeed is not installed, or the configuration lacks a key or a file.

@@ -43,6 +43,13 @@ _PROBLEM: Final[Schema] = {
         "remedy": {"type": "string", "description": "What the client can do."},
     },
 }
+_BULK_WAIT: Final[dict[str, Schema]] = {
+    "retry_after": {
+        "type": "integer",
+        "minimum": 2,
+        "description": "In a line of a bulk answer, if it is known: seconds after which to retry.",
+    }
+}
 _EXTENSIONS: Final[dict[str, dict[str, Schema]]] = {
     "invalid-input": {
         "errors": {
@@ -66,6 +73,8 @@ _EXTENSIONS: Final[dict[str, dict[str, Schema]]] = {
         }
     },
     "models-not-ready": {"models": {"type": "object"}},
+    "queue-full": _BULK_WAIT,
+    "rate-limited": _BULK_WAIT,
     INTERNAL: {"id": {"type": "string", "description": "Search the API's log for it."}},
     **{
         code: {

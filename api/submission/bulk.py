@@ -31,7 +31,13 @@ from api.submission.job_request import (
 )
 from api.submission.submit import fresh_job, fresh_state, submission_of
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
+from headrace.errors import (
+    BrokerUnavailable,
+    HeadraceError,
+    PayloadTooLarge,
+    StoreUnavailable,
+    Throttled,
+)
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
@@ -389,6 +395,9 @@ class BulkSubmitter:
             return job_object(outcome, waiting_for=waiting_for)
         members = {"line": row.number} | ({"job": row.job.id} if row.job is not None else {})
         if isinstance(outcome, HeadraceError):
+            # A line has no header for it.
+            if isinstance(outcome, Throttled) and outcome.retry_after_s > 1:
+                members["retry_after"] = outcome.retry_after_s
             reply = problem(outcome, self._path, **members)
         else:
             reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self._path)

@@ -20,7 +20,15 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
-from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange, fetch
+from headrace.client.retries import (
+    TRANSIENT,
+    RetryDeadline,
+    Session,
+    exchange,
+    fetch,
+    known_wait_s,
+    limit_of,
+)
 from headrace.client.sansio import (
     HttpRequest,
     HttpResponse,
@@ -97,6 +105,9 @@ def submit_many(
     **options: Unpack[Options],
 ) -> Stream[Outcome]:
     """Submit a job for each input, in order, many per request.
+
+    An input that a limit refuses waits as the server asks. If the server does not know for how
+    long, as with a full queue, the input is refused after `retry_s` without progress.
 
     Args:
         model: the model's name.
@@ -184,7 +195,7 @@ def send(
         chunk: entries with their lines.
         hold_s: how long the server may hold the chunk while the queue is full; None for its limit.
         transient: errors that are retried until there is no progress for `retry_s`; every other
-            error is an outcome.
+            error is an outcome. The wait that a limit asks for does not count.
 
     Raises:
         ServerUnreachable: the server was unreachable for longer than `retry_s`.
@@ -200,6 +211,11 @@ def send(
         if len(left) < len(pending):
             deadline = RetryDeadline(session)
         pending = left
+        limit = limit_of([outcomes[at] for at in pending])
+        wait_s = known_wait_s(limit) if limit is not None else 0
+        if limit is not None and wait_s:
+            yield deadline.limit_pause(wait_s, limit.code)
+            continue
         pause = deadline.pause() if pending else None
         if pause is None:
             break

@@ -42,6 +42,7 @@ class Problem(msgspec.Struct):
     job: str = ""
     traceback: str = ""
     errors: list[FieldError] = []
+    retry_after: int = 1
 
     @property
     def code(self) -> str:
@@ -82,6 +83,8 @@ def problem_error(problem: Problem) -> HeadraceError:
         error.traceback = problem.traceback
     if isinstance(error, InvalidInput):
         error.errors = problem.errors
+    if isinstance(error, Throttled):
+        error.retry_after_s = problem.retry_after
     if problem.retryable is not None:
         error.retryable = problem.retryable
     return error

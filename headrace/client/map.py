@@ -8,6 +8,7 @@ looked up.
 A full queue refuses part of a chunk. The refused entries wait here, because the server holds them
 for a moment only. Between two attempts the client looks up ended jobs, so results arrive meanwhile.
 The next attempt is as large as the part that the last one found room for.
+If the server knows when a limit ends, the next attempt is then, or when a job has ended.
 """
 
 from __future__ import annotations
@@ -36,8 +37,23 @@ from headrace.client.errors import job_error
 from headrace.client.models import Job, Result
 from headrace.client.page_size import QUICK_S, SWEEP_S, AdaptivePageSize
 from headrace.client.requests import Options, job_line, job_request
-from headrace.client.retries import TRANSIENT, Session, exchange
-from headrace.client.sansio import NextInput, Plan, Stream, TakenInput, Yield, input_iterator
+from headrace.client.retries import (
+    TRANSIENT,
+    Session,
+    exchange,
+    known_wait_s,
+    limit_of,
+    outlasting_limits,
+)
+from headrace.client.sansio import (
+    NextInput,
+    Pause,
+    Plan,
+    Stream,
+    TakenInput,
+    Yield,
+    input_iterator,
+)
 from headrace.errors import (
     BrokerError,
     HeadraceError,
@@ -74,7 +90,7 @@ def map_inputs(
     parameters: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Stream[Result[In]]:
-    """Run every input through a model, also while servers restart.
+    """Run every input through a model, also while servers restart; limits (429) are waited for.
 
     Each input becomes one job with one id, however often it is sent, and gives one result. At most
     `in_flight` inputs are held, so memory does not grow with the number of inputs.
@@ -119,7 +135,7 @@ def map_inputs(
     while not taken.ended or window.held:
         room = in_flight - window.held
         if window.waiting:
-            yield from window.submit(glance=short)
+            yield from outlasting_limits(session, window.submit(glance=short))
         elif not taken.ended and (room >= chunk or not window.open):
             count = min(chunk, room)
             taken = yield NextInput(source, count, GATHER_S)
@@ -129,7 +145,7 @@ def map_inputs(
                 window.waiting.append(BulkEntry(index, value, next_id(value)))
                 index += 1
         else:
-            yield from window.look_up()
+            yield from outlasting_limits(session, window.look_up())
         results = window.pop_results()
         for at, result in enumerate(() if return_errors else results):
             if result.error is not None:
@@ -159,6 +175,8 @@ class Window(Generic[In]):
         # The size of the next submit, and whether the last one found the queue full.
         self._chunk_size = CHUNK_JOBS
         self._full = False
+        # When the limit ends that refused entries, if the server knows it.
+        self._limited_until = 0.0
 
     @property
     def open(self) -> int:
@@ -176,18 +194,23 @@ class Window(Generic[In]):
         Args:
             glance: look up ended jobs afterwards, as after a slow submit or with a full queue.
         """
+        limited_s = self._limited_until - time.monotonic()
+        if limited_s > 0:
+            yield from self._wait_for_limit(limited_s)
+            return
         chunk = next_chunk(self.waiting, self._line, self._chunk_size)
         # Without jobs to look up meanwhile, the server may hold the chunk as long as it likes.
         hold_s = None if self._full and not self.open else HOLD_S
         started = time.monotonic()
         outcomes = yield from send(self._session, chunk, hold_s=hold_s, transient=_TRANSIENT)
         slow = time.monotonic() - started > QUICK_S
-        refused = []
+        refused, limits = [], []
         for entry, outcome in zip(chunk, outcomes, strict=True):
             if isinstance(outcome, _OUTAGES):
                 raise outcome  # whether a job exists is unknown
             if isinstance(outcome, Throttled):
                 refused.append(entry)
+                limits.append(outcome)
             elif isinstance(outcome, HeadraceError):
                 self._end(entry, None, error=outcome)
             else:
@@ -195,13 +218,22 @@ class Window(Generic[In]):
                 self._fresh[entry.index] = entry
         self.waiting.extendleft(reversed(refused))
         self._full = bool(refused)
+        if (limit := limit_of(limits)) is not None:
+            self._limited_until = time.monotonic() + known_wait_s(limit)
         room = len(chunk) - len(refused) if refused else 2 * self._chunk_size
         self._chunk_size = min(CHUNK_JOBS, max(1, room))
         if self.open and (self.waiting or slow or glance):
             yield from self.look_up(wait=False)
 
-    def look_up(self, *, wait: bool = True) -> Plan[None]:
-        """Read the jobs that have ended; with `wait`, first wait for the end of one."""
+    def _wait_for_limit(self, limited_s: float) -> Plan[None]:
+        """Wait for a limit, but only until a job ends, which may make room."""
+        if not self.open:
+            yield Pause(limited_s)
+        elif (yield from self.look_up()):
+            self._limited_until = 0.0
+
+    def look_up(self, *, wait: bool = True) -> Plan[int]:
+        """Read the jobs that have ended, and return how many; with `wait`, first wait for one."""
         page = self._page
         page.begin()
         jobs = (self._fresh or self._overtaken).values()
@@ -217,6 +249,7 @@ class Window(Generic[In]):
             entries = list(islice(jobs, 2 * page.goal))
         ended = yield from self._read(entries)
         page.read(ended, len(entries), waited=wait)
+        return ended
 
     def pop_results(self) -> list[Result[In]]:
         """Remove and return the results that can be yielded now."""

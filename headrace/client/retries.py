@@ -9,14 +9,17 @@ its whole timeout. So after a connection failure the client first polls `/live` 
 timeout. Only after an answer does it repeat the request with its full timeout. A server that is
 slow, or waits on purpose, is therefore not given up. `retry_s` counts from the first failure; the
 time that the request took before does not count.
+
+A limit (429) is no outage. Work that has no hurry waits for it, however long it takes: runs, `map`.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from headrace.client.errors import decoded, error_of, problem_of, retry_after_s
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
@@ -93,10 +96,52 @@ class RetryDeadline:
 
     def pause(self, least_s: float = 0) -> Pause | None:
         """Return the next pause, of at least `least_s` seconds; None if no time is left for it."""
+        pause_s = max(least_s, self._drawn_s())
+        return Pause(pause_s) if pause_s <= self.left_s() else None
+
+    def limit_pause(self, least_s: float, limit: str) -> Pause:
+        """Return the next pause for a limit (its code); the server answers, so no time counts."""
+        self._first_failure = None
+        return Pause(max(least_s, self._drawn_s()), limit)
+
+    def _drawn_s(self) -> float:
         drawn_s = self._next_pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
         self._next_pause_s = min(self._next_pause_s * 2, MAX_PAUSE_S)
-        pause_s = max(least_s, drawn_s)
-        return Pause(pause_s) if pause_s <= self.left_s() else None
+        return drawn_s
+
+
+def limit_of(errors: Sequence[object]) -> Throttled | None:
+    """Return the limit that ends first, if each of these was refused by a limit (429)."""
+    limits = [error for error in errors if isinstance(error, Throttled)]
+    if not limits or len(limits) < len(errors):
+        return None
+    return min(limits, key=lambda limit: limit.retry_after_s)
+
+
+def known_wait_s(limit: Throttled) -> int:
+    """Return how long a limit asks to wait; 0 if it does not know, and names the least time."""
+    return limit.retry_after_s if limit.retry_after_s > 1 else 0
+
+
+def outlasting_limits(session: Session, plan: Plan[T]) -> Plan[T]:
+    """Perform a plan, and repeat each request that a limit refuses (429) until it is accepted."""
+    outcome: Any = None
+    while True:
+        try:
+            step = plan.send(outcome)
+        except StopIteration as ended:
+            found: T = ended.value
+            return found
+        outcome = yield step
+        deadline = RetryDeadline(session)
+        while isinstance(step, HttpRequest) and _is_limit(outcome):
+            code = error_of(outcome, problem_of(outcome)).code
+            yield deadline.limit_pause(retry_after_s(outcome) or 0, code)
+            outcome = yield step
+
+
+def _is_limit(outcome: object) -> bool:
+    return isinstance(outcome, HttpResponse) and outcome.status == Throttled.status
 
 
 def exchange(

@@ -96,9 +96,14 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Sleep for `seconds`."""
+    """Sleep for `seconds`.
+
+    Attributes:
+        limit: the code of the limit (429) that is waited for; empty for an outage.
+    """
 
     seconds: float
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,12 @@ FIRST_LINE_S: Final = 10.0
 LINES_APART_S: Final = 60.0
 #: The rate is measured over this many seconds.
 RATE_OVER_S: Final = 30.0
+#: What a run waits for, by the code of the limit (429).
+_WAITS_FOR: Final = {
+    "queue-full": "room in the queue",
+    "rate-limited": "the API key's rate or token limit",
+    "too-many-in-flight": "the API key's limit of jobs in flight",
+}
 
 
 class RateMeter:
@@ -92,7 +98,7 @@ class RunProgressDisplay:
     def update(self, progress: RunProgress) -> None:
         """Update the bar; print a line and write the record if they are due."""
         now = time.monotonic()
-        self._bar.update(progress.ended, progress.failed)
+        self._bar.update(progress.ended, progress.failed, note=waits_for(progress.limit))
         self._meter.add(progress.ended, now)
         if self._lines and now >= self._next_line:
             output.message(line_of(self._engine.checkpoint.model, progress, self._meter))
@@ -154,4 +160,11 @@ def line_of(name: str, progress: RunProgress, meter: RateMeter) -> str:
     left_s = meter.left_s(total)
     if left_s is not None:
         parts.append(f"{output.duration(left_s)} left")
+    if progress.limit:
+        parts.append(waits_for(progress.limit))
     return f"{name}: {', '.join(parts)}"
+
+
+def waits_for(limit: str) -> str:
+    """Return what a run waits for, for people; "" for no limit."""
+    return f"waits for {_WAITS_FOR.get(limit, 'a limit')}" if limit else ""

@@ -1,4 +1,4 @@
-"""The progress bar on standard error: count, rate, remaining time, failures."""
+"""The progress bar on standard error: count, rate, remaining time, failures, a note."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ class Bar:
 
     def __init__(self, name: str, count: Callable[[], int | None], *, quiet: bool) -> None:
         self.ended = self.failed = 0
+        self.note = ""
         self._next_draw = 0.0
         self._progress: Progress | None = None
         if not quiet and sys.stderr.isatty():
             self._progress = _progress()
-            self._task = self._progress.add_task(name, total=count(), rate="", failed="")
+            self._task = self._progress.add_task(name, total=count(), rate="", failed="", note="")
 
-    def update(self, ended: int, failed: int) -> None:
-        """Set the numbers of ended and failed jobs."""
-        self.ended, self.failed = ended, failed
+    def update(self, ended: int, failed: int, *, note: str = "") -> None:
+        """Set the numbers of ended and failed jobs, and a note of a few words."""
+        self.ended, self.failed, self.note = ended, failed, note
         if self._progress is not None and time.monotonic() >= self._next_draw:
             self._next_draw = time.monotonic() + DRAW_S
             self._draw(self._progress)
@@ -70,7 +71,7 @@ class Bar:
         speed = task.finished_speed or task.speed
         rate = "" if speed is None else output.rate(speed)
         failed = f"{self.failed:,} failed" if self.failed else ""
-        progress.update(self._task, completed=self.ended, rate=rate, failed=failed)
+        progress.update(self._task, completed=self.ended, rate=rate, failed=failed, note=self.note)
 
     @staticmethod
     def _print_above(progress: Progress, text: str) -> None:
@@ -95,6 +96,7 @@ def _progress() -> Progress:
         TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
         TextColumn("{task.fields[failed]}", style="red", markup=False),
+        TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
         refresh_per_second=4,
         speed_estimate_period=_RATE_OVER_S,

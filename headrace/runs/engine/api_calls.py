@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +10,14 @@ import msgspec
 from headrace.client.errors import Problem, decoded, problem_error
 from headrace.client.models import Failure
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
-from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange
+from headrace.client.retries import (
+    TRANSIENT,
+    RetryDeadline,
+    Session,
+    exchange,
+    known_wait_s,
+    limit_of,
+)
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
@@ -53,7 +60,7 @@ _LINE: Final = msgspec.json.Decoder(_Line)
 class AcceptCount:
     """How often the server has accepted jobs of a run, in any of its requests.
 
-    Requests that wait for the same full queue get free places by chance. As long as one of them
+    Requests that wait for the same full store get free places by chance. As long as one of them
     makes progress, the others must not give up.
     """
 
@@ -67,8 +74,11 @@ def submit(
     quiet: bool = False,
     accepts: AcceptCount | None = None,
     deadline_s: int | None = None,
+    accepted: Callable[[list[int]], None] = lambda _: None,
 ) -> Plan[list[HeadraceError | None]]:
     """Submit lines; lines that fail for a transient reason are sent again with the same ids.
+
+    Lines that a limit refuses (429) wait for it without end. Then no more are sent than may fit.
 
     Args:
         session: the server.
@@ -76,39 +86,49 @@ def submit(
         quiet: publish no events of their ends, which saves the server work.
         accepts: what the run's other requests share.
         deadline_s: by when the results are wanted, in seconds since 1970.
+        accepted: receives the places of lines whose jobs now exist, as soon as that is known.
 
     Returns:
         For each line None if its job exists, else why it does not.
 
     Raises:
-        HeadraceError: for longer than `retry_s` the server was away, or had no room.
+        HeadraceError: for longer than `retry_s` the server was away, or its stores had no room.
     """
     accepts = accepts or AcceptCount()
     found: list[HeadraceError | None] = [None] * len(lines)
-    unsent = list(range(len(lines)))
+    unsent, most = list(range(len(lines))), len(lines)
     deadline, seen = RetryDeadline(session), accepts.count
     while True:
-        page = [lines[at] for at in unsent]
-        response = yield from exchange(session, _bulk(page, quiet, deadline_s))
+        page = unsent[:most]
+        sent = [lines[at] for at in page]
+        response = yield from exchange(session, _bulk(sent, quiet, deadline_s))
         results = list(_line_results(response))
-        # An API process that is stopped answers only the lines that it has read.
-        left = unsent[len(results) :]
-        for at, error in zip(unsent, results, strict=False):
+        for at, error in zip(page, results, strict=False):
             found[at] = error
-            if isinstance(error, TRANSIENT):
-                left.append(at)
-        if not left:
+        accepted([at for at, error in zip(page, results, strict=False) if error is None])
+        # An API process that is stopped answers only the lines that it has read.
+        left = [at for at in page[: len(results)] if isinstance(found[at], TRANSIENT)]
+        left += page[len(results) :]
+        unsent = left + unsent[most:]
+        if not unsent:
             return found
-        if len(left) < len(unsent):
+        if len(left) < len(page):
             deadline = RetryDeadline(session)
             accepts.count += 1
         elif accepts.count != seen:
             deadline.renew()
         seen = accepts.count
-        unsent = sorted(left)
+        if not left:
+            most *= 2
+            continue
+        limit = limit_of([found[at] for at in left])
+        if limit is not None:
+            most = max(1, 2 * (len(page) - len(left)))
+            yield deadline.limit_pause(known_wait_s(limit), limit.code)
+            continue
         pause = deadline.pause()
         if pause is None:
-            raise found[unsent[0]] or _unexpected()
+            raise found[left[0]] or _unexpected()
         yield pause
 
 

@@ -28,7 +28,7 @@ from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.page_size import AdaptivePageSize
 from headrace.client.requests import job_request
-from headrace.client.retries import exchange
+from headrace.client.retries import exchange, outlasting_limits
 from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (
@@ -45,7 +45,7 @@ from headrace.runs.engine.checkpoint import Checkpoint, begin
 from headrace.runs.engine.cleanup import JobCleanup
 from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.spec import RunProgress, RunSpec
-from headrace.runs.engine.submitter import Lines, Stopping, Submitter
+from headrace.runs.engine.submitter import Accepted, Lines, Stopping, Submitter
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
 
 T = TypeVar("T")
@@ -60,6 +60,8 @@ WATCH_S: Final = 0.25
 POLL_S: Final = 1.0
 #: How often a job that Redis has lost is submitted again.
 RESUBMITS: Final = 10
+#: The least time between two looks whether jobs have ended while a limit is waited for.
+LIMIT_S: Final = 1.0
 
 State = Literal["ended", "stopped", "cancelled"]
 
@@ -67,7 +69,7 @@ State = Literal["ended", "stopped", "cancelled"]
 class Engine:
     """One run, from its checkpoint to its end.
 
-    It survives an outage of the client's `retry_s`.
+    It survives an outage of the client's `retry_s`, and waits for limits (429) without end.
     """
 
     checkpoint: Checkpoint
@@ -84,6 +86,8 @@ class Engine:
         self._undeleted: list[str] = []
         self._page_size = AdaptivePageSize(growth=4, most=LOOKUP_JOBS)
         self._accepts = api_calls.AcceptCount()
+        # The limits for which requests wait, by thread.
+        self._limits: dict[int, str] = {}
         self.progress = RunProgress(total=None)
 
     def open(self) -> Checkpoint:
@@ -164,6 +168,7 @@ class Engine:
                 saved = time.monotonic()
             if now - watched >= WATCH_S:
                 self.progress.in_flight, watched = in_flight.count, now
+                self.progress.limit = next(iter([*self._limits.values()]), "")
                 watch(self.progress)
             if submitter.error is not None and not submitter.from_source:
                 break
@@ -314,8 +319,11 @@ class Engine:
         self._read(in_flight, inputs, whole=True)
         self._stop.set()
 
-    def _submit(self, lines: list[bytes], quiet: bool) -> list[HeadraceError | None]:
-        return self._perform(api_calls.submit, lines, quiet, self._accepts, self._spec.deadline_s)
+    def _submit(
+        self, lines: list[bytes], quiet: bool, accepted: Accepted = lambda _: None
+    ) -> list[HeadraceError | None]:
+        deadline_s = self._spec.deadline_s
+        return self._perform(api_calls.submit, lines, quiet, self._accepts, deadline_s, accepted)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
         """Run a plan; its waits end when the run stops.
@@ -323,22 +331,44 @@ class Engine:
         Raises:
             Stopping: the run stops.
         """
-        steps = plan(self._client.session, *arguments)
+        session = self._client.session
+        steps = outlasting_limits(session, plan(session, *arguments))
         response: object = None
-        while True:
-            try:
-                step = steps.send(response)
-            except StopIteration as ended:
-                value: T = ended.value
-                return value
-            if isinstance(step, HttpRequest):
-                response = send_once(self._client, step)
-            elif isinstance(step, Pause):
-                response = None
-                if self._stop.wait(step.seconds):
-                    raise Stopping
-            else:
-                raise ConfigError(f"a run cannot perform a {type(step).__name__} step")
+        try:
+            while True:
+                try:
+                    step = steps.send(response)
+                except StopIteration as ended:
+                    value: T = ended.value
+                    return value
+                if isinstance(step, HttpRequest):
+                    response = send_once(self._client, step)
+                elif isinstance(step, Pause):
+                    response = None
+                    self._wait(step)
+                else:
+                    raise ConfigError(f"a run cannot perform a {type(step).__name__} step")
+        finally:
+            self._limits.pop(threading.get_ident(), None)
+
+    def _wait(self, pause: Pause) -> None:
+        """Wait; for a limit only until a job of the run ends, which may make room.
+
+        It gives back its place, and the tokens that it was expected to need and has not used.
+
+        Raises:
+            Stopping: the run stops.
+        """
+        if pause.limit:
+            self._limits[threading.get_ident()] = pause.limit
+        else:
+            self._limits.pop(threading.get_ident(), None)
+        until, ended = time.monotonic() + pause.seconds, self.progress.ended
+        while (left_s := until - time.monotonic()) > 0:
+            if self._stop.wait(min(left_s, LIMIT_S) if pause.limit else left_s):
+                raise Stopping
+            if pause.limit and self.progress.ended != ended:
+                return
 
 
 def prefetched(

@@ -61,6 +61,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
         failed: rows without one, in all.
         in_flight: inputs in flight.
         first_failure: the key and the error of the first input that failed in this process.
+        limit: the code of the limit (429) for which requests wait; empty if none does.
     """
 
     total: int | None
@@ -69,6 +70,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     failed: int = 0
     in_flight: int = 0
     first_failure: str = ""
+    limit: str = ""
 
     @property
     def ended(self) -> int:

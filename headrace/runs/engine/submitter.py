@@ -46,7 +46,9 @@ OF_ONE_INPUT: Final = (
     UnsupportedMedia,
 )  # fmt: skip
 
-Submit = Callable[[list[bytes], bool], list[HeadraceError | None]]
+#: Receives the places of lines whose jobs now exist.
+Accepted = Callable[[list[int]], None]
+Submit = Callable[[list[bytes], bool, Accepted], list[HeadraceError | None]]
 Refuse = Callable[[list[tuple[PendingInput, Row]]], None]
 
 
@@ -110,8 +112,8 @@ class Submitter:
         start: where the source continues, and which numbers behind it have their row.
         lines: makes the lines.
         job_id: returns the id of an input's job.
-        submit: submits lines, quietly or not; returns for each None or why it has no job. Raises
-            Stopping if the run stops.
+        submit: submits lines, quietly or not; returns for each None or why it has no job, and
+            reports those that have one as soon as it knows. Raises Stopping if the run stops.
         refuse: receives the rows of entries that have no job.
 
     Attributes:
@@ -254,7 +256,13 @@ class Submitter:
             good = [pending for pending, line in pairs if isinstance(line, bytes)]
             bad = [(pending, line) for pending, line in pairs if not isinstance(line, bytes)]
         if good:
-            errors = self._submit(lines, self._lines.quiet)
+            sent = good
+
+            def accepted(places: list[int]) -> None:
+                # The others may wait for a limit until these have ended.
+                self._in_flight.mark_sent([sent[at] for at in places])
+
+            errors = self._submit(lines, self._lines.quiet, accepted)
             if any(errors):
                 results = list(zip(good, errors, strict=True))
                 bad += [(pending, error) for pending, error in results if error is not None]
@@ -266,7 +274,6 @@ class Submitter:
                 if forbidden:
                     raise forbidden[0]
             self._has_rows = self._has_rows or bool(good)
-            self._in_flight.mark_sent(good)
         if bad:
             self._refuse([(pending, rejected(pending.entry, error)) for pending, error in bad])
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
 import pytest
 
+from headrace.client import Client
 from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
-from tests.harness.clients.access import http_as, make_key
+from headrace.runs.engine.engine import Engine
+from headrace.runs.engine.spec import RunProgress, RunSpec
+from headrace.runs.registry import sink_for, source_for
+from headrace.runs.sources.options import SourceOptions
+from tests.harness.clients.access import ALL, http_as, make_key
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -23,6 +29,8 @@ from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 LIMIT = 6
 JOBS = "/api/v1/models/m/jobs"
 WORDS = {"words": 3, "max_tokens": 300}
+#: How many inputs an offline run has.
+COUNT = 3
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(redis_db: RedisServer, models: Path) -> Iterator[ApiServer]:
-    with api_server(redis_db.url, load_catalog(models), auth="on") as server:
+    with api_server(redis_db.url, load_catalog(models), auth="on", bulk_hold_s=0.0) as server:
         yield server
         with redis_db.client() as client:
             client.flushdb()
@@ -91,6 +99,65 @@ def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
             (gate / str(n)).touch()
         # Its three words leave three of the six tokens.
         wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 40, "the estimate is corrected")
+
+
+def run(client: Client, folder: Path) -> list[Any]:
+    """`headrace run`: the results. Its first job ends once the run says that it waits."""
+    inputs, rows, gate = folder / "in.jsonl", folder / "out.jsonl", folder / "gate"
+    gate.mkdir()
+    inputs.write_text(f"{json.dumps({**WORDS, 'until': str(gate)})}\n" * COUNT)
+
+    def watch(progress: RunProgress) -> None:
+        if progress.limit == "rate-limited":
+            for n in range(WORDS["words"]):
+                (gate / str(n)).touch()
+
+    source = source_for(str(inputs), SourceOptions())
+    engine = Engine(client, RunSpec(model="m"), source, sink_for(str(rows), source))
+    try:
+        engine.open()
+        assert engine.run(watch) == "ended"
+    finally:
+        engine.close()
+    return [json.loads(row)["result"] for row in rows.read_text().splitlines()]
+
+
+def mapped(client: Client, _: Path) -> list[Any]:
+    return [result.value for result in client.map("m", [WORDS] * COUNT)]
+
+
+def submitted(client: Client, _: Path) -> list[Any]:
+    jobs: list[Any] = list(client.submit_many("m", [WORDS] * COUNT))
+    assert [one for one in jobs if isinstance(one, Exception)] == []
+    return [client.result(job) for job in jobs]
+
+
+def test_work_without_hurry_waits_for_the_limit_of_its_key(
+    api: ApiServer, redis_db: RedisServer, models: Path, tmp_path: Path
+) -> None:
+    """Two jobs do not fit into the minute by their estimates; what they use does."""
+
+    def refused() -> int:
+        with http_as(api, manager) as http:
+            lines = http.get("/metrics").text.splitlines()
+        name = 'headrace_jobs_rejected_total{model="m",reason="rate-limited"} '
+        return sum(int(float(line.removeprefix(name))) for line in lines if line.startswith(name))
+
+    _, manager = make_key(redis_db, *ALL)
+    # `submit_many` does not look at its jobs, so it waits as long as it is asked to.
+    ways: list[tuple[Callable[[Client, Path], list[Any]], int]] = [
+        (run, 300), (mapped, 300), (submitted, 600),
+    ]  # fmt: skip
+    with celery_worker(redis_db.url, models, tmp_path) as worker:
+        worker.wait_ready("m")
+        for way, limit in ways:
+            before = refused()
+            _, key = make_key(redis_db, tokens_per_minute=limit)
+            with Client(api.url, api_key=key, retry_s=0) as client:
+                client.session.reached = True
+                texts = [found["text"] for found in way(client, tmp_path)]
+            assert texts == ["w0 w1 w2 "] * COUNT, way
+            assert refused() > before, way
 
 
 def test_the_answer_below_v1_has_the_headers_of_openai(

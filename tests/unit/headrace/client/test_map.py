@@ -25,9 +25,11 @@ class Played:
         bulks: of every bulk request, how many lines it had and what it was asked to hold.
         most_lines: the most that a client had to keep for one request, in bytes.
         failure: the problem that a request for a result is answered with; results are long then.
+        refusal: the problem of a line for which there is no room.
     """
 
     failure: tuple[int, str] | None = None
+    refusal = b'{"error":{"type":"/problems/queue-full","status":429}}'
 
     def __init__(self, *, room: int, pace: int) -> None:
         self.bulks: list[tuple[int, str | None]] = []
@@ -61,7 +63,7 @@ class Played:
 
     def _submitted(self, line: Any) -> bytes:
         if len(self._queued) >= self._room:
-            return b'{"error":{"type":"/problems/queue-full","status":429}}'
+            return self.refusal
         self._queued[line["id"]] = line["input"]
         return msgspec.json.encode(self._job(line["id"]))
 
@@ -133,6 +135,13 @@ def test_a_full_queue_is_asked_for_what_it_has_room_for() -> None:
     said = sum(lines for lines, _ in server.bulks)
     assert said < 3 * 5000
     assert {hold for _, hold in server.bulks} <= {"0.5", None}
+
+
+def test_a_limit_is_waited_for_until_a_job_ends_which_makes_room() -> None:
+    server = Played(room=20, pace=10)
+    server.refusal = b'{"error":{"type":"/problems/rate-limited","status":429,"retry_after":3600}}'
+    found = [result.value for result in mapped(server, iter(Source(300)), in_flight=100)]
+    assert found == [1] * 300
 
 
 def test_long_inputs_that_wait_are_not_all_kept_as_lines() -> None:

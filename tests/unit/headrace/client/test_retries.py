@@ -20,6 +20,7 @@ from headrace.client.retries import (
     RetryDeadline,
     Session,
     exchange,
+    outlasting_limits,
 )
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 
@@ -309,3 +310,20 @@ def test_results_that_are_not_what_they_say() -> None:
     for kind, text in [("text/plain", "/w=="), ("application/json", "Ww=="), ("a/b", "?")]:
         with pytest.raises(errors.UnexpectedAnswer):
             decode_result({"content_type": kind, "base64": text})
+
+
+def test_a_plan_that_outlasts_limits_repeats_what_a_limit_refuses() -> None:
+    refused = answer(429, "rate-limited")
+    refused.headers["retry-after"] = "30"  # type: ignore[index]
+    hasty = session(retry_s=0)
+    plan = outlasting_limits(hasty, exchange(hasty, REQUEST))
+    steps = [plan.send(None)]
+    for _ in range(20):
+        pause = plan.send(refused)
+        assert isinstance(pause, Pause)
+        assert (pause.limit, pause.seconds) == ("rate-limited", 30)
+        steps.append(plan.send(None))
+    assert steps == [REQUEST] * 21
+    # What is no limit is the plan's own affair.
+    with pytest.raises(errors.ServerUnreachable):
+        plan.send(GONE)

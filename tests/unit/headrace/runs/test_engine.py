@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,8 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.retries import MAX_PAUSE_S, Session
-from headrace.client.sansio import HttpResponse, Pause, Plan
+from headrace.client.retries import Session
+from headrace.client.sansio import HttpResponse, Plan
 from headrace.runs.engine import api_calls
 from headrace.runs.engine import engine as engines
 from headrace.runs.engine import in_flight as in_flight_module
@@ -448,44 +447,6 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
     assert engine.checkpoint.done == []
 
 
-def full(accepted: int, lines: int) -> HttpResponse:
-    """A queue that has room for the first so many of these lines."""
-    refused = {"error": problem("queue-full", 429)}
-    reply = [{"accepted": 1}] * accepted + [refused] * (lines - accepted)
-    return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in reply))
-
-
-def turn(plan: Plan[Any], accepted: int) -> float:
-    """One request of a plan, and how long it pauses then."""
-    request: Any = plan.send(None)
-    pause = plan.send(full(accepted, len(request.body.splitlines())))
-    assert isinstance(pause, Pause)
-    return pause.seconds
-
-
-def test_a_request_waits_for_room_as_long_as_another_one_finds_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Which of them gets a free place is chance; the other does not give up."""
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    session, accepts = Session("http://server", 10, reached=True), api_calls.AcceptCount()
-    lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, accepts) for _ in range(2))
-    since = now
-    while now < 1000 + 5 * session.retry_s:
-        since = now
-        now += max(turn(lucky, 1), turn(unlucky, 0))
-
-    def go_on_alone() -> None:
-        nonlocal now
-        while True:
-            now += turn(unlucky, 0)
-
-    with pytest.raises(errors.QueueFull):
-        go_on_alone()
-    assert session.retry_s - MAX_PAUSE_S <= now - since <= session.retry_s
-
-
 def test_all_requests_of_a_run_share_their_accept_count(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,10 +454,10 @@ def test_all_requests_of_a_run_share_their_accept_count(
     submit = api_calls.submit
 
     def seen(
-        session: Session, lines: Sequence[bytes], quiet: bool, accepts: Any, deadline_s: int | None
+        session: Session, lines: Sequence[bytes], quiet: bool, accepts: Any, *more: Any
     ) -> Plan[Any]:
         counts.append(accepts)
-        return submit(session, lines, quiet, accepts, deadline_s)
+        return submit(session, lines, quiet, accepts, *more)
 
     monkeypatch.setattr(api_calls, "submit", seen)
     run(out, StandIn(), Counted(100, raw))

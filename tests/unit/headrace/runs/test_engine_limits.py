@@ -1,0 +1,120 @@
+"""The engine of a run and limits: what waits, for how long, and what goes on meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace import errors
+from headrace.client.retries import MAX_PAUSE_S, Session
+from headrace.client.sansio import HttpResponse, Pause, Plan
+from headrace.runs.engine import api_calls
+from headrace.runs.engine.engine import Engine
+from headrace.runs.engine.spec import RunProgress, RunSpec
+from headrace.runs.sinks.jsonl import JsonlSink
+from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
+
+
+def full(accepted: int, lines: int, refusal: dict[str, Any]) -> HttpResponse:
+    """A server that has room for the first so many of these lines."""
+    reply = [{"accepted": 1}] * accepted + [{"error": refusal}] * (lines - accepted)
+    return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in reply))
+
+
+STORE_FULL = problem("payload-storage-full", 507)
+
+
+def turn(plan: Plan[Any], accepted: int, refusal: dict[str, Any] = STORE_FULL) -> Pause:
+    """One request of a plan, and its pause then."""
+    request: Any = plan.send(None)
+    pause = plan.send(full(accepted, len(request.body.splitlines()), refusal))
+    assert isinstance(pause, Pause)
+    return pause
+
+
+def test_a_request_waits_for_room_as_long_as_another_one_finds_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which of them gets a free place is chance; the other does not give up."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    session, accepts = Session("http://server", 10, reached=True), api_calls.AcceptCount()
+    lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, accepts) for _ in range(2))
+    since = now
+    while now < 1000 + 5 * session.retry_s:
+        since = now
+        now += max(turn(lucky, 1).seconds, turn(unlucky, 0).seconds)
+
+    def go_on_alone() -> None:
+        nonlocal now
+        while True:
+            now += turn(unlucky, 0).seconds
+
+    with pytest.raises(errors.StoreFull):
+        go_on_alone()
+    assert session.retry_s - MAX_PAUSE_S <= now - since <= session.retry_s
+
+
+@pytest.mark.parametrize(
+    ("code", "known_s"), [("queue-full", None), ("rate-limited", 40), ("too-many-in-flight", None)]
+)
+def test_a_limit_is_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, code: str, known_s: int | None
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    plan = api_calls.submit(Session("http://server", retry_s=0, reached=True), [b"{}"] * 9)
+    refusal = problem(code, 429) | ({"retry_after": known_s} if known_s else {})
+    for _ in range(30):
+        pause = turn(plan, 0, refusal)
+        assert pause.limit == code
+        assert pause.seconds >= (known_s or 0)
+        now += pause.seconds
+    # One line is tried alone; then two, four, and the two that are left.
+    for lines in (1, 2, 4):
+        request: Any = plan.send(None if lines == 1 else full(lines // 2, lines // 2, refusal))
+        assert len(request.body.splitlines()) == lines
+    request = plan.send(full(4, 4, refusal))
+    with pytest.raises(StopIteration) as ended:
+        plan.send(full(2, len(request.body.splitlines()), refusal))
+    assert ended.value.value == [None] * 9
+
+
+def test_a_run_that_waits_for_a_limit_says_so_and_goes_on_when_a_job_has_ended(
+    tmp_path: Path,
+) -> None:
+    """The server asks to wait for an hour; the job that ends meanwhile makes room."""
+    seen = threading.Event()
+    refused: list[str] = []
+
+    def refuse(job_id: str) -> Outcome | None:
+        if job_id.endswith(".0") or refused:
+            return None
+        refused.append(job_id)
+        return problem("rate-limited", 429) | {"retry_after": 3600}
+
+    def outcome(job_id: str, value: Any) -> Outcome:
+        if job_id.endswith(".0") and not seen.is_set():
+            return {"status": "running"}
+        return succeeded(value)
+
+    def watch(progress: RunProgress) -> None:
+        if progress.limit == "rate-limited":
+            seen.set()
+
+    engine = Engine(
+        StandIn(outcome, refuse), RunSpec(model="m", run_id="r"),
+        Counted(2, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
+    )  # fmt: skip
+    engine.open()
+    try:
+        assert engine.run(watch) == "ended"
+    finally:
+        engine.close()
+    assert (seen.is_set(), len(refused), engine.progress.succeeded) == (True, 1, 2)

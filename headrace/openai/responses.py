@@ -286,6 +286,8 @@ def response_of(
     """
     error = ResponseError("invalid_prompt", wrong) if wrong else None
     status: Status = _RUNNING.get(job.state, "failed")
+    if job.cancel_requested and not job.state.final:
+        status = "cancelled"  # whatever it still does, its job ends as cancelled
     if found is not None:
         status = "incomplete" if found.finish == "length" else "completed"
     elif status == "failed" and (failure := error_of(job)) is not None:

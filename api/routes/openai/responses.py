@@ -57,7 +57,7 @@ from headrace.openai.responses import (
     response_of,
 )
 
-#: Seconds for which a cancel or a deletion waits until a cancelled job has ended.
+#: Seconds for which a deletion waits until the cancelled job has ended.
 _END_S = 5.0
 
 
@@ -114,14 +114,20 @@ async def get_response(
 async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
     """Cancel a response; one that has ended stays as it is."""
     request.query()
-    job = await _cancelled(services, request, response_id)
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        job = await _visible(services, request, response_id)
     return json_reply(await _response(services, job))
 
 
 async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
     """Delete a response; one that runs is cancelled first."""
     request.query()
-    job = await _cancelled(services, request, response_id)
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        job = await wait_for_end(services, job, request.receive, _END_S)
     if not job.state.final:
         raise Conflict(
             f"the response {job.id} still runs; it is being cancelled",
@@ -129,15 +135,6 @@ async def delete_response(services: Services, request: Request, response_id: str
         )
     await _forget(services, request, job.id)
     return json_reply(ResponseDeleted(id=job.id))
-
-
-async def _cancelled(services: Services, request: Request, response_id: str) -> Job:
-    """Cancel the job of a response, if it has not ended, and wait a moment for its end."""
-    job = await _visible(services, request, response_id)
-    if job.state.final:
-        return job
-    await services.queue.cancel_one(job.id, request.caller.only)
-    return await wait_for_end(services, job, request.receive, _END_S)
 
 
 async def _forget(services: Services, request: Request, job_id: str) -> None:

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 
+from api.routes.openai import responses
 from headrace.redis import keys
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.plain_http import PLAIN
@@ -143,17 +144,26 @@ def test_a_response_in_the_background_answers_at_once(client: Any) -> None:
     assert wait_until(ended, "it ends").output_text.startswith(LOADS)
 
 
-def test_a_cancelled_response_is_deleted(client: Any, tmp_path: Path) -> None:
+def test_a_cancelled_response_is_deleted(
+    client: Any, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "_END_S", 0.1)
     (tmp_path / "0").touch()
     item = scripted(pieces=["a", "b"], until=str(tmp_path))
     with client.responses.create(**item, background=True, stream=True) as stream:
         first = next(one for one in stream if one.type == "response.output_text.delta")
         response_id = first.item_id.replace("msg_", "resp_")
-        client.responses.cancel(response_id)
+        # Its handler cannot be stopped before it looks for the next piece.
+        assert client.responses.cancel(response_id).status == "cancelled"
+        assert site.shown(response_id)["status"] == "running"
+        assert client.responses.retrieve(response_id).status == "cancelled"
+        with pytest.raises(openai.ConflictError, match="still runs"):
+            client.with_options(max_retries=0).responses.delete(response_id)
+        monkeypatch.undo()
         (tmp_path / "1").touch()
-    wait_until(
-        lambda: client.responses.retrieve(response_id).status in ("cancelled", "completed"), "ends"
-    )
+        last = list(stream)[-1]
+    assert (last.type, last.response.status) == ("response.failed", "cancelled")
+    assert client.responses.cancel(response_id).status == "cancelled"
     client.responses.delete(response_id)
     with pytest.raises(openai.NotFoundError, match="there is no response"):
         client.responses.retrieve(response_id)

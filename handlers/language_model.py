@@ -305,7 +305,7 @@ class LanguageModel(Generator):
             self._share_used += _NEWEST_WEIGHT * (used - self._share_used)
         if finish or new.error:
             del self._answers[new.id]
-        usage = _usage(answer) if finish else None
+        usage = _usage(answer) if finish or new.error else None
         delta: Any = text or None
         if answer.logprobs is not None:
             answer.logprobs.add(new.likelihoods)
@@ -317,10 +317,14 @@ class LanguageModel(Generator):
         return [whole(output) for output in outputs]
 
     @override
-    def cancel(self, request_id: str) -> None:
-        if self._answers.pop(request_id, None) is not None:
+    def cancel(self, request_id: str) -> dict[str, int] | None:
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
             self.engine.cancel(request_id)
+            return _usage(answer)
+        ended = [piece for piece in self._ended if piece.id == request_id]
         self._ended = [piece for piece in self._ended if piece.id != request_id]
+        return ended[0].usage if ended else None
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator as Steps
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class Piece:
             another process; see `Generator.add`. Without any, it begins again there.
         finish: why it has ended, such as "stop" or "length"; None while it runs on.
         usage: what it took, such as `{"prompt_tokens": 7, "completion_tokens": 16}`; the one that
-            comes with `finish` counts.
+            comes with `finish` or `error` counts.
         error: it has ended with this error.
     """
 
@@ -142,8 +142,13 @@ class Generator(Handler):
         """
 
     @abstractmethod
-    def cancel(self, request_id: str) -> None:
-        """Let a request leave, and free what it holds. It may be added again later."""
+    def cancel(self, request_id: str) -> Mapping[str, int] | None:
+        """Let a request leave, and free what it holds. It may be added again later.
+
+        Returns:
+            What it took so far, as the `usage` of a piece; None if that is unknown. If its job is
+            cancelled, it counts with this against the tokens a minute of its API key.
+        """
 
     def pause(self, request_ids: Set[str]) -> None:
         """Let these requests wait in their places, and no others, until the next call.

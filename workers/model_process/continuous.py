@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -174,10 +175,19 @@ class ContinuousExecutor:
     def _drop_cancelled(self) -> None:
         for one in [one for one in self._waiting if one.dropped]:
             self._waiting.remove(one)
+            if one.began:
+                self._note_used(one, one.usage)
             self._end(one, CANCELLED)
         for one in [one for one in self._running.values() if one.dropped]:
-            self._handler.cancel(one.job_id)
+            self._note_used(one, self._handler.cancel(one.job_id))
             self._end(one, CANCELLED)
+
+    def _note_used(self, one: Request, usage: Mapping[str, int] | None) -> None:
+        """Note what a request took that leaves before its end."""
+        try:
+            one.used = self._meter.used(usage)
+        except (AttributeError, TypeError, ValueError) as error:
+            logger.warning("what a cancelled request took is unknown: %s", error)
 
     def _relieve(self) -> None:
         """Put requests back until the memory has room for the next step of the others."""
@@ -189,11 +199,11 @@ class ContinuousExecutor:
                 self._put_back(one)
                 continue
             # It is alone, or none could go on.
-            self._handler.cancel(running[0].job_id)
+            self._note_used(running[0], self._handler.cancel(running[0].job_id))
             self._end(running[0], failure(HandlerError(_NO_MEMORY)))
 
     def _put_back(self, one: Request) -> None:
-        self._handler.cancel(one.job_id)
+        one.usage = self._handler.cancel(one.job_id)
         del self._running[one.job_id]
         one.ran_s += clock() - one.began_at
         one.put_back = True
@@ -361,15 +371,15 @@ class ContinuousExecutor:
                 one.forgets = one.forgets or not one.unsent
                 if one.quiet:
                     one.unsent = []
-            if piece.error is not None:
-                return failure(piece.error), text
             if not ends:
                 return None, text
             one.used = self._meter.used(piece.usage)
+            if piece.error is not None:
+                return failure(piece.error), text
             return encode_result(self._result(generated(one.deltas, piece))), text
         except BaseException as error:  # noqa: BLE001 - as above
             if not ends:
-                self._handler.cancel(one.job_id)
+                self._note_used(one, self._handler.cancel(one.job_id))
             return failure(error), text
 
     def _result(self, output: Generated) -> Any:

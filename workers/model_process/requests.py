@@ -6,7 +6,7 @@ that finds no room lets others pass, but only a limited number. Does no I/O and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ class Request:
         put_back: it has run before, and waits to come back.
         outgrew: it was put back for want of memory, so it counts with its whole cost.
         reported: the worker knows that it waits.
+        usage: what it had taken when it was put back; None if that is unknown.
         used: how many tokens it took: 0 before it has joined; None if that is unknown.
     """
 
@@ -70,6 +71,7 @@ class Request:
     put_back: bool = False
     outgrew: bool = False
     reported: bool = False
+    usage: Mapping[str, int] | None = None
     used: int | None = 0
 
     @property

@@ -105,5 +105,6 @@ class Words(Generator):
             else None,
         )
 
-    def cancel(self, request_id: str) -> None:
-        self.running.pop(request_id, None)
+    def cancel(self, request_id: str) -> dict[str, int] | None:
+        found = self.running.pop(request_id, None)
+        return None if found is None else {"completion_tokens": found[1]}

@@ -18,7 +18,7 @@ from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sources.options import SourceOptions
-from tests.harness.clients.access import ALL, http_as, make_key
+from tests.harness.clients.access import ALL, bearer, http_as, make_key
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -82,7 +82,7 @@ def test_a_job_counts_with_its_estimate_until_it_is_cancelled(
         assert wait_s(http.post(JOBS, json=WORDS)) > 400
 
 
-def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
+def test_a_job_that_has_ended_or_is_cancelled_counts_with_the_tokens_it_used(
     api: ApiServer, redis_db: RedisServer, models: Path, tmp_path: Path
 ) -> None:
     _, key = make_key(redis_db, tokens_per_minute=LIMIT)
@@ -99,6 +99,14 @@ def test_a_job_that_has_ended_counts_with_the_tokens_it_used(
             (gate / str(n)).touch()
         # Its three words leave three of the six tokens.
         wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 40, "the estimate is corrected")
+        _, other_key = make_key(redis_db, tokens_per_minute=LIMIT)
+        http.headers.update(bearer(other_key))
+        (gate / "1").unlink()
+        job_id = http.post(JOBS, json={**WORDS, "until": str(gate)}).json()["id"]
+        with http.stream("GET", f"/api/v1/jobs/{job_id}/stream?format=text") as pieces:
+            assert next(pieces.iter_text()) == "w0 "
+        assert http.delete(f"/api/v1/jobs/{job_id}").json()["outcome"] == "asked"
+        wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 40, "the one word counts")
 
 
 def run(client: Client, folder: Path) -> list[Any]:

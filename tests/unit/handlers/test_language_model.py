@@ -248,9 +248,14 @@ def test_an_engine_without_log_probabilities_refuses_them(
 def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
     free = model.budget()
     model.add("long", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))
-    run(model, "long", 2)
+    made = sum(len(piece.tokens) for piece in run(model, "long", 2))
     assert model.budget().tokens < free.tokens
-    model.cancel("long")
+    taken = model.cancel("long")
+    assert taken is not None
+    assert taken["completion_tokens"] >= made > 0
+    assert taken["total_tokens"] == taken["prompt_tokens"] + taken["completion_tokens"]
+    assert taken["prompt_tokens"] == len(request(model, QUESTION).tokens)
+    assert model.cancel("long") is None
     assert model.budget() == free
     # The same id again, as a job that is repeated has.
     model.add("long", request(model, {**QUESTION, "max_tokens": 3, "ignore_eos": True}))

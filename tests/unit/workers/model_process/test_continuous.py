@@ -20,7 +20,7 @@ from headrace import Budget, Context, Generator, Piece
 from headrace.errors import InputError
 from workers.model_process import continuous, offline_limit
 from workers.model_process.continuous import ContinuousExecutor
-from workers.model_process.executor import BatchExecutor
+from workers.model_process.executor import CANCELLED, BatchExecutor
 
 #: For how many seconds an offline job yields, unless a test says else.
 LONG = 1e9
@@ -82,8 +82,9 @@ class Counting(Generator):
     def text(n: int) -> str:
         return (f"w{n - 1} " if n and n % 3 == 0 else "") + f"w{n} "
 
-    def cancel(self, request_id: str) -> None:
-        self.running.pop(request_id, None)
+    def cancel(self, request_id: str) -> Any:
+        request, n = self.running.pop(request_id)
+        return {"prompt_tokens": 10, "completion_tokens": n} if request.get("counts", True) else ""
 
     @override
     def pause(self, request_ids: Set[str]) -> None:
@@ -363,6 +364,21 @@ def test_a_request_that_ends_before_it_has_joined_has_used_no_tokens() -> None:
         assert script.used(seq) == [0], seq
     assert script.text(0) == words(3)
     assert script.used(0) == [None], "it has no usage"
+
+
+def test_a_request_that_is_cancelled_counts_with_what_it_took() -> None:
+    script = Script(Counting(slots=2, memory=100))
+    script.job(1, {"words": 9}, drop_at=3)
+    # It is put back for the third one, and cancelled while it waits.
+    script.job(2, {"words": 9}, offline=LONG, drop_at=6)
+    script.job(3, {"words": 9}, at=2)
+    script.job(4, {"words": 9}, at=4)
+    script.job(5, {"words": 9, "counts": False}, at=13, drop_at=15)
+    script.run()
+    assert [script.outcomes(seq) for seq in (1, 2, 5)] == [[CANCELLED]] * 3
+    assert (script.used(1), script.used(2), script.used(5)) == ([13], [12], [None])
+    prompts = sum(frame[2] for frame in script.sent if frame[0] == "generated")
+    assert prompts == 20, "each one counts once"
 
 
 @pytest.mark.parametrize("pauses", [False, True])

@@ -15,7 +15,7 @@ from tests.compat.cases import Scenario, manage, register
 from tests.compat.servers import Answer, Ask, Server
 
 Exchange = tuple[Ask, list[Answer]]
-#: How many models a server loads at once: most of them import torch, on one core each.
+#: How many models a server loads at once: each takes a core until it is loaded.
 AT_ONCE: Final = 3
 #: Headers that only say how an answer travels.
 _TRANSPORT: Final = frozenset({"content-length", "transfer-encoding", "connection", "x-request-id"})

@@ -36,6 +36,8 @@ STARTED: Final = "Model server started."
 START_S: Final = 300
 #: In values of a configuration: the server's folder.
 FOLDER: Final = "$FOLDER"
+#: Has TorchServe's Python processes import less, as `sitecustomize.py` there says.
+_LEAN: Final = {"PYTHONPATH": str(Path(__file__).parent / "torchserve_python")}
 _UNIX: Final = "unix:"
 _NO_TOKENS: Final = "--disable-token-auth"
 STOP_S: Final = 30
@@ -47,6 +49,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 Port = Literal["inference", "management", "metrics"]
 Headers = Mapping[str, str]
+_Start = Callable[..., AbstractContextManager["Server"]]
 #: How answers are compared: by form, as their status and content type suggest; by the members of
 #: their JSON; by status; by its first digit; as metrics; as OpenAPI.
 Look = Literal["", "shape", "status", "class", "text", "described"]
@@ -227,7 +230,8 @@ def pair(
     store: Path, models: Sequence[str], config: Mapping[str, str], *flags: str
 ) -> Iterator[Both]:
     """TorchServe and Headrace, started alike and at once; the models are loaded in both."""
-    with together(lambda start: start(store, models, config, *flags), (theirs, ours)) as both:
+    starts: tuple[_Start, _Start] = (partial(theirs, variables=_LEAN), ours)
+    with together(lambda start: start(store, models, config, *flags), starts) as both:
         yield both
 
 
@@ -239,16 +243,21 @@ def properties(ports: Mapping[Port, int], **more: str) -> str:
 
 @contextmanager
 def theirs(
-    store: Path, models: Sequence[str], config: Mapping[str, str], *flags: str
+    store: Path,
+    models: Sequence[str],
+    config: Mapping[str, str],
+    *flags: str,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """The real TorchServe."""
+    """The real TorchServe, with further variables of its environment."""
     own = {
         "grpc_inference_port": str(free_port()),
         "grpc_management_port": str(free_port()),
         "initial_worker_port": str(free_port()),
         "vmargs": "-Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
-    with _serve((str(TORCHSERVE),), store, models, {**own, **config}, flags) as server:
+    command = (str(TORCHSERVE),)
+    with _serve(command, store, models, {**own, **config}, flags, variables or {}) as server:
         yield server
 
 
@@ -257,7 +266,7 @@ def ours(
     store: Path, models: Sequence[str], config: Mapping[str, str], *flags: str
 ) -> Iterator[Server]:
     """Headrace, started as TorchServe."""
-    with _serve(OURS, store, models, config, flags) as server:
+    with _serve(OURS, store, models, config, flags, {}) as server:
         yield server
 
 
@@ -268,6 +277,7 @@ def _serve(
     models: Sequence[str],
     config: Mapping[str, str],
     flags: Sequence[str],
+    variables: Mapping[str, str],
 ) -> Iterator[Server]:
     ports: dict[Port, int] = {
         "inference": free_port(),
@@ -289,7 +299,7 @@ def _serve(
             process = subprocess.Popen(
                 start,
                 cwd=folder,
-                env=environ(folder),
+                env={**environ(folder), **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

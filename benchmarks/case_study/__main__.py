@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import sklearn.datasets
-
 from benchmarks.common.tables import DOC, Table, write_tables
 from headrace.bench.measurement import Load, read_measurement
 from headrace.tune.deployment import PrivateDeployment
@@ -30,7 +28,7 @@ OBJECTIVES_MS: Final = (100, 300, 1000)
 LOAD_TIMEOUT_S: Final = 300
 NONE: Final = "-"
 #: A load of so many requests, for tests: the machine's speed does not decide how many there are.
-QUICK: Final = ("--requests", "20", "--warm-up", "0", "--duration", "3600")
+QUICK: Final = ("--requests", "10", "--warm-up", "0", "--duration", "3600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +220,9 @@ def answers(rows: list[Row]) -> Table:
 
 def main() -> None:
     """Measure everything, print the tables, and write them into the page with --write."""
+    # Imported here, as it takes a second, and tests of the steps do not need it.
+    import sklearn.datasets
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put them into docs/{STUDY.name}")
     parser.add_argument(

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.common.http_load import run_load
 from benchmarks.common.systems import Headrace, bare_fastapi
+from tests.harness.processes.processes import suspend
 from tests.harness.wait import wait_until
 
 LINE = b'{"model":"echo","input":{"x": 1}}\n'
@@ -71,7 +72,7 @@ def measure_bulk(stack: Headrace, bare: str, jobs: int, rounds: int) -> Bulk:
     with tempfile.TemporaryDirectory() as folder:
         body = Path(folder) / "body.ndjson"
         body.write_bytes(LINE * jobs)
-        os.kill(stack.worker.pid, signal.SIGSTOP)
+        suspend(stack.worker.pid)
         try:
             cpu.start()
             for done in range(1, rounds + 1):

@@ -21,6 +21,7 @@ from typing import Final
 from benchmarks.common.systems import DURABLE, Cpu, as_embedded, backlog_drained
 from benchmarks.common.tables import Table, write_tables
 from headrace.redis.keys import lease, queue_name
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
@@ -51,7 +52,7 @@ class Site:
             "redis": [server.process.pid],
             **{name: [pid] for name, pid in others.items()},
         })  # fmt: skip
-        os.kill(self.worker.pid, signal.SIGSTOP)
+        suspend(self.worker.pid)
         try:
             self.client.submit(model, *({"x": number} for number in range(jobs)))
             cpu.start()

@@ -13,7 +13,7 @@ def test_the_steps_are_measured(tmp_path: Path) -> None:
     rows = walk(tmp_path, "detector", IMAGES, detector_steps(IMAGES, quick=True), QUICK)
     assert len(table("detector", rows).rows) == 2
     for row in rows:
-        assert {clients: found.succeeded for clients, found in row.loads.items()} == {1: 20, 10: 20}
+        assert {clients: found.succeeded for clients, found in row.loads.items()} == {1: 10, 10: 10}
         assert all(found.rate > 0 for found in row.loads.values())
 
 

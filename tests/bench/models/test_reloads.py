@@ -9,7 +9,7 @@ from benchmarks.models.reloads import measure, site
 
 def test_reloads_under_load_are_measured() -> None:
     with site() as running:
-        calm, reloaded = asyncio.run(measure(running, reloads=3, calm_s=0.5))
+        calm, reloaded = asyncio.run(measure(running, reloads=2, calm_s=0.5))
     assert calm.processes == 1 < reloaded.processes
     for outcome in (calm, reloaded):
         assert outcome.jobs > 0

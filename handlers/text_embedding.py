@@ -146,7 +146,9 @@ class TextEmbedding(Handler):
             if any(token > largest for token in tokens):
                 raise InputError(f"a token is above {largest:,}, the model's last one")
         else:
-            raise InputError("the input is neither a text nor a list of tokens")
+            raise InputError(
+                "the input is neither a text nor a list of tokens; this model makes only embeddings"
+            )
         if not tokens:
             raise InputError("the text is empty; give at least one token")
         if len(tokens) > self.context_tokens:

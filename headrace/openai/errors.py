@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import BY_CODE, HeadraceError, InputError, InvalidInput
+from headrace.errors import BY_CODE, HeadraceError, InputError, InvalidInput, ModelNotFound
 
 #: A bad input is a bad request in OpenAI's API.
 BAD_INPUT: Final = frozenset({InputError.code, InvalidInput.code})
@@ -35,8 +35,10 @@ def openai_error(error: HeadraceError) -> OpenAIError:
         kind = "rate_limit_error"
     else:
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    message = f"{error.message}. {error.hint}" if error.hint else error.message
-    return OpenAIError(ErrorDetail(message, kind, getattr(error, "param", None), error.code))
+    hint = error.hint[:1].upper() + error.hint[1:]
+    message = f"{error.message}. {hint}" if hint else error.message
+    param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
+    return OpenAIError(ErrorDetail(message, kind, param, error.code))
 
 
 def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from headrace.config.choices import not_a_choice
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import JobOptions
@@ -373,7 +374,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
     try:
         request = msgspec.convert(given, shape)
     except msgspec.ValidationError as error:
-        raise _invalid(error) from None
+        raise _invalid(error, shape) from None
     request.check()
     return request
 
@@ -401,7 +402,9 @@ def _unsupported(shape: type[OpenAIRequest], name: str) -> InvalidParameter:
     )
 
 
-def _invalid(error: msgspec.ValidationError) -> InvalidParameter:
+def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> InvalidParameter:
+    if choices := not_a_choice(error, shape):
+        return InvalidParameter(choices, choices.partition(":")[0].partition(".")[0])
     text, _, place = str(error).partition(" - at `$")
     place = place.rstrip("`").lstrip(".")
     text = text[:1].lower() + text[1:]

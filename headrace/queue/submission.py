@@ -385,11 +385,12 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
             hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
         )
     if row.code == SubmitCode.TOKENS_FULL:
+        wait_s = _wait_s(row)
         return QueueFull(
             f"the jobs of model {job.model} that have not ended need about {row.depth} tokens, and "
             "with this one more than max_queued_tokens",
-            hint="Try again after Retry-After, or raise max_queued_tokens in the models file.",
-            retry_after_s=_wait_s(row),
+            hint=f"Try again in {wait_s} s, or raise max_queued_tokens in the models file.",
+            retry_after_s=wait_s,
         )
     if row.code == SubmitCode.OTHER_REQUEST:
         return _conflict(job.id)
@@ -411,12 +412,13 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
 def _tokens_used(job: JobSubmission, row: NotQueued) -> TokensUsed:
     key_id, *_, limit = str(job.shared[job_scripts.OWNER_AT]).split()
     needed = str(job.own[-1]).partition(" ")[0]
+    wait_s = _wait_s(row)
     return TokensUsed(
         f"the job needs about {needed} tokens, and API key {key_id} has {row.depth} left of its "
         f"{limit} tokens a minute",
-        hint="Try again after Retry-After, or use a key with a higher limit, which an operator "
+        hint=f"Try again in {wait_s} s, or use a key with a higher limit, which an operator "
         "creates with `headrace keys create --tokens-per-minute`.",
-        retry_after_s=_wait_s(row),
+        retry_after_s=wait_s,
         limit=int(limit),
         left=row.depth,
     )

@@ -220,12 +220,12 @@ class _Run:
             if outcome.job is None:
                 yield outcome, number
                 continue
-            error = None
             try:
                 self._print_pieces(outcome.job)
-            except errors.JobError as failed:
-                error = failed
-            yield replace(outcome, error=error), number
+            except errors.JobError as error:
+                job = self.client.status(outcome.job)
+                outcome = replace(outcome, job=job, error=error)
+            yield outcome, number
 
     def _print_pieces(self, job: Job) -> None:
         after, line_open = 0, False

@@ -31,8 +31,8 @@ RATE_OVER_S: Final = 30.0
 #: What a run waits for, by the code of the limit (429).
 _WAITS_FOR: Final = {
     "queue-full": "room in the queue",
-    "rate-limited": "the API key's rate or token limit",
-    "too-many-in-flight": "the API key's limit of jobs in flight",
+    "rate-limited": "its API key's limit",
+    "too-many-in-flight": "jobs of its API key to end",
 }
 
 

@@ -320,7 +320,7 @@ def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None
     assert submitted({"pieces": [*WORDS, 4]}) == (0, "one two three4\n", "")
     code, printed, said = submitted({"pieces": WORDS, "fails": 2})
     assert (code, printed) == (1, "one two \n")
-    assert "failed in the middle" in said
+    assert "failed: failed in the middle" in said
     (gate := tmp_path / "gate").mkdir()
     for n in range(3):
         (gate / str(n)).touch()

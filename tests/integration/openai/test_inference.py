@@ -21,6 +21,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from headrace import errors
+from tests.harness.clients.openai_batches import sdk
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
@@ -217,7 +218,8 @@ def test_embeddings_are_in_the_order_of_their_texts(client: Any) -> None:
          "tools"),
         ({"extra_body": {"tempratur": 1}}, openai.BadRequestError, "did you mean temperature",
          "tempratur"),
-        ({"model": "nothing"}, openai.NotFoundError, "no model 'nothing'", None),
+        ({"model": "nothing"}, openai.NotFoundError,
+         "no model 'nothing' is registered. Use one of", "model"),
         ({"model": "echo"}, openai.BadRequestError, "model echo is no language model", "model"),
     ],
 )  # fmt: skip
@@ -360,3 +362,15 @@ def wanted(site: Site) -> list[str]:
         for one in jobs
         if one["status"] in ("queued", "running") and "cancel_requested" not in one
     ]
+
+
+def test_an_address_without_v1_is_named(site: Site) -> None:
+    with sdk(site.api.url) as wrong:
+        without: Any = wrong.with_options(base_url=site.api.url)
+        for call, asked in (
+            (without.chat.completions.create, {"messages": [{"role": "user", "content": "a"}]}),
+            (without.embeddings.create, {"input": "a"}),
+            (without.responses.create, {"input": "a"}),
+        ):
+            with pytest.raises(openai.NotFoundError, match="/v1 at its end, as base_url"):
+                call(model="docs", **asked)

@@ -13,8 +13,8 @@ from headrace.runs.engine.spec import RunProgress
     [
         ("", ""),
         ("queue-full", ", waits for room in the queue"),
-        ("rate-limited", ", waits for the API key's rate or token limit"),
-        ("too-many-in-flight", ", waits for the API key's limit of jobs in flight"),
+        ("rate-limited", ", waits for its API key's limit"),
+        ("too-many-in-flight", ", waits for jobs of its API key to end"),
         ("a-new-one", ", waits for a limit"),
     ],
 )

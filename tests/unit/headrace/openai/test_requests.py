@@ -110,7 +110,11 @@ def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"service_tier": "gold"}, "service_tier", "service_tier: "),
+        (
+            {"service_tier": "gold"},
+            "service_tier",
+            "service_tier: expected auto, default, flex or priority, got 'gold'",
+        ),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: expected"),
         ({"top_logprobs": 2}, "top_logprobs", "only for answers with logprobs"),
         ({"mesages": 1}, "mesages", "did you mean messages"),

@@ -211,6 +211,7 @@ def test_a_refusal_for_the_tokens_of_a_key_names_the_command_that_makes_another_
     (one,) = read_receipts([job("x", model, caller=caller)], [b"17", 1, 8, b"2500000", 40])
     assert isinstance(one, TokensUsed)
     assert "API key b2 has 40 left of its 900 tokens a minute" in one.message
+    assert f"Try again in {one.retry_after_s} s, or" in str(one.hint)
     assert "`headrace keys create --tokens-per-minute`" in str(one.hint)
 
 

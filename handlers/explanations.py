@@ -1,4 +1,4 @@
-"""Explanations of predictions, through Captum, which is imported when the first one is asked for.
+"""Explanations of predictions, through Captum, which is imported for the first one.
 
 A job asks for an explanation by its parameter `explain`, if the model declares one, or by the
 header `explain: True`, if the model has chosen it. The parameter `target` is the class to explain.

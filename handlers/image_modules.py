@@ -87,7 +87,7 @@ class CroppedImageHandler(ExplainingHandler):
 
     options_kind = CroppedImageOptions
     dtype: torch.dtype = torch.float32
-    #: The module, or what is in its place for predictions. Explanations need the module itself.
+    #: The module, or its replacement for predictions. Explanations need the module itself.
     forward: Callable[[Tensor], Any]
 
     def outputs(self, output: Any) -> tuple[Tensor, ...]:

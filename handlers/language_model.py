@@ -242,7 +242,7 @@ class LanguageModel(Generator):
             return
         sampling = request.sampling
         if not request.seeded:
-            # The same for a job in each process, so that it goes on alike.
+            # The same for a job in each process, so that it continues in the same way.
             sampling = replace(sampling, seed=zlib.crc32(request_id.encode()))
         self._answers[request_id] = answer
         try:
@@ -429,7 +429,7 @@ def _engine(
 
 
 def _cache_tokens(model: Any, useful: int) -> int:
-    """Return for how many tokens there is memory, up to what is useful."""
+    """Return for how many tokens there is memory, but no more than are useful."""
     import torch
 
     config = model.config.get_text_config()

@@ -41,7 +41,7 @@ class Detokenizer:
         self.stopped = bool(tokens) and self._find_stop(decode(tokens)) >= 0
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, list[int]]:
-        """Take new tokens, and return what is released: a text, and its tokens.
+        """Take new tokens; return the text that is complete now, and its tokens.
 
         Sets `stopped` if a stop text has come; the text then ends before it.
 

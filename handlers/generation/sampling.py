@@ -33,7 +33,8 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
 
     The largest of `logits / temperature` plus Gumbel noise is a sample of their softmax (Gumbel,
     1954; "Gumbel-max trick"). The noise depends on the seed and the position alone. So the choices
-    do not depend on what else is in the batch, and an answer that goes on elsewhere goes on alike.
+    do not depend on the other requests of the batch. An answer that continues in another process
+    continues in the same way.
 
     Args:
         logits: (rows or more, vocabulary), float32; rows without parameters stay as they are.

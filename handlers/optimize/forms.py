@@ -143,7 +143,7 @@ class Replacement:
     """Runs a variant in the place of a module.
 
     A call that the variant was not built for runs the module itself. So no call makes anything new:
-    what is compiled is compiled at the load.
+    everything is compiled at the load.
     """
 
     def __init__(self, module: nn.Module, form: Form, run: Run) -> None:

@@ -23,7 +23,7 @@ _PARTS_WITH_WEIGHTS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Source:
-    """A module, and what a backend must know of its use.
+    """A module, and the facts about its use that a backend needs.
 
     Attributes:
         wanted: the variant.

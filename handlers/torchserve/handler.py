@@ -129,7 +129,7 @@ class TorchServeHandler(Handler):
             load_entry(self._reference.target, self._reference.name, folder), sources
         )
         self._envelope = config.service_envelope
-        # The results of nodes come as JSON, whatever a client's input would stay.
+        # The results of nodes come as JSON, even where a client's input would stay bytes.
         self._decodes = config.decode_input_request or bool(sources)
         if self._envelope:
             entry = _enveloped(entry, self._envelope)
@@ -304,7 +304,7 @@ class TorchServeHandler(Handler):
             HandlerError: it cannot be sent.
         """
         if request_id not in (self._ts.request_ids or {}).values():
-            # A thread of the handler goes on after the reply.
+            # A thread of the handler continues after the reply.
             logger.warning("a piece came after the reply: it is dropped", extra={"job": request_id})
             return
         first = request_id not in self._pieces

@@ -64,7 +64,7 @@ def context_of(
     folder: Path,
     metrics_file: str,
 ) -> ts.context.Context:
-    """Return the context that lives as long as this process."""
+    """Return the context, which is the same until this process ends."""
     from ts.context import Context as TsContext
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
     from ts.version import __version__
@@ -91,7 +91,7 @@ def context_of(
 
 
 def _manifest(folder: Path, context: Context, reference: HandlerReference) -> dict[str, Any]:
-    """Return the manifest; of a folder without one, what is known of it."""
+    """Return the manifest; for a folder without one, the members that are known."""
     model = {
         "modelName": context.model_name,
         "modelVersion": context.version,

@@ -252,7 +252,7 @@ class FileWriter:
         return found
 
     def abandon(self) -> None:
-        """Delete what was written; without Redis it expires by itself."""
+        """Delete the written parts; without Redis they expire by themselves."""
         try:
             self._files.forget(self.id)
         except HeadraceError as error:

@@ -53,7 +53,7 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
     """Return the line of one request, in the format of OpenAI, with its line feed.
 
     `response.body` is the job object that a submit with a wait would have given, as far as it
-    matters here, or the answer of OpenAI's endpoint. What has not run has no response.
+    matters here, or the answer of OpenAI's endpoint. A request that has not run has no response.
     """
     error = row.error
     response: dict[str, Any] | None = None
@@ -144,7 +144,7 @@ class OutputFile:
 
     @property
     def size(self) -> int:
-        """The size, including what is not saved yet."""
+        """The size, with the part that is not saved yet."""
         return self._offset + len(self._pending)
 
     @property

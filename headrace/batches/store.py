@@ -184,7 +184,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class SavedProgress:
-    """What was written to a file since it was last saved.
+    """The part of a file that was written since it was last saved.
 
     Attributes:
         owner: the id of the API key that owns it; "" without keys.

@@ -72,7 +72,7 @@ HOLD_S: Final = 0.5
 RESUBMITS: Final = 1
 #: The window retries after Throttled itself, between two lookups.
 _TRANSIENT: Final = tuple(kind for kind in TRANSIENT if kind is not Throttled)
-#: Errors that are not about one job, and would meet every other job too.
+#: Errors that are not about one job, so every other job would get them too.
 _OUTAGES: Final = (BrokerError, ServerUnreachable, StoreUnavailable)
 
 

@@ -55,7 +55,7 @@ class LogOutput:
                 else:
                     self._write_now(data, self._send)
             except (OSError, ValueError):
-                # The reader is gone; the process goes on without its log.
+                # The reader is gone; the process continues without its log.
                 self._close()
                 self._send, self._close, self._rest = len, lambda: None, b""
 
@@ -118,7 +118,7 @@ class LogOutput:
             self._missing = 0
 
     def _sent_rest(self, send: Send) -> bool:
-        """Write what is left; return False if there is no room for all of it."""
+        """Write the remaining text; return False if there is no room for all of it."""
         while self._rest:
             try:
                 sent = send(self._rest)

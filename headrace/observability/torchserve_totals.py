@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: The most series of one model on one host.
 SERIES_MAX: Final = 1000
-#: How often what has not changed is written, so that it lives on, in seconds.
+#: How often values that have not changed are written, so that they do not expire, in seconds.
 KEEP_S: Final = 3600.0
 #: The metrics of no model.
 NO_MODEL: Final = ""
@@ -116,7 +116,7 @@ class TorchServeTotals:
     def take(self, served: Collection[str] = ()) -> tuple[Changes, Command | None]:
         """Return what has changed since the last call, and the command that writes it.
 
-        `served` are the models whose metrics live on although they do not change.
+        `served` are the models whose metrics are kept although they do not change.
         """
         changes, self._changes = self._changes, Changes()
         arguments, now = changes.arguments(), time.monotonic()

@@ -1,7 +1,8 @@
 """Requests of OpenAI's API: how they are read, and the inputs of the jobs that answer them.
 
 A field that OpenAI's API has and this server does not is refused by name, unless its value is the
-one that changes nothing. An ignored field would change the answer, and the client would not know.
+one that changes nothing. An ignored field would change the answer, without any notice to the
+client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """Writes HTML pages in one file each, with charts and without requests to any server.
 
-Start with page.py. Nothing here knows what a page is about. May import nothing of headrace.
+Start with page.py. The code here does not depend on the subject of a page. May import nothing of
+headrace.
 """

@@ -22,7 +22,7 @@ _SHADES: Final = {
     "dark": "--paper:#14171b;--ink:#e8eaed;--soft:#a2a9b3;--line:#363c44;--box:#1d2126;"
     "--good:#63d297;--bad:#ff8a80;--limit:#ff8a80;",
 }
-#: Nothing may be loaded from anywhere, whatever a text in the page contains.
+#: Nothing may be loaded from anywhere, even if a text in the page names a URL.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _DASHES: Final = ("", "7 3", "2 3", "10 3 2 3")
 

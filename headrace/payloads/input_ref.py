@@ -1,9 +1,10 @@
 """`input_ref`: files and objects of the operator that a client names as its input.
 
-Clients may only name what is in `input_roots` and `input_buckets`, both empty by default. The text
+Clients may only name files in `input_roots` and objects in `input_buckets`, both empty by default.
+The text
 is used unchanged: no percent-decoding, no `~`, no variables. A file is opened folder by folder from
-its root, without symbolic links, and the open file is what is checked. So a process that writes
-below a root cannot lead a reader out of it, or replace the file after the check.
+its root, without symbolic links. The check is of the open file. So a process that writes below a
+root cannot lead a reader out of it, or replace the file after the check.
 """
 
 from __future__ import annotations

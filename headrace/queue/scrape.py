@@ -42,7 +42,7 @@ _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ScrapeResult:
-    """What was read.
+    """The values that were read.
 
     Attributes:
         depths: of the models' queues, in the order of the models.

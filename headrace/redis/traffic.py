@@ -29,7 +29,7 @@ class Traffic:
     def take(self, part: str) -> dict[str, int]:
         """Return the counts as fields of `hr:stats:`, and reset them; part: `api` or `worker`."""
         taken = {f"{ROUND_TRIPS}:{part}": self.round_trips, f"{ERRORS}:{part}": self.errors}
-        # What another thread adds meanwhile stays for the next call.
+        # Counts that another thread adds meanwhile stay for the next call.
         self.round_trips -= taken[f"{ROUND_TRIPS}:{part}"]
         self.errors -= taken[f"{ERRORS}:{part}"]
         return {name: count for name, count in taken.items() if count}

@@ -91,7 +91,7 @@ def read_declared(path: Path, settings: Settings | None = None) -> DeclaredModel
 
 
 class ConfigReader:
-    """Makes configurations of what is registered, for one process.
+    """Makes the configurations of registered models, for one process.
 
     Args:
         settings: the settings of the process.

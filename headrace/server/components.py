@@ -363,7 +363,7 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
     """
     if address in _LOOPBACK or environ.get("FLOWER_BASIC_AUTH"):
         return
-    # Flower asks its provider only where it knows who may enter.
+    # Flower asks its provider only if it has the list of those who may enter.
     if all(environ.get(name) for name in _FLOWER_OAUTH):
         return
     raise ConfigError(

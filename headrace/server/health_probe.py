@@ -1,8 +1,8 @@
 """`headrace health`: whether a component on this host serves.
 
-For the health checks of containers, whose images have no curl. A check asks the component itself;
-workers and runners are looked up in Redis. It returns a line about what it found, and raises a
-HeadraceError if the component does not serve.
+For the health checks of containers, whose images have no curl. A check sends a request to the
+component; workers and runners are looked up in Redis. It returns a line about what it found, and
+raises a HeadraceError if the component does not serve.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Snapshots:
 
     def _follow(self, redis_url: str) -> None:
         while not self._ended.wait(LOOK_S):
-            # Redis may be away; the next turn sees what has changed.
+            # Redis may be away; the next turn finds the changes.
             with contextlib.suppress(HeadraceError), registry_at(redis_url) as store:
                 while not self._ended.wait(LOOK_S):
                     self._look(store)

@@ -83,23 +83,23 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     observer = _event_publisher(worker, settings, redis_url, models)
     host_metrics.start()
     return Consumer(
-        models,
-        LeaseManager(owner, PipelinedConnection(client), settings, observer),
-        _notifications(client, models, owner),
-        observer,
-        WorkerReporter(
+        models=models,
+        leases=LeaseManager(owner, PipelinedConnection(client), settings, observer),
+        notifications=_notifications(client, models, owner),
+        observer=observer,
+        report=WorkerReporter(
             owner, worker.hostname, host_metrics.latest, settings.worker_labels, placement.capacity
         ),
-        OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}"),
-        _transfer(settings, redis_url),
-        Dispatcher(models, settings.device_slots),
-        CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s)),
-        builder.build,
-        placement,
-        registry,
-        Profiles(redis_url, owner),
-        registered,
-        _torchserve_metrics(settings, host_metrics.newest),
+        orphan_guard=OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}"),
+        transfer=_transfer(settings, redis_url),
+        dispatcher=Dispatcher(models, settings.device_slots),
+        notifier=CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s)),
+        build=builder.build,
+        placement=placement,
+        registry=registry,
+        profiles=Profiles(redis_url, owner),
+        registered=registered,
+        metrics=_torchserve_metrics(settings, host_metrics.newest),
     )
 
 

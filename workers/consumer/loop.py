@@ -58,6 +58,7 @@ class Consumer:
 
     def __init__(
         self,
+        *,
         models: list[ServedModel],
         leases: LeaseManager,
         notifications: QueueNotifications,

@@ -1,4 +1,4 @@
-"""`headrace models`: lists the models, shows one, and changes what is registered."""
+"""`headrace models`: lists the models, shows one, and changes the registered ones."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def route(
     with client_of(url) as client:
         found = client.clear_traffic(model, wait=wait) if clear else client.model_traffic(model)
         if changes:
-            # What is not given stays as it is.
+            # Options that are not given do not change.
             copied = found.shadow if shadow is None else shadow
             found = client.route_model(
                 model,

@@ -1,4 +1,4 @@
 """`headrace top`: samples /metrics, computes rates, and shows them on a terminal.
 
-Start with screen.py; view.py has what is shown, and layout.py draws it.
+Start with screen.py; view.py makes the content, and layout.py draws it.
 """

@@ -1,4 +1,4 @@
-"""What is shown: the models with their rates, the hosts, the devices and the processes."""
+"""The content of the view: models with their rates, hosts, devices and processes."""
 
 from __future__ import annotations
 

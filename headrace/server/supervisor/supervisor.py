@@ -113,7 +113,7 @@ class Supervisor:
         living = {c.process.pid for c in self._children if c.process is not None}
         if self._orphans:
             self._orphans = proc.kill_orphans(living)
-        # What a worker has killed, or what has ended after its parent.
+        # Processes that a worker has killed, or that have ended after their parent.
         proc.reap_orphans(living)
 
     def _finished(self) -> bool:

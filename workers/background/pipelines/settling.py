@@ -128,7 +128,7 @@ class PipelineCanvas:
         """Cancel the stages' jobs of jobs that scripts have ended, and send their callbacks.
 
         A job that was cancelled between two attempts, or while its background worker died, is one.
-        What cannot be done now stays there, and a later sweep returns it again.
+        An end that cannot be handled now stays there, and a later sweep returns it again.
 
         Args:
             pipeline: the jobs' pipeline.

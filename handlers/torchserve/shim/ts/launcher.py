@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 
 STARTED: Final = "Model server started"
 _URL: Final = "http://localhost:8081/models"
-#: Lines that are kept for the caller, who may never read them.
+#: How many lines are kept; the caller may never read them.
 _KEPT: Final = 1000
 #: A registration waits for the load of the model.
 _TIMEOUT_S: Final = 600
@@ -63,7 +63,7 @@ def start(
         ("--enable-model-api", enable_model_api),
     ):
         words += [flag] if given else []
-    # The server lives on in the background, and has this output too.
+    # The server continues in the background, and has this output too.
     process = subprocess.Popen(
         [*_command(), *words],
         stdin=subprocess.DEVNULL,

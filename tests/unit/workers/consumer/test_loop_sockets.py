@@ -26,8 +26,9 @@ def consumer() -> Iterator[Consumer]:
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None, settings=settings)
     nobody: Any = SimpleNamespace()
     made = Consumer(
-        [], away, away, nobody, nobody, nobody, nobody, Dispatcher([]), nobody, nobody, nobody,
-        nobody, nobody,
+        models=[], leases=away, notifications=away, observer=nobody, report=nobody,
+        orphan_guard=nobody, transfer=nobody, dispatcher=Dispatcher([]), notifier=nobody,
+        build=nobody, placement=nobody, registry=nobody, profiles=nobody,
     )  # fmt: skip
     yield made
     made._selector.close()

@@ -42,17 +42,17 @@ def memory_utilization() -> None:
 
 
 def disk_used() -> None:
-    """Add what is used of the disk of `/`, in GiB."""
+    """Add the used space of the disk of `/`, in GiB."""
     _add("DiskUsage", psutil.disk_usage("/").used / _GIB, "GB")
 
 
 def disk_utilization() -> None:
-    """Add what is used of the disk of `/`, in percent."""
+    """Add the used space of the disk of `/`, in percent."""
     _add("DiskUtilization", psutil.disk_usage("/").percent, "percent")
 
 
 def disk_available() -> None:
-    """Add what is free of the disk of `/`, in GiB."""
+    """Add the free space of the disk of `/`, in GiB."""
     _add("DiskAvailable", psutil.disk_usage("/").free / _GIB, "GB")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import re
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from headrace.config.model_catalog import load_catalog
 from headrace.config.parameters import Parameter
 from headrace.errors import BY_CODE
 from headrace.handler import Context
+from tests.harness.pictures import encoded
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "handlers.md").read_text()
@@ -80,9 +80,8 @@ def test_the_example_with_parameters_runs_by_its_section(tmp_path: Path) -> None
     given = [{"top_k": 2, "language": "de"}, {"top_k": 1, "language": "en"}]
     assert given[1].keys() == model.parameters.keys()
     handler.initialize(Context("colours", "1.0", "cpu", model_dir=Path(), parameters=given))
-    image = io.BytesIO()
-    Image.new("RGB", (9, 9), "yellow").save(image, "PNG")
-    items = handler.preprocess([image.getvalue(), image.getvalue()])
+    image = encoded(Image.new("RGB", (9, 9), "yellow"))
+    items = handler.preprocess([image, image])
     assert handler.postprocess(handler.inference(items)) == [["gelb"], ["yellow"]]
     assert handler.preprocess([b"none"])[0].message == "send an image"
 

@@ -21,6 +21,7 @@ from headrace.redis.fast_connection import pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.scripts import NAMES, Command, script
 from headrace.redis.traffic import TRAFFIC
+from workers.jobs.leased_job import NEVER
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +29,9 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT_MAX: Final = 2
 #: A reply that takes longer than this counts as an outage.
 ANSWER_MAX_S: Final = 5.0
-NEVER: Final = float("inf")
 
 Reply = Any
-
-
+#: Takes the reply to a command, and the time.
 Handle = Callable[[Any, float], None]
 
 

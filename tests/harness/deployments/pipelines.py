@@ -62,14 +62,11 @@ class PipelineSite:
 
     def job(self, job_id: str) -> dict[str, Any]:
         """The job object."""
-        found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
+        return self.api.job(job_id)
 
     def ended(self, job_id: str, timeout_s: float = 120) -> dict[str, Any]:
         """The job object, once it has ended."""
-        final = ("succeeded", "failed", "expired", "cancelled")
-        wait_until(lambda: self.job(job_id)["status"] in final, f"{job_id} ends", timeout_s)
-        return self.job(job_id)
+        return self.api.ended(job_id, timeout_s)
 
     def stages(self, job_id: str) -> dict[str, Any]:
         """How far its stages have come, by name."""

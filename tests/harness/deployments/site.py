@@ -11,7 +11,6 @@ from typing import Any
 from headrace.config.model_catalog import load_catalog
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
-from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 
@@ -30,17 +29,10 @@ class Site:
         return job_id
 
     def shown(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
+        return self.api.job(job_id)
 
     def ended(self, job_id: str) -> dict[str, Any]:
-        def over() -> dict[str, Any] | None:
-            found = self.shown(job_id)
-            return found if found["status"] not in ("queued", "scheduled", "running") else None
-
-        found = wait_until(over, f"{job_id} ends", 60)
-        assert found is not None
-        return found
+        return self.api.ended(job_id)
 
     def stream(self, job_id: str) -> str:
         return f"{self.api.url}/api/v1/jobs/{job_id}/stream"

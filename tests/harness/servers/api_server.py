@@ -61,6 +61,20 @@ class ApiServer:
         """A plain connection for a test that writes its own bytes."""
         return socket.create_connection(("127.0.0.1", self.port), 60)
 
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job as the API shows it."""
+        found: dict[str, Any] = self.http.get(f"/api/v1/jobs/{job_id}").json()
+        return found
+
+    def ended(self, job_id: str, limit_s: float = 300) -> dict[str, Any]:
+        """A job once it has ended."""
+
+        def final() -> bool:
+            return self.job(job_id)["status"] not in ("queued", "scheduled", "running")
+
+        wait_until(final, f"{job_id} ends", limit_s)
+        return self.job(job_id)
+
 
 @contextmanager
 def registry_server(redis_url: str, file: Path, /, **settings: Any) -> Iterator[ApiServer]:

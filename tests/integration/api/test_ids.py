@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from headrace.jobs.ids import id_of_key, is_id, new_id
+from tests.harness.clients.problems import problem_of
 from tests.harness.clients.script_calls import Queue, foreign
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, settle
@@ -50,13 +51,6 @@ def nobody_waits(api: ApiServer) -> None:
 
 def replayed(response: httpx2.Response) -> bool:
     return response.headers.get("idempotency-replayed") == "true"
-
-
-def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    problem: dict[str, Any] = response.json()
-    assert problem["type"] == f"/problems/{code}"
-    return problem
 
 
 def test_a_repeat_is_the_same_job_whatever_became_of_it(

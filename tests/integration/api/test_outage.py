@@ -6,13 +6,13 @@ import asyncio
 import json
 import re
 from collections import Counter
-from typing import Any
 
 import httpx2
 import pytest
 
 from api.openapi import document
 from headrace.registry.model import DeclaredModels
+from tests.harness.clients.problems import problem_of
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
@@ -32,13 +32,6 @@ BODIES = {
     ("PUT", "traffic"): b'{"weights": {"1.0": 1}}',
     ("PUT", "run-1"): b'{"model": "echo"}',
 }
-
-
-def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    problem: dict[str, Any] = response.json()
-    assert problem["type"] == f"/problems/{code}"
-    return problem
 
 
 def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:

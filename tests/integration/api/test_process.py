@@ -21,13 +21,12 @@ from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.servers.api_process import answers, environ
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
+from tests.harness.workers.worker import write_models
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    file = tmp_path / "models.yaml"
-    file.write_text("models: {echo: {handler: echo}}\n")
-    return file
+    return write_models(tmp_path, echo={"handler": "echo"})
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import Answer, FakeWorker
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.workers.worker import write_models
 
 shells = pytest.mark.parametrize("shell", SHELLS)
 
@@ -29,9 +30,7 @@ def doubled(message: Message) -> Answer:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    file = tmp_path / "models.yaml"
-    file.write_text("models: {echo: {handler: echo}}\n")
-    return file
+    return write_models(tmp_path, echo={"handler": "echo"})
 
 
 @pytest.fixture

@@ -97,15 +97,6 @@ def submit(api: ApiServer) -> str:
     return job_id
 
 
-def ended(api: ApiServer, job_id: str) -> dict[str, Any]:
-    def job() -> dict[str, Any]:
-        found: dict[str, Any] = api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return found
-
-    wait_until(lambda: job()["status"] not in ("queued", "running"), "the job ends", LIMIT_S)
-    return job()
-
-
 def only_its_own(server: RedisServer, job_id: str) -> None:
     """Nothing is left of its stages' jobs."""
     ids = [stage_job_id(job_id, name, 0) for name in ("one", "two")]
@@ -132,7 +123,7 @@ def test_a_renewal_that_comes_right_behind_the_settlement_takes_it_for_no_ones_b
         orchestrating(redis_db.url, catalog, monkeypatch, renewed_before_it_is_answered),
     ):
         job_id = submit(api)
-        assert ended(api, job_id)["result"] == [1]
+        assert api.ended(job_id)["result"] == [1]
         only_its_own(redis_db, job_id)
     assert "another worker has resumed" not in caplog.text
 
@@ -151,5 +142,5 @@ def test_a_cancel_while_it_is_settled_through_an_outage_ends_it_at_once(
     with api_server(redis_db.url, catalog) as api:
         said.append(submit(api))
         with orchestrating(redis_db.url, catalog, monkeypatch, cancelled_in_an_outage):
-            assert ended(api, said[0])["status"] == "cancelled"
+            assert api.ended(said[0])["status"] == "cancelled"
             only_its_own(redis_db, said[0])

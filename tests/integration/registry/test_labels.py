@@ -36,7 +36,7 @@ class Hosts:
         return found.json()
 
     def job(self, job_id: str) -> Any:
-        return self.api.http.get(f"/api/v1/jobs/{job_id}").json()
+        return self.api.job(job_id)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_jobs_of_a_lost_worker_are_queued_again_by_one_that_lacks_the_label(
             assert api.http.put(put, json={"options": options}).is_success
 
         def state(job_id: str) -> Any:
-            return api.http.get(f"/api/v1/jobs/{job_id}").json()["status"]
+            return api.job(job_id)["status"]
 
         def submit(**options: Any) -> str:
             body = {"input": {"until": str(tmp_path / "gate")}, "options": options}

@@ -43,14 +43,7 @@ class Place:
         return str(self.call("GET", f"models/{model}")["state"])
 
     def ended(self, job_id: str) -> Any:
-        job: dict[str, Any] = {}
-
-        def final() -> bool:
-            job.update(self.call("GET", f"jobs/{job_id}?wait=30"))
-            return job["status"] not in ("queued", "running")
-
-        wait_until(final, "the job has ended", 240)
-        return job
+        return self.api.ended(job_id)
 
 
 @pytest.fixture

@@ -53,15 +53,8 @@ class Hosts:
         command.lines("models", "scale", MODEL, str(total), "--total")
 
     def answer(self) -> str:
-        http = self.api.http
-        job = http.post("/api/v1/jobs", json={"model": MODEL, "input": {}}).json()
-        path = f"/api/v1/jobs/{job['id']}?wait=60"
-
-        def ended() -> bool:
-            job.update(http.get(path).json())
-            return job["status"] not in ("queued", "running")
-
-        wait_until(ended, "the job has ended", 300)
+        made = self.api.http.post("/api/v1/jobs", json={"model": MODEL, "input": {}}).json()
+        job = self.api.ended(made["id"])
         assert job["status"] == "succeeded", job
         return str(job["result"])
 

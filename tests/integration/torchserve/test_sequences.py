@@ -94,13 +94,7 @@ class Site:
 
     def result(self, job_id: str) -> dict[str, Any]:
         """The result of a job, which must succeed."""
-
-        def ended() -> dict[str, Any] | None:
-            found: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-            return None if found["status"] in ("queued", "scheduled", "running") else found
-
-        found = wait_until(ended, f"{job_id} ends", 120)
-        assert found is not None
+        found = self.api.ended(job_id)
         assert found["status"] == "succeeded", found
         result: dict[str, Any] = found["result"]
         return result

@@ -78,7 +78,7 @@ class Site:
         return asking(url, body, content_type="application/json")
 
     def status(self, job_id: str) -> str:
-        return str(self.api.http.get(f"/api/v1/jobs/{job_id}").json()["status"])
+        return str(self.api.job(job_id)["status"])
 
     def wait_status(self, job_id: str, wanted: str) -> None:
         wait_until(lambda: self.status(job_id) == wanted, f"{job_id} is {wanted}", 60)

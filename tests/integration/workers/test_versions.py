@@ -92,8 +92,7 @@ class Site:
         return str(send(self.app, WORDS, value, **options).id)
 
     def job(self, job_id: str) -> dict[str, Any]:
-        shown: dict[str, Any] = self.api.http.get(f"/api/v1/jobs/{job_id}").json()
-        return shown
+        return self.api.job(job_id)
 
     def ran_on(self, job_id: str, timeout_s: float = 60) -> str:
         """The version that ran a job, as its handler, its record and the job object say."""

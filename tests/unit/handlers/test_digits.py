@@ -14,6 +14,7 @@ from examples.digits_dataset import HELD_OUT, held_out, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
+from tests.harness.pictures import encoded
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import warm_up
 
@@ -60,12 +61,6 @@ def accuracy(handler: Digits, pngs: list[bytes], labels: list[int]) -> float:
     return float((np.array(found) == labels).mean())
 
 
-def as_png(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def test_accuracy_on_digits_that_training_never_saw(handler: Digits) -> None:
     pngs, labels = zip(*held_out(), strict=True)
     assert len(pngs) == HELD_OUT
@@ -94,7 +89,7 @@ def test_margins_jpeg_and_noise_do_not_matter(handler: Digits) -> None:
         paper = Image.new("L", (140, 100), 255)
         paper.paste(Image.open(io.BytesIO(to_png(image))), (50, 20))
         tones = np.asarray(paper) * 0.6 + 60 + noise.normal(0, 5, (100, 140))
-        photos.append(as_png(Image.fromarray(tones.clip(0, 255).astype(np.uint8)), "JPEG"))
+        photos.append(encoded(Image.fromarray(tones.clip(0, 255).astype(np.uint8)), "JPEG"))
     assert accuracy(handler, photos, test.labels.tolist()) >= 0.97
 
 
@@ -128,7 +123,7 @@ def test_the_images_of_the_demo_are_held_out_and_named_right(handler: Digits) ->
 
 def test_bad_inputs_fail_at_their_place_while_their_mates_succeed(handler: Digits) -> None:
     png, label = held_out()[0]
-    bad: list[Any] = [b"", b"not an image", png[:100], {"image": 1}, as_png(BLANK)]
+    bad: list[Any] = [b"", b"not an image", png[:100], {"image": 1}, encoded(BLANK)]
     inputs = [png, *bad, png]
     items = handler.preprocess(inputs)
     assert [isinstance(item, InputError) for item in items] == [False, *[True] * len(bad), False]
@@ -152,7 +147,7 @@ def test_input_errors_keep_no_frames_alive(handler: Digits) -> None:
 def test_max_pixels_is_an_option() -> None:
     handler = Digits()
     handler.initialize(context(options={"max_pixels": 100}))
-    (error,) = handler.preprocess([as_png(BLANK)])
+    (error,) = handler.preprocess([encoded(BLANK)])
     assert "at most 100 are allowed" in error.message
 
 
@@ -195,9 +190,9 @@ def test_a_frame_is_the_digit_alone() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (2, 2)])
 def test_tiny_images_are_answered_or_refused(handler: Digits, size: tuple[int, int]) -> None:
-    (item,) = handler.preprocess([as_png(Image.new("L", size, 0))])
+    (item,) = handler.preprocess([encoded(Image.new("L", size, 0))])
     assert isinstance(item, InputError)
     striped = np.zeros(size, dtype=np.uint8)
     striped[0, 0] = 255
-    (item,) = handler.preprocess([as_png(Image.fromarray(striped))])
+    (item,) = handler.preprocess([encoded(Image.fromarray(striped))])
     assert isinstance(item, InputError) or item.shape == (1, 8, 8)

@@ -19,6 +19,7 @@ from handlers.image_classifier import ImageClassifier
 from handlers.images import is_upright_jpeg
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
+from tests.harness import pictures
 
 ORIENTATION = 0x0112
 
@@ -35,9 +36,7 @@ def photograph(
 
 
 def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, exif=image.getexif(), quality=95)
-    return file.getvalue()
+    return pictures.encoded(image, kind, exif=image.getexif(), quality=95)
 
 
 class Decoder:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import logging
 from pathlib import Path
@@ -16,6 +15,7 @@ from handlers.image_classifier import ImageClassifier
 from handlers.resnet import Bottleneck, resnet18, resnet50
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
+from tests.harness.pictures import encoded
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import warm_up
 
@@ -77,12 +77,6 @@ def refusal(model_dir: Path, weights: Path | None = None, **options: Any) -> Con
 
 def plain(colour: tuple[int, int, int], size: tuple[int, int] = (60, 40)) -> bytes:
     return encoded(Image.new("RGB", size, colour))
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
 
 
 def answers(handler: ImageClassifier, inputs: list[Any]) -> list[Any]:

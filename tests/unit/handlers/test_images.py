@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import warnings
 import zlib
 from typing import Any
@@ -13,12 +12,7 @@ from PIL import Image
 
 from handlers.images import HIGHEST_MAX_PIXELS, decode, to_grey, to_rgb
 from headrace.errors import InputError
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+from tests.harness.pictures import encoded
 
 
 def gradient(width: int = 40, height: int = 30) -> Image.Image:

@@ -23,6 +23,7 @@ from handlers.text_classifier import TextClassifier
 from handlers.vision import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToTensor, centre_square
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
+from tests.harness.pictures import encoded
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import warm_up
 
@@ -93,9 +94,7 @@ def answers(handler: Any, inputs: list[Any], **asked: Any) -> list[Any]:
 
 def picture(width: int, height: int, kind: str = "PNG") -> bytes:
     tones = np.random.default_rng(width).integers(0, 256, (height, width, 3)).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(tones).save(file, kind)
-    return file.getvalue()
+    return encoded(Image.fromarray(tones), kind)
 
 
 def test_segmentation_names_the_class_of_each_pixel(folder: Path) -> None:
@@ -126,11 +125,9 @@ def test_images_and_lists_of_other_sizes_run_in_one_batch(folder: Path) -> None:
 
 def test_detection_gives_boxes_with_labels_and_scores(folder: Path) -> None:
     handler = made(ObjectDetector, folder, "Boxes", index_to_name="names.json")
-    red = Image.new("RGB", (30, 20), (255, 0, 0))
-    file = io.BytesIO()
-    red.save(file, "PNG")
+    red = encoded(Image.new("RGB", (30, 20), (255, 0, 0)))
     grey = torch.full((3, 4, 5), 0.75).tolist()
-    one, three, none = answers(handler, [file.getvalue(), grey, torch.zeros(3, 2, 2).tolist()])
+    one, three, none = answers(handler, [red, grey, torch.zeros(3, 2, 2).tolist()])
     assert one == [{"red": [0.0, 0.0, 30.0, 20.0], "score": 1.0}]
     assert [set(found) for found in three] == [{name, "score"} for name in ("red", "green", "3")]
     assert three[2] == {"3": [0.0, 0.0, 5.0, 4.0], "score": 0.75}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ts.metrics.emission import MetricRow, send_rows_to
+
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
@@ -24,3 +26,12 @@ def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
             del sys.modules[name]
     os.environ.clear()
     os.environ.update(environ)
+
+
+@pytest.fixture
+def rows() -> Iterator[list[MetricRow]]:
+    """The rows that the metrics of handlers write."""
+    found: list[MetricRow] = []
+    send_rows_to(found.append)
+    yield found
+    send_rows_to(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ts.context import Context
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.text_utils import get_tokenizer, ngrams_iterator
 from ts.handler_utils.timer import timed
-from ts.metrics.emission import MetricRow, send_rows_to
+from ts.metrics.emission import MetricRow
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from ts.model_service.model_service import SingleNodeService
 from ts.torch_handler.base_handler import BaseHandler
@@ -35,14 +34,6 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.fc(x)
 """
-
-
-@pytest.fixture
-def rows() -> Iterator[list[MetricRow]]:
-    found: list[MetricRow] = []
-    send_rows_to(found.append)
-    yield found
-    send_rows_to(None)
 
 
 def context_of(folder: Path, config: dict[str, Any] | None = None, **model: str) -> Context:

@@ -25,6 +25,7 @@ from handlers.vision import IMAGENET_MEAN, IMAGENET_STD
 from headrace.errors import ConfigError, HeadraceError
 from headrace.torchserve.config import TorchServeConfig
 from tests.harness.digits import IMAGES, write_digits_archive
+from tests.harness.pictures import encoded
 from tests.harness.torchserve import json_of, loaded, request, run, write_archive
 
 DIGITS = IMAGES[0].parent
@@ -83,9 +84,7 @@ def saved(value: Any) -> bytes:
 
 
 def png(size: tuple[int, int], colour: Any = (255, 0, 0), mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, size, colour).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new(mode, size, colour))
 
 
 def archive(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from PIL import Image
 
 from handlers.torchserve.process import SHIM
 from headrace.errors import ConfigError
+from tests.harness.pictures import encoded
 from tests.harness.torchserve import json_of, loaded, request, run, write_archive
 
 HAS_DALI = importlib.util.find_spec("nvidia") is not None and (
@@ -186,9 +186,7 @@ def test_a_missing_dali_is_named(tmp_path: Path, handler: str) -> None:
 def test_dali_prepares_images_on_the_cpu(tmp_path: Path) -> None:
     images = []
     for size, colour in (((300, 400), (255, 0, 0)), ((500, 260), (0, 0, 255))):
-        file = io.BytesIO()
-        Image.new("RGB", size, colour).save(file, "JPEG")
-        images.append(request(file.getvalue(), "image/jpeg"))
+        images.append(request(encoded(Image.new("RGB", size, colour), "JPEG"), "image/jpeg"))
     bad = request(b"no image", "image/jpeg")
     dali_archive(tmp_path)
     red, failed, blue = run(loaded(tmp_path, "dali_image_classifier"), [images[0], bad, images[1]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import Dimension
-from ts.metrics.emission import MetricRow, send_rows_to
+from ts.metrics.emission import MetricRow
 from ts.metrics.metric import Metric
 from ts.metrics.metric_cache_errors import (
     MetricsCacheIOError,
@@ -28,14 +27,6 @@ from ts.metrics.process_memory_metric import check_process_mem_usage, get_cpu_us
 from ts.metrics.unit import Units
 
 OWN = [["ModelName", "m"], ["Level", "Model"]]
-
-
-@pytest.fixture
-def rows() -> Iterator[list[MetricRow]]:
-    found: list[MetricRow] = []
-    send_rows_to(found.append)
-    yield found
-    send_rows_to(None)
 
 
 @pytest.fixture

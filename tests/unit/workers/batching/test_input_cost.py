@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from PIL import Image
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.media_types import image_size
+from tests.harness.pictures import encoded
 from workers.batching.input_cost import UNREADABLE, InputCost
 
 LIMIT = 1_000_000
@@ -27,9 +27,7 @@ def measure(cost: Cost = "bytes", key: str | None = None) -> InputCost:
 
 
 def picture(form: str, size: tuple[int, int], **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, "red").save(file, form, **options)
-    return file.getvalue()
+    return encoded(Image.new("RGB", size, "red"), form, **options)
 
 
 def key_of(pointer: str, value: Any) -> str | None:

@@ -36,7 +36,8 @@ def openai_error(error: HeadraceError) -> OpenAIError:
     else:
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
     hint = error.hint[:1].upper() + error.hint[1:]
-    message = f"{error.message}. {hint}" if hint else error.message
+    end = "" if error.message.endswith(("?", ".")) else "."
+    message = f"{error.message}{end} {hint}" if hint else error.message
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     return OpenAIError(ErrorDetail(message, kind, param, error.code))
 

@@ -185,15 +185,15 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             )
 
 
-#: Fields that no request has here.
-PLAIN_FIELDS: Final[dict[str, Sequence[Any]]] = {
+#: Unsupported fields that change no answer, whatever their value is.
+HINTS: Final[dict[str, Sequence[Any]]] = {
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "safety_identifier": (),
 }
 _NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
-    **PLAIN_FIELDS,
+    **HINTS,
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
@@ -369,7 +369,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given.keys() - set(shape.__struct_fields__):
-        if given.pop(name) in _neutral(shape, name):
+        if given.pop(name) in _neutral(shape, name) or name in HINTS:
             continue
         raise _unsupported(shape, name)
     try:

@@ -19,7 +19,7 @@ from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.openai.answers import Generation
 from headrace.openai.errors import BAD_INPUT, ErrorDetail
 from headrace.openai.requests import (
-    PLAIN_FIELDS,
+    HINTS,
     Counted,
     OpenAIRequest,
     plain_role,
@@ -49,7 +49,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a response."""
 
     unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
-        **PLAIN_FIELDS,
+        **HINTS,
         "access_programs": (),
         "background_options": ({},),
         "context_management": ([],),

@@ -11,8 +11,9 @@ from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.errors import InvalidParameter, InvalidRequest, ModelNotFound
 from headrace.openai.answers import Generation, Usage, read_generation, usage_of
+from headrace.openai.errors import openai_error
 from headrace.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -97,6 +98,19 @@ def test_flex_is_offline_and_the_user_is_kept() -> None:
 def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         read_request(body, ChatRequest)
+
+
+def test_a_hint_changes_nothing() -> None:
+    hints = {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "ann"}
+    assert chat(**hints).inputs() == chat().inputs()
+    with pytest.raises(InvalidParameter, match="unknown field"):
+        read_request(b'{"model": "m", "input": "a", "prompt_cache_key": "a"}', EmbeddingRequest)
+
+
+def test_a_hint_begins_a_sentence() -> None:
+    error = ModelNotFound("no model 'a'; did you mean b?", hint="use one of b")
+    found = openai_error(error).error
+    assert (found.message, found.param) == ("no model 'a'; did you mean b? Use one of b", "model")
 
 
 @pytest.mark.parametrize(

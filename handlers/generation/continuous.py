@@ -209,8 +209,8 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         self.ignored_kwargs = ()
         self.prompts: dict[str, tuple[Sampling, int]] = {}
         self._rows: list[tuple[Sampling, int]] = []
-        # By the name of a prompt that wants log probabilities: how many, and those that have come,
-        # by how many tokens of the answer are before them.
+        # By the name of a prompt that wants log probabilities: how many it wants, and those that
+        # have come. Each is under the number of the answer's tokens before it.
         self.wanted: dict[str, tuple[int, dict[int, Likelihood]]] = {}
         self._names: list[str] = []
 

@@ -52,8 +52,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPOINT) -> bytes:
     """Return the line of one request, in the format of OpenAI, with its line feed.
 
-    `response.body` is the job object that a submit with a wait would have given, as far as it
-    matters here, or the answer of OpenAI's endpoint. A request that has not run has no response.
+    `response.body` is the answer of OpenAI's endpoint, or the job object with those members that
+    matter here. A request that has not run has no response.
     """
     error = row.error
     response: dict[str, Any] | None = None

@@ -113,7 +113,7 @@ def submit_many(
         model: the model's name.
         inputs: any number of inputs; they are taken as they are sent.
         ids: the id of each job, in the order of the inputs, or a function that makes it from an
-            input, so that the caller knows it before it is sent; default new ids.
+            input. The caller then knows the ids before they are sent. By default the ids are new.
         content_type: media type of every input, if its Python type does not imply it.
         version: required version of the model.
         parameters: the parameters of every job, as for `submit`.

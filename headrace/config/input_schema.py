@@ -146,7 +146,7 @@ def _read_section(
 ) -> Section | None:
     """Read `inputs` or `outputs`; report its mistakes in the document, and return None after one.
 
-    Its fields are translated and its file, which refers to `folder`, is read: the section that is
+    Its fields are translated, and its file, which refers to `folder`, is read. The section that is
     returned has its schema in `schema`, and no `fields`.
     """
     before = len(document.problems)

@@ -51,8 +51,8 @@ OTHER_VARIABLES: Final = frozenset(
     }
 )
 
-#: The first of these in the working directory is the models file if no setting names one, else
-#: the last in the folder of the servers' code, as in a wheel.
+#: The models file if no setting names one: the first of these in the working directory. If it has
+#: none, the last of these in the folder of the servers' code, as in a wheel.
 MODELS_FILES: Final = (Path("models.yaml"), Path("configs/models.yaml"))
 
 #: Settings that are lists; in a variable their items are separated by commas.

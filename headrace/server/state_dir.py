@@ -1,7 +1,7 @@
 """The state directory of `headrace up`: its lock, and the record of the running instance.
 
 The lock is a `flock` that the embedded server inherits, so it is held until that server has ended
-too: two servers must never write one append-only file.
+too. Two servers must never write one append-only file.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ CLAIM_MAX_BYTES: Final = 1024 * 1024
 #: The most jobs that one call of jobs/expire.lua looks at, which limits how long it blocks Redis.
 EXPIRE_MAX_JOBS: Final = 200
 
-#: What jobs/settle.lua replies for a job: the lease is lost; the job has ended; the same token
+#: The codes of jobs/settle.lua for a job: the lease is lost; the job has ended; the same token
 #: settled it before; it ended as cancelled; it waits for a retry.
 FENCED: Final = 0
 SETTLED: Final = 1

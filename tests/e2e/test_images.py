@@ -207,6 +207,6 @@ def test_packages_can_be_added_to_the_workers_image(worker_image: Path) -> None:
     )  # fmt: skip
     done = python(
         worker_image,
-        "import transformers, numpy, importlib.metadata as m; print(m.version('numpy'))",
+        "import soundfile, numpy, importlib.metadata as m; print(m.version('numpy'))",
     )
     assert done.stdout.strip() == before["numpy"], done.stderr

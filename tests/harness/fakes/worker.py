@@ -32,7 +32,9 @@ from tests.harness.wait import wait_until
 
 BATCH = 32
 LEASE_US = 15 * US_PER_S
+#: It looks for jobs again after so long. The pause doubles while there are none: to look costs CPU.
 IDLE_S = 0.001
+LONGEST_IDLE_S = 0.02
 #: Seconds that Redis has to answer: the machine may stand still for some of them.
 ANSWER_S = 60.0
 
@@ -74,7 +76,8 @@ def claim(
     )  # fmt: skip
     reply = ClaimReply(call_script(client, call))
     began = [(row[1].decode(), row[2].decode(), str(reply.now_us)) for row in reply.jobs]
-    call_script(client, job_scripts.start(began))
+    if began:
+        call_script(client, job_scripts.start(began))
     return [(decode_message(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
 
 
@@ -201,14 +204,17 @@ class FakeWorker:
 
     def serve(self) -> None:
         """Claim, answer and settle until the end; through outages of Redis too."""
+        idle_s = IDLE_S
         while not self._stop.is_set():
             try:
                 served = [self._serve(queue) for queue in self._queues]
                 if any(served):
+                    idle_s = IDLE_S
                     continue
             except (RedisError, OSError):
                 pass
-            self._stop.wait(IDLE_S)
+            self._stop.wait(idle_s)
+            idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _serve(self, model: str) -> bool:
         """Claim, answer and settle jobs once; return whether there were any."""

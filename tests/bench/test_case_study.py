@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.case_study.__main__ import QUICK, Row, answers, detector_steps, table, walk
 from tests.harness.measurements import load
 from tests.harness.variants import IMAGES
 
 
+# Two servers start, each with a process that loads torch, and four commands measure them.
+@pytest.mark.timeout(900)
 def test_the_steps_are_measured(tmp_path: Path) -> None:
     rows = walk(tmp_path, "detector", IMAGES, detector_steps(IMAGES, quick=True), QUICK)
     assert len(table("detector", rows).rows) == 2

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.generation import online_during_batch
 
 
+@pytest.mark.timeout(900)
 def test_online_answers_beside_a_batch_have_their_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     # Short lines, and enough of them for both runs.
     monkeypatch.setattr(online_during_batch, "LINES", 3000)

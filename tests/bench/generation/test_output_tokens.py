@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.common.tables import Table
 from benchmarks.generation.output_tokens import COLUMNS, measure
 
 
+# Three processes load torch and the language model.
+@pytest.mark.timeout(900)
 def test_each_number_of_clients_has_a_row() -> None:
     table = Table(*COLUMNS)
     measure(table, rounds=1, turns=1, tokens=4, counts=(1, 3))

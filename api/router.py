@@ -45,8 +45,8 @@ _TORCHSERVE_ROUTES: Final = {
     "/models": "GET /api/v1/models",
 }
 #: Where OpenAI's SDK sends requests if the address that it was given has no /v1.
-_OPENAI_WITHOUT_PREFIX: Final = frozenset(
-    {"/chat/completions", "/completions", "/embeddings", "/responses", "/files", "/batches"}
+_OPENAI_WITHOUT_PREFIX: Final = re.compile(
+    "/(chat|completions|embeddings|responses|files|batches)(/|$)"
 )
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 #: Parameters whose endpoints answer for an empty text too.
@@ -225,7 +225,7 @@ async def _admit(services: Services, request: Request, needs: Needs | None) -> N
 
 
 def _error_reply(error: HeadraceError, path: str) -> Reply:
-    if path.startswith(OPENAI_PREFIX) or path in _OPENAI_WITHOUT_PREFIX:
+    if path.startswith(OPENAI_PREFIX) or _OPENAI_WITHOUT_PREFIX.match(path):
         return envelope(error)
     return problem(error, path)
 
@@ -245,7 +245,7 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
             hint = "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
         elif other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
             hint = f"Use {other}; see docs/torchserve.md."
-        elif path in _OPENAI_WITHOUT_PREFIX:
+        elif _OPENAI_WITHOUT_PREFIX.match(path):
             hint = "Give OpenAI's SDK an address with /v1 at its end, as base_url."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)

@@ -229,17 +229,20 @@ class Window(Generic[In]):
         """Wait for a limit, but only until a job ends, which may make room."""
         if not self.open:
             yield Pause(limited_s)
-        elif (yield from self.look_up()):
+        elif (yield from self.look_up(most_s=limited_s)):
             self._limited_until = 0.0
 
-    def look_up(self, *, wait: bool = True) -> Plan[int]:
-        """Read the jobs that have ended, and return how many; with `wait`, first wait for one."""
+    def look_up(self, *, wait: bool = True, most_s: float = POLL_S) -> Plan[int]:
+        """Read the jobs that have ended, and return how many.
+
+        With `wait`, first wait for the end of one, `most_s` seconds at most.
+        """
         page = self._page
         page.begin()
         jobs = (self._fresh or self._overtaken).values()
         if wait:
             last = next(islice(jobs, min(page.goal, len(jobs)) - 1, None))
-            poll_s = POLL_S if self.open == 1 else SWEEP_S
+            poll_s = min(most_s, POLL_S if self.open == 1 else SWEEP_S)
             # The lookup reports a lost job too.
             with suppress(JobNotFound):
                 yield from exchange(self._session, job_request("GET", last.job_id, wait_s=poll_s))

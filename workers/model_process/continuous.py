@@ -187,7 +187,7 @@ class ContinuousExecutor:
         try:
             one.used = self._meter.used(usage)
         except (AttributeError, TypeError, ValueError) as error:
-            logger.warning("what a cancelled request took is unknown: %s", error)
+            logger.warning("what a request took that has no result is unknown: %s", error)
 
     def _relieve(self) -> None:
         """Put requests back until the memory has room for the next step of the others."""
@@ -373,9 +373,10 @@ class ContinuousExecutor:
                     one.unsent = []
             if not ends:
                 return None, text
-            one.used = self._meter.used(piece.usage)
             if piece.error is not None:
+                self._note_used(one, piece.usage)
                 return failure(piece.error), text
+            one.used = self._meter.used(piece.usage)
             return encode_result(self._result(generated(one.deltas, piece))), text
         except BaseException as error:  # noqa: BLE001 - as above
             if not ends:

@@ -184,7 +184,8 @@ class Engine:
                 with suppress(Stopping):  # a second stop in the middle of it
                     self._cancel_all(in_flight)
             self._save(in_flight)
-            self.progress.in_flight = in_flight.count
+            # The server has no jobs of those that still wait for a limit.
+            self.progress.in_flight = len(in_flight.all_sent())
             if error is not None:
                 raise error
             return "cancelled" if self._cancel else "stopped"
@@ -334,27 +335,33 @@ class Engine:
         session = self._client.session
         steps = outlasting_limits(session, plan(session, *arguments))
         response: object = None
+        ended = self.progress.ended
         try:
             while True:
                 try:
                     step = steps.send(response)
-                except StopIteration as ended:
-                    value: T = ended.value
+                except StopIteration as stopped:
+                    value: T = stopped.value
                     return value
                 if isinstance(step, HttpRequest):
+                    ended = self.progress.ended
                     response = send_once(self._client, step)
                 elif isinstance(step, Pause):
                     response = None
-                    self._wait(step)
+                    self._wait(step, ended)
                 else:
                     raise ConfigError(f"a run cannot perform a {type(step).__name__} step")
         finally:
             self._limits.pop(threading.get_ident(), None)
 
-    def _wait(self, pause: Pause) -> None:
+    def _wait(self, pause: Pause, ended: int) -> None:
         """Wait; for a limit only until a job of the run ends, which may make room.
 
         It gives back its place, and the tokens that it was expected to need and has not used.
+
+        Args:
+            pause: for how long, and for which limit.
+            ended: how many inputs had ended before the request was sent.
 
         Raises:
             Stopping: the run stops.
@@ -363,7 +370,7 @@ class Engine:
             self._limits[threading.get_ident()] = pause.limit
         else:
             self._limits.pop(threading.get_ident(), None)
-        until, ended = time.monotonic() + pause.seconds, self.progress.ended
+        until = time.monotonic() + pause.seconds
         while (left_s := until - time.monotonic()) > 0:
             if self._stop.wait(min(left_s, LIMIT_S) if pause.limit else left_s):
                 raise Stopping

@@ -144,6 +144,24 @@ def test_a_limit_is_waited_for_until_a_job_ends_which_makes_room() -> None:
     assert found == [1] * 300
 
 
+def test_a_limit_is_waited_for_no_longer_than_it_asks_beside_a_slow_job() -> None:
+    waits: list[float] = []
+
+    class Slow(Played):
+        def answer(self, request: HttpRequest) -> HttpResponse:
+            # The long poll returns because the job ends, not at its time limit.
+            self._pace = 1 if request.method == "GET" else 0
+            if request.method == "GET" and len(self.bulks) == 2:
+                waits.append(float(request.query["wait"]))
+            return super().answer(request)
+
+    server = Slow(room=1, pace=0)
+    server.refusal = b'{"error":{"type":"/problems/rate-limited","status":429,"retry_after":5}}'
+    assert [one.value for one in mapped(server, iter(Source(2)), in_flight=2)] == [1, 1]
+    assert waits
+    assert max(waits) <= 5
+
+
 def test_long_inputs_that_wait_are_not_all_kept_as_lines() -> None:
     mib = 1024 * 1024
     server = Played(room=3, pace=3)

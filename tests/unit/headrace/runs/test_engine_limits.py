@@ -118,3 +118,27 @@ def test_a_run_that_waits_for_a_limit_says_so_and_goes_on_when_a_job_has_ended(
     finally:
         engine.close()
     assert (seen.is_set(), len(refused), engine.progress.succeeded) == (True, 1, 2)
+
+
+def test_a_run_that_stops_while_it_waits_for_a_limit_counts_only_the_jobs_that_exist(
+    tmp_path: Path,
+) -> None:
+    def refuse(job_id: str) -> Outcome | None:
+        if job_id.endswith(".0"):
+            return None
+        return problem("rate-limited", 429) | {"retry_after": 3600}
+
+    def watch(progress: RunProgress) -> None:
+        if progress.limit:
+            engine.stop()
+
+    engine = Engine(
+        StandIn(lambda _, __: {"status": "running"}, refuse), RunSpec(model="m", run_id="r"),
+        Counted(9, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
+    )  # fmt: skip
+    engine.open()
+    try:
+        assert engine.run(watch) == "stopped"
+    finally:
+        engine.close()
+    assert engine.progress.in_flight == 1

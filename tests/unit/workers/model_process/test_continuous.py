@@ -381,6 +381,22 @@ def test_a_request_that_is_cancelled_counts_with_what_it_took() -> None:
     assert prompts == 20, "each one counts once"
 
 
+def test_a_request_that_fails_keeps_its_error_if_its_usage_is_bad() -> None:
+    class Failing(Counting):
+        def advance(self, name: str, request: Any, n: int) -> Piece:
+            del self.running[name]
+            return Piece(name, None, error=InputError("too warm"), usage=request["usage"])
+
+    script = Script(Failing(slots=2, memory=100))
+    script.job(1, {"words": 1, "usage": {"prompt_tokens": 7}})
+    script.job(2, {"words": 1, "usage": {"prompt_tokens": "many"}})
+    script.run()
+    for seq in (1, 2):
+        ((succeeded, code, message, *_),) = script.outcomes(seq)
+        assert (succeeded, code, message) == (False, InputError.code, "too warm")
+    assert (script.used(1), script.used(2)) == ([7], [None])
+
+
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_request_counts_as_waiting_only_if_the_generator_pauses_it(
     monkeypatch: pytest.MonkeyPatch, pauses: bool

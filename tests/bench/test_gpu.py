@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.common.tables import DOC
 from benchmarks.gpu.__main__ import COLUMNS, HEAD, Plan, rows, written
 from benchmarks.gpu.load import p99
 from benchmarks.gpu.workloads import SEED_FORMS, workloads
 
 
-@pytest.mark.timeout(600)
 def test_every_row_is_measured() -> None:
     about, head, *measured = rows(Plan("cpu", (1,), (2,), seconds=0.1, pairs=1))
     assert " on CPU, " in about

@@ -17,7 +17,6 @@ def test_lines_to_lines_and_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # Two processes load torch and the model.
-@pytest.mark.timeout(400)
 def test_images_against_a_dataloader() -> None:
     table = runs.images(4, 1, batch=2)
     assert len(table.rows) == 4

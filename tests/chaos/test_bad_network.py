@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from headrace import Client
 from headrace.redis import keys
 from tests.chaos.plan import models
@@ -57,7 +55,6 @@ def site(folder: Path, seed: int) -> Iterator[Site]:
         yield Site(server, api.url, networks)
 
 
-@pytest.mark.timeout(400)
 def test_a_bad_network_loses_no_job_and_ends_none_twice(tmp_path: Path) -> None:
     seed = int(os.environ.get("SEED") or random.randrange(2**32))
     print(f"SEED={seed}")  # noqa: T201 - pytest shows it with the failure

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from headrace import Client
 from headrace.redis import keys
@@ -188,7 +187,6 @@ def check_counts(site: Site, waves: int) -> None:
         nothing_leaks(client)
 
 
-@pytest.mark.timeout(600)
 def test_each_process_dies_in_turn_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     seed = int(os.environ.get("SEED") or random.randrange(2**32))
     print(f"SEED={seed}")  # noqa: T201 - pytest shows it with the failure

@@ -177,7 +177,6 @@ def interrupted(
     return back
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shift", range(len(PARTS)))
 def test_a_change_that_is_cut_off_ends_as_before_or_as_requested(
     shift: int, tmp_path: Path

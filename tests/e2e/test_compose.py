@@ -36,8 +36,6 @@ PASSWORD = "0123456789abcdef"
 FLOWER_PASSWORD = "me:correct-horse"
 LISTING = "\n".join(f"GPU {i}: Some GPU (UUID: GPU-{c * 4})" for i, c in enumerate("ab"))
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def project(folder: Path, **variables: str) -> Path:
     """What a user has beside the Compose file, with an `.env` and a `settings.env` of these."""

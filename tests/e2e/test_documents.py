@@ -19,7 +19,6 @@ from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running
 from tests.harness.wait import wait_until
 
 # A session is tens of commands, each a process.
-pytestmark = pytest.mark.timeout(400)
 
 ADDRESS = "http://127.0.0.1:8080"
 DOCUMENTS = ("README.md", "docs/quickstart.md")

@@ -29,8 +29,6 @@ FILE = parse(ROOT / "deploy/Dockerfile.api")
 WORKER = parse(ROOT / "deploy/Dockerfile.worker")
 OFFLINE = ("Failed to establish a new connection", "NameResolutionError", "ConnectTimeoutError")
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @dataclass
 class Image:

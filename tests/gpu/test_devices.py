@@ -15,7 +15,7 @@ from tests.harness.servers.up import RunningUp, started, write_models
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 WHERE = {"handler": f"{HANDLERS / 'cuda.py'}:Where", "max_batch_size": 1, "timeout_s": 300}
 

@@ -12,7 +12,7 @@ from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.workers.worker import HANDLERS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 NEEDS_TORCHVISION = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

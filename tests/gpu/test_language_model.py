@@ -19,7 +19,6 @@ NAMES = ("zip", "json.loads", "random.choice", "the with statement", "the yield 
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
     ),

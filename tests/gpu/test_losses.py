@@ -13,7 +13,7 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 from workers.batching.estimates import PATIENCE_MIN
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 HANDLER = HANDLERS / "cuda.py"
 

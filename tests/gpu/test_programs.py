@@ -11,7 +11,7 @@ from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.programs import TENSORS, Scaled, save_exported, save_script
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 
 def test_the_gpu_gives_the_answers_of_the_cpu(on_gpu: Start, tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ ENDPOINT = "/api/v1/models/chaotic/jobs"
 #: At how many executions who is killed.
 KILLS = ((150, "runner"), (400, "api"), (600, "runner"), (700, "cpu0"), (900, "redis"))
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def body(n: int) -> dict[str, Any]:
     return {"do": "bad" if n % 10 == 3 else "plain", "n": n}

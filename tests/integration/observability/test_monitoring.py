@@ -34,8 +34,6 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 from tests.unit.deploy.test_monitoring_files import ALERTS, PANELS
 
-pytestmark = pytest.mark.timeout(400)
-
 TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
 MODELS: dict[str, dict[str, Any]] = {
     "tricky": {

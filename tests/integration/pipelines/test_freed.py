@@ -49,8 +49,6 @@ PIPELINES: dict[str, Any] = {
 }
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def grow(server_url: str) -> dict[str, Any]:
     return {

@@ -29,8 +29,6 @@ HASTE_S = 4.0
 #: What scripts have ended of a pipeline's jobs, and left to a background worker.
 ENDS = [prefix(keys.queue_name("pieces")) for prefix in (keys.orphaned, keys.orphaned_ends)]
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[PipelineSite]:

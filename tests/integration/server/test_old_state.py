@@ -30,8 +30,6 @@ from tests.harness.wait import wait_until
 FIXTURE = Path(__file__).parents[2] / "fixtures/state_1106774"
 LARGE = "y" * 20_000
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass
 class OldState:

@@ -32,8 +32,6 @@ LINES = 400
 #: Clients that ask for one job after the other.
 CLIENTS = 2
 
-pytestmark = pytest.mark.timeout(400)
-
 
 class Site:
     """A deployment whose parts are programs of their own, as on several hosts."""

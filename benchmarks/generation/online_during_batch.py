@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import statistics
@@ -231,9 +232,13 @@ def served(rate: float, seconds: float) -> Iterator[Site]:
 
 
 def share_of_rest(online: Run, offline: Run, both: Run) -> float:
-    """Return what the batch had beside the clients, as a share of what they left."""
+    """Return what the batch had beside the clients, as a share of what they left.
+
+    It is infinite if they left nothing, as on a machine that stands still.
+    """
     left_cpu = both.cpu - online.cpu / online.answers * both.answers
-    return both.batch / (offline.batch / offline.cpu * left_cpu)
+    possible = offline.batch / offline.cpu * left_cpu if offline.cpu else 0.0
+    return both.batch / possible if possible else math.inf
 
 
 def percentile(values: list[float], share: float) -> float:

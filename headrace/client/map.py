@@ -175,8 +175,9 @@ class Window(Generic[In]):
         # The size of the next submit, and whether the last one found the queue full.
         self._chunk_size = CHUNK_JOBS
         self._full = False
-        # When the limit ends that refused entries, if the server knows it.
+        # When the limit ends that refused entries, if the server knows it, and its code.
         self._limited_until = 0.0
+        self._limit = ""
 
     @property
     def open(self) -> int:
@@ -220,6 +221,7 @@ class Window(Generic[In]):
         self._full = bool(refused)
         if (limit := limit_of(limits)) is not None:
             self._limited_until = time.monotonic() + known_wait_s(limit)
+            self._limit = limit.code
         room = len(chunk) - len(refused) if refused else 2 * self._chunk_size
         self._chunk_size = min(CHUNK_JOBS, max(1, room))
         if self.open and (self.waiting or slow or glance):
@@ -228,7 +230,7 @@ class Window(Generic[In]):
     def _wait_for_limit(self, limited_s: float) -> Plan[None]:
         """Wait for a limit, but only until a job ends, which may make room."""
         if not self.open:
-            yield Pause(limited_s)
+            yield Pause(limited_s, self._limit)
         elif (yield from self.look_up(most_s=limited_s)):
             self._limited_until = 0.0
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -57,11 +57,13 @@ class Session:
         url: the server's address, for messages.
         retry_s: how long a failed request is repeated.
         reached: the server has answered before, or accepted a connection.
+        on_limit: is called before each wait for a limit (429).
     """
 
     url: str
     retry_s: float
     reached: bool = False
+    on_limit: Callable[[Pause], None] = lambda _: None
 
 
 class RetryDeadline:

@@ -144,6 +144,9 @@ class ClientBase:
         match action:
             case HttpRequest():
                 return await self._send(action)
+            case Pause(limit=limit) if limit:
+                self.session.on_limit(action)
+                await self._perform(Pause(action.seconds))
             case Pause(seconds) if self._blocks:
                 time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
             case Pause(seconds):

@@ -30,10 +30,13 @@ from headrace.jobs.ids import new_id
 if TYPE_CHECKING:
     from headrace import Client
     from headrace.client.models import Job
+    from headrace.client.sansio import Pause
 
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_MAX: Final = 100_000
 RETRY_S: Final = 60
+#: A wait for a limit is printed if it is at least so long.
+LIMIT_SHOWN_S: Final = 2.0
 #: Number of failures that are also printed if a file has all of them.
 FAILURES_SHOWN: Final = 10
 #: At most this many ids are printed as one command to paste; more are listed.
@@ -183,6 +186,9 @@ class _Run:
         self._done = self._failed = 0
         quiet = self.quiet or self.sources.single or not self.wait
         self._bar = Bar(self.model, self.sources.count, quiet=quiet)
+        self._limits: set[str] = set()
+        if not self.quiet:
+            self.client.session.on_limit = self._show_limit
 
     def go(self) -> ExitCode:
         """Run the command to its end, also after an interrupt.
@@ -208,6 +214,15 @@ class _Run:
         if not (self.quiet or self.sources.single):
             self._summary()
         return ExitCode.FAILED if self._failed else ExitCode.DONE
+
+    def _show_limit(self, pause: Pause) -> None:
+        """Print that the command waits for a limit, once for each limit."""
+        if pause.limit not in self._limits and pause.seconds >= LIMIT_SHOWN_S:
+            self._limits.add(pause.limit)
+            wait = output.duration(pause.seconds)
+            self._bar.message(
+                f"a limit refuses jobs now ({pause.limit}), so they wait; the next try is in {wait}"
+            )
 
     def _inputs(self) -> Iterator[_Indexed]:
         if self.stream:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.generation import online_during_batch
+from benchmarks.generation.online_during_batch import Run, share_of_rest
 
 
 @pytest.mark.timeout(900)
@@ -24,3 +27,10 @@ def test_online_answers_beside_a_batch_have_their_ratios(monkeypatch: pytest.Mon
     # After a stall each ratio may be 0 or very large.
     for _, measured, _aim in ratios.rows:
         float(measured)
+
+
+def test_a_machine_that_stands_still_leaves_nothing_to_the_batch() -> None:
+    online, both = Run(answers=1.0), Run(answers=1.0, batch=8.0, cpu=0.5)
+    assert share_of_rest(online, Run(batch=16.0, cpu=1.0), both) == 1
+    assert share_of_rest(online, Run(batch=16.0), both) == math.inf
+    assert share_of_rest(online, Run(batch=16.0, cpu=1.0), Run(answers=1.0)) == math.inf

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.harness.clients.access import ALL, bearer, http_as, make_key
 from tests.harness.clients.openai_batches import sdk
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 
@@ -107,6 +110,27 @@ def test_a_job_that_has_ended_or_is_cancelled_counts_with_the_tokens_it_used(
             assert next(pieces.iter_text()) == "w0 "
         assert http.delete(f"/api/v1/jobs/{job_id}").json()["outcome"] == "asked"
         wait_until(lambda: wait_s(http.post(JOBS, json=WORDS)) <= 40, "the one word counts")
+
+
+def test_a_command_that_waits_for_a_limit_says_so(
+    api: ApiServer, redis_db: RedisServer, tmp_path: Path
+) -> None:
+    _, key = make_key(redis_db, tokens_per_minute=LIMIT)
+    with http_as(api, key) as http:
+        assert wait_s(http.post(JOBS, json=WORDS)) == 0
+    for wait in ((), ("--wait",)):
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "headrace", "submit", "m", "--retry", "0", *wait,
+             "--json-input", json.dumps(WORDS)],
+            env=clean_environment(HEADRACE_URL=api.url, HEADRACE_API_KEY=key), cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            try:
+                assert process.stderr is not None
+                said = process.stderr.readline().decode()
+            finally:
+                process.kill()
+        assert "a limit refuses jobs now (rate-limited), so they wait; the next try is in" in said
 
 
 def run(client: Client, folder: Path) -> list[Any]:

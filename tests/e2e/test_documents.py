@@ -158,7 +158,7 @@ def plain(text: str) -> list[str]:
     """The lines of an output without what differs from run to run: ids, numbers, folders."""
     for pattern, instead in (
         (r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
-        (r" \([\d,]+ per second\)", ""),
+        (r" \([\d,.]+/s\)", ""),
         (r"(?<= )/\S+/", "FOLDER/"),
         (r"\d+(\.\d+)?(e-\d+)?", "0"),
     ):

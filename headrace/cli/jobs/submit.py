@@ -342,7 +342,7 @@ class _Run:
             self._bar.print_result(text)
 
     def _stopped(self, error: BaseException) -> ExitCode:
-        """Print reason the command ended, and which jobs are still in flight."""
+        """Print why the command has ended, and which jobs may still run."""
         code, reason = stop_reason(error, "the results")
         output.message(reason)
         if isinstance(error, TimeUp) and not self._done:
@@ -352,10 +352,10 @@ class _Run:
         if self._write_in_flight(in_flight) and self.file is not None:
             output.message(
                 f"{progress}; see {self.file.path}. "
-                "The jobs in flight continue; resume with the same command and --resume"
+                "Jobs that were accepted continue; resume with the same command and --resume"
             )
         elif in_flight:
-            output.message(f"{progress}. The jobs in flight continue; get their results with:")
+            output.message(f"{progress}. Jobs that were accepted continue; get their results with:")
             _print_ids([job.job_id for job in in_flight])
         else:
             output.message(progress)
@@ -380,7 +380,7 @@ class _Run:
             parts.append(f"{self._failed:,} failed")
         if tracker.already_done:
             parts.append(f"{tracker.already_done:,} already done")
-        rate = f" ({total / seconds:,.0f} per second)" if seconds >= 1 else ""
+        rate = f" ({output.rate(total / seconds)})" if seconds >= 1 else ""
         where = f"; see {self.file.path}" if self.file else ""
         output.message(f"{', '.join(parts)} in {seconds:.1f} s{rate}{where}")
         if self.file is not None and self.as_json:

@@ -208,7 +208,7 @@ class _Run:
             return f"already ended: {counts}; see {self.target}"
         count = progress.ended - progress.before
         before = f", {progress.before:,} of them earlier" if progress.before else ""
-        rate = f" ({count / seconds:,.0f} per second)" if seconds >= 1 else ""
+        rate = f" ({output.rate(count / seconds)})" if seconds >= 1 else ""
         return f"{counts}{before} in {seconds:.1f} s{rate}; see {self.target}"
 
     def _print_resume_hint(self, after: str = "") -> None:

@@ -315,7 +315,8 @@ class Engine:
     def _cancel_all(self, in_flight: InFlight) -> None:
         """Cancel the jobs in flight, and write the rows of those that have ended by then."""
         inputs = in_flight.all_sent()
-        self._stop.clear()
+        # A new event: a submitter that is still inside a request must not go on after it.
+        self._stop = threading.Event()
         self._perform(cancel_many, [pending.job_id for pending in inputs])
         self._read(in_flight, inputs, whole=True)
         self._stop.set()
@@ -332,7 +333,7 @@ class Engine:
         Raises:
             Stopping: the run stops.
         """
-        session = self._client.session
+        session, stop = self._client.session, self._stop
         steps = outlasting_limits(session, plan(session, *arguments))
         response: object = None
         ended = self.progress.ended
@@ -348,13 +349,13 @@ class Engine:
                     response = send_once(self._client, step)
                 elif isinstance(step, Pause):
                     response = None
-                    self._wait(step, ended)
+                    self._wait(step, ended, stop)
                 else:
                     raise ConfigError(f"a run cannot perform a {type(step).__name__} step")
         finally:
             self._limits.pop(threading.get_ident(), None)
 
-    def _wait(self, pause: Pause, ended: int) -> None:
+    def _wait(self, pause: Pause, ended: int, stop: threading.Event) -> None:
         """Wait; for a limit only until a job of the run ends, which may make room.
 
         It gives back its place, and the tokens that it was expected to need and has not used.
@@ -362,6 +363,7 @@ class Engine:
         Args:
             pause: for how long, and for which limit.
             ended: how many inputs had ended before the request was sent.
+            stop: ends the wait.
 
         Raises:
             Stopping: the run stops.
@@ -372,7 +374,7 @@ class Engine:
             self._limits.pop(threading.get_ident(), None)
         until = time.monotonic() + pause.seconds
         while (left_s := until - time.monotonic()) > 0:
-            if self._stop.wait(min(left_s, LIMIT_S) if pause.limit else left_s):
+            if stop.wait(min(left_s, LIMIT_S) if pause.limit else left_s):
                 raise Stopping
             if pause.limit and self.progress.ended != ended:
                 return

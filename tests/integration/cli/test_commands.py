@@ -296,7 +296,7 @@ def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: 
 def test_a_full_disk_is_1_and_the_message_says_so(processes: Commands, files: list[str]) -> None:
     err = processes.complaint("submit", "echo", *files, "-o", "/dev/full", rc=1)
     assert "cannot be written: No space left on device" in err
-    assert "done: 0, in flight: 3. The jobs in flight continue; get their results with:" in err
+    assert "done: 0, in flight: 3. Jobs that were accepted continue; get their results with:" in err
     assert len(UUID.findall(err)) == 3
     assert "Traceback" not in err
 

@@ -98,7 +98,7 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         left = records(tmp_path / "out.jsonl")
         assert [one["status"] for one in left] == ["submitted"] * 2
         assert (
-            "in flight: 2. The jobs in flight continue; get their results with:"
+            "in flight: 2. Jobs that were accepted continue; get their results with:"
             in cli.complaint(*command, rc=3)
         )
         # It is away for as long as this bears, and for no longer.

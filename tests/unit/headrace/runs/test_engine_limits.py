@@ -19,6 +19,7 @@ from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
+from tests.harness.wait import wait_until
 
 
 def full(accepted: int, lines: int, refusal: dict[str, Any]) -> HttpResponse:
@@ -142,3 +143,45 @@ def test_a_run_that_stops_while_it_waits_for_a_limit_counts_only_the_jobs_that_e
     finally:
         engine.close()
     assert engine.progress.in_flight == 1
+
+
+def test_a_request_that_outlasts_a_cancel_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_calls, "HOLD_S", 0.01)
+    inside, stopped, answer = threading.Event(), threading.Event(), threading.Event()
+
+    def refuse(job_id: str) -> Outcome | None:
+        if job_id.endswith(".0"):
+            return None
+        inside.set()
+        assert answer.wait(60)
+        return problem("rate-limited", 429) | {"retry_after": 2}
+
+    def outcome(job_id: str, value: Any) -> Outcome:
+        if not stopped.is_set():
+            return {"status": "running"}
+        # The job is cancelled. Only now the request of the other one is refused.
+        answer.set()
+        wait_until(submitters_ended, "no thread submits any more")
+        return {"status": "cancelled", "attempts": 0}
+
+    def submitters_ended() -> bool:
+        return all(thread.name != "headrace-submitter" for thread in threading.enumerate())
+
+    def watch(progress: RunProgress) -> None:
+        if inside.is_set():
+            engine.stop(cancel=True)
+            stopped.set()
+
+    server = StandIn(outcome, refuse)
+    engine = Engine(
+        server, RunSpec(model="m", run_id="r", in_flight=4),
+        Counted(2, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
+    )  # fmt: skip
+    engine.open()
+    try:
+        assert engine.run(watch) == "cancelled"
+    finally:
+        engine.close()
+    assert server.submits.count("r.1") == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,20 @@ def full(accepted: int, lines: int, refusal: dict[str, Any]) -> HttpResponse:
     """A server that has room for the first so many of these lines."""
     reply = [{"accepted": 1}] * accepted + [{"error": refusal}] * (lines - accepted)
     return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in reply))
+
+
+@contextmanager
+def opened(server: StandIn, count: int, folder: Path, **changes: Any) -> Iterator[Engine]:
+    """A run of so many inputs, whose output is closed at the end of the block."""
+    engine = Engine(
+        server, RunSpec(model="m", run_id="r", **changes),
+        Counted(count, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(folder / "out.jsonl"),
+    )  # fmt: skip
+    engine.open()
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 STORE_FULL = problem("payload-storage-full", 507)
@@ -109,15 +125,8 @@ def test_a_run_that_waits_for_a_limit_says_so_and_goes_on_when_a_job_has_ended(
         if progress.limit == "rate-limited":
             seen.set()
 
-    engine = Engine(
-        StandIn(outcome, refuse), RunSpec(model="m", run_id="r"),
-        Counted(2, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
-    )  # fmt: skip
-    engine.open()
-    try:
+    with opened(StandIn(outcome, refuse), 2, tmp_path) as engine:
         assert engine.run(watch) == "ended"
-    finally:
-        engine.close()
     assert (seen.is_set(), len(refused), engine.progress.succeeded) == (True, 1, 2)
 
 
@@ -133,15 +142,9 @@ def test_a_run_that_stops_while_it_waits_for_a_limit_counts_only_the_jobs_that_e
         if progress.limit:
             engine.stop()
 
-    engine = Engine(
-        StandIn(lambda _, __: {"status": "running"}, refuse), RunSpec(model="m", run_id="r"),
-        Counted(9, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
-    )  # fmt: skip
-    engine.open()
-    try:
+    server = StandIn(lambda _, __: {"status": "running"}, refuse)
+    with opened(server, 9, tmp_path) as engine:
         assert engine.run(watch) == "stopped"
-    finally:
-        engine.close()
     assert engine.progress.in_flight == 1
 
 
@@ -175,13 +178,6 @@ def test_a_request_that_outlasts_a_cancel_is_not_sent_again(
             stopped.set()
 
     server = StandIn(outcome, refuse)
-    engine = Engine(
-        server, RunSpec(model="m", run_id="r", in_flight=4),
-        Counted(2, lambda n: msgspec.Raw(b"%d" % n)), JsonlSink(tmp_path / "out.jsonl"),
-    )  # fmt: skip
-    engine.open()
-    try:
+    with opened(server, 2, tmp_path, in_flight=4) as engine:
         assert engine.run(watch) == "cancelled"
-    finally:
-        engine.close()
     assert server.submits.count("r.1") == 1

@@ -2,9 +2,9 @@
 
     python -m benchmarks.generation.online_during_batch [--write]
 
-A batch of 10,000 lines is sent to the model `python_docs`, and online clients ask at a fixed rate
-meanwhile. Three runs take turns: the clients alone, the batch alone, and both. The model process
-has one thread, so that a core is left for the rest.
+A batch of 10,000 lines is sent to the model `python_docs`. Meanwhile online clients send requests
+at a fixed rate. Three runs take turns: the clients alone, the batch alone, and both. The model
+process has one thread, so that a core is left for the rest.
 
 Each run of the batch alone begins when no online request has come for so long that its steps have
 no limit. With both, the clients begin a moment before they are measured: the first request after a
@@ -50,7 +50,7 @@ LINES: Final = 10_000
 LINE_TOKENS: Final = 64
 ANSWER_TOKENS: Final = 32
 PROMPT_TOKENS: Final = 300
-#: For how long clients ask before they are measured beside the batch, in seconds.
+#: For how long clients send requests before they are measured beside the batch, in seconds.
 BEGIN_S: Final = 3
 ENDED: Final = re.compile(
     r'^headrace_jobs_ended_total\{.*model="writer".* ([0-9.e+]+)$', re.MULTILINE
@@ -79,7 +79,7 @@ class Run:
 
 
 class Clients:
-    """Online clients, which ask at a fixed rate whether they are answered or not."""
+    """Online clients. They send requests at a fixed rate, answered or not."""
 
     def __init__(self, url: str, rate: float) -> None:
         self._url = url

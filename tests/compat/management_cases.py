@@ -18,11 +18,11 @@ FAILURES: Final = (
             manage("GET", "/models/init_error", look="status"),
             manage("DELETE", "/models/init_error"),
             register("init_runtime_error"),
+            # TorchServe sometimes keeps this one and sometimes not: nothing describes it afterwards.
             register("memory_error_load"),
             register("import_error"),
             register("two_classes"),
             manage("GET", "/models/two_classes"),
-            manage("GET", "/models/memory_error_load", differs="failed-registration"),
         ),
     ),
     Scenario(

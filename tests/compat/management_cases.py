@@ -18,7 +18,7 @@ FAILURES: Final = (
             manage("GET", "/models/init_error", look="status"),
             manage("DELETE", "/models/init_error"),
             register("init_runtime_error"),
-            # TorchServe sometimes keeps this one and sometimes not: nothing describes it afterwards.
+            # TorchServe keeps this one at times only, so nothing describes it later.
             register("memory_error_load"),
             register("import_error"),
             register("two_classes"),

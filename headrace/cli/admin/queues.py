@@ -27,7 +27,7 @@ _COLUMNS: Final = (
     "QUEUE",
     ">WAITING",
     ">OLDEST",
-    ">HELD",
+    ">LEASED",
     ">SCHEDULED",
     ">DEAD",
     ">FREE",
@@ -40,7 +40,7 @@ _TOKENS: Final = _COLUMNS.index(">TOKENS")
 
 @queues_group.callback(invoke_without_command=True)
 def queues(ctx: typer.Context, as_json: options.Json = False, url: options.Url = None) -> None:
-    """List the queues: jobs that wait, jobs that workers hold, free room; or change a queue."""
+    """List the queues: waiting jobs, leased jobs, free room; or change a queue."""
     if ctx.invoked_subcommand is not None:
         options.refuse_before_subcommand(ctx)
         return

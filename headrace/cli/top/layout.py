@@ -183,7 +183,7 @@ MODELS: Final = (
         MEDIUM,
         sort=lambda r: r.oldest_s,
     ),
-    Column("HELD", lambda r: number(r.held), MEDIUM, sort=lambda r: r.held, least=4),
+    Column("LEASED", lambda r: number(r.leased), MEDIUM, sort=lambda r: r.leased),
     Column("IN/S", lambda r: rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
     Column("OUT/S", lambda r: rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
     Column("P50", lambda r: duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
@@ -298,7 +298,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
         first.append(f"  {one_line(options.note)}", style=BAD if options.bad else WARN)
     jobs = _facts(
         ("waiting", number(sum(row.waiting for row in view.models))),
-        ("held", number(sum(row.held for row in view.models))),
+        ("leased", number(sum(row.leased for row in view.models))),
         ("in", _per_s(view.sum_of(lambda row: row.in_s))),
         ("out", _per_s(view.sum_of(lambda row: row.out_s))),
         ("failed", _per_s(view.sum_of(lambda row: row.failed_s))),
@@ -315,7 +315,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
     servers = _facts(
         ("API", _per_s(view.requests_s)),
         ("5xx", _per_s(view.errors_s) if view.errors_s else ""),
-        ("held", number(view.held)),
+        ("waiters", number(view.waiters)),
         ("Redis", memory if view.broker else "does not answer"),
         ("round trips", _per_s(view.trips_s)),
     )

@@ -20,6 +20,7 @@ class ModelRow:
 
     Attributes:
         waits: waiting jobs by priority step.
+        leased: jobs that workers have claimed.
         batch: average batch size.
         memory: bytes of its processes.
         tokens: estimated tokens of the jobs that have not ended; None for a model that counts none.
@@ -31,7 +32,7 @@ class ModelRow:
     paused: bool
     waits: Mapping[str, int]
     oldest_s: float
-    held: int
+    leased: int
     scheduled: int
     dead: int
     ready: int
@@ -111,13 +112,14 @@ class View:
 
     Attributes:
         broker: whether Redis answered the API.
+        waiters: requests that wait for the end of a job.
         requests_s: requests to the API per second; `errors_s` of them were answered with 5xx.
     """
 
     version: str
     broker: bool
     workers: int
-    held: int
+    waiters: int
     models: Sequence[ModelRow] = ()
     hosts: Sequence[PlaceRow] = ()
     devices: Sequence[PlaceRow] = ()
@@ -148,7 +150,7 @@ def view_of(now: Sample, before: Sample | None) -> View:
         version=version,
         broker=now.one("broker_up") == 1,
         workers=int(now.one("workers")),
-        held=int(now.one("requests_waiting")),
+        waiters=int(now.one("requests_waiting")),
         models=[_model(name, now, span) for name in names] if now.of("queue_depth") else (),
         hosts=[PlaceRow(now, "host", host) for host in sorted(now.of("host_cpus"))],
         devices=[
@@ -178,7 +180,7 @@ def _processes(now: Sample) -> list[ProcessRow]:
 def _model(name: str, now: Sample, span: Span) -> ModelRow:
     waits = {step: int(now.one("queue_depth", name, step)) for step in STEPS}
     ages = [now.one("queue_oldest_age_seconds", name, step) for step in STEPS]
-    held, scheduled = now.one("jobs_in_flight", name), now.one("jobs_scheduled", name)
+    leased, scheduled = now.one("jobs_in_flight", name), now.one("jobs_scheduled", name)
     out_s = span.rate("jobs_ended_total", name)
     in_s = None
     if out_s is not None and span.before is not None:
@@ -186,7 +188,7 @@ def _model(name: str, now: Sample, span: Span) -> ModelRow:
         before = span.before.total("queue_depth", name) + sum(
             span.before.one(series, name) for series in ("jobs_in_flight", "jobs_scheduled")
         )
-        more = sum(waits.values()) + held + scheduled - before
+        more = sum(waits.values()) + leased + scheduled - before
         in_s = max(0.0, out_s + more / span.seconds)
     batches = span.grown("batch_size_count", name)
     tokens = int(now.one("queue_tokens", name))
@@ -198,7 +200,7 @@ def _model(name: str, now: Sample, span: Span) -> ModelRow:
         paused=now.one("queue_paused", name) == 1,
         waits=waits,
         oldest_s=max(ages),
-        held=int(held),
+        leased=int(leased),
         scheduled=int(scheduled),
         dead=int(now.one("dead_letters", name)),
         ready=int(now.one("model_ready_replicas", name)),

@@ -174,7 +174,9 @@ def test_queues_are_paused_resumed_and_purged(cli: Commands) -> None:
         "headrace.echo  paused",
         "headrace.tricky  paused",
     ]
-    assert [line.endswith("paused") for line in cli.lines("queues")[1:]] == [True, True]
+    head, *rows = cli.lines("queues")
+    assert head.split() == ["QUEUE", "WAITING", "OLDEST", "LEASED", "SCHEDULED", "DEAD", "FREE"]
+    assert [line.endswith("paused") for line in rows] == [True, True]
     ids = cli.lines("submit", "echo", "--text", "a", "--text", "b")
     ids += cli.lines("submit", "echo", "--text", "c", "--countdown", "600")
     question = "cancel all waiting and scheduled jobs of headrace.echo, headrace.tricky (3 jobs)?"

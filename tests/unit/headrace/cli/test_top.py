@@ -130,7 +130,7 @@ def test_rates_are_those_between_two_samples() -> None:
     assert row.p50_s == pytest.approx(0.1)
     assert row.p99_s == pytest.approx(1.0)
     assert row.eta_s == pytest.approx(row.waiting / 0.8)
-    assert (row.held, row.ready, row.replicas, row.memory) == (3, 1, 2, GIB)
+    assert (row.leased, row.ready, row.replicas, row.memory) == (3, 1, 2, GIB)
     view = shown("m")
     assert view.requests_s == pytest.approx(4.4)
     assert view.errors_s == pytest.approx(0.4)
@@ -164,8 +164,9 @@ def test_at_80_columns_the_first_ranks_fit_and_at_200_all_do() -> None:
     view = shown("digits", "resnet", "echo")
     small = texts(view, ViewOptions(80, 24))
     assert len(small) <= 24
+    assert "leased 9" in small[1]
     (head,) = [line for line in small if line.startswith("MODEL ")]
-    for name in ("MODEL", "STATE", "WAIT", "OLDEST", "HELD", "IN/S", "OUT/S", "P99", "FAIL/S"):
+    for name in ("MODEL", "STATE", "WAIT", "OLDEST", "LEASED", "IN/S", "OUT/S", "P99", "FAIL/S"):
         assert name in head.split()
     assert any(line.startswith("a     0") for line in small), small
     wide = texts(view, ViewOptions(200, 50))

@@ -107,7 +107,8 @@ def submit_many(
     """Submit a job for each input, in order, many per request.
 
     An input that a limit refuses waits as the server asks. If the server does not know for how
-    long, as with a full queue, the input is refused after `retry_s` without progress.
+    long, as with a full queue, the input is refused after `retry_s` without progress. With a
+    `retry_s` of 0 nothing waits: such an input is refused at once.
 
     Args:
         model: the model's name.
@@ -195,7 +196,8 @@ def send(
         chunk: entries with their lines.
         hold_s: how long the server may hold the chunk while the queue is full; None for its limit.
         transient: errors that are retried until there is no progress for `retry_s`; every other
-            error is an outcome. The wait that a limit asks for does not count.
+            error is an outcome. The wait that a limit asks for does not count, unless `retry_s` is
+            0, which forbids any wait.
 
     Raises:
         ServerUnreachable: the server was unreachable for longer than `retry_s`.
@@ -212,7 +214,7 @@ def send(
             deadline = RetryDeadline(session)
         pending = left
         limit = limit_of([outcomes[at] for at in pending])
-        wait_s = known_wait_s(limit) if limit is not None else 0
+        wait_s = known_wait_s(limit) if limit is not None and session.retry_s else 0
         if limit is not None and wait_s:
             yield deadline.limit_pause(wait_s, limit.code)
             continue

@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 
+from headrace.cli.shared.exit_codes import ExitCode
 from headrace.client import Client
 from headrace.config.model_catalog import load_catalog
 from headrace.redis import keys
@@ -118,11 +119,12 @@ def test_a_command_that_waits_for_a_limit_says_so(
     _, key = make_key(redis_db, tokens_per_minute=LIMIT)
     with http_as(api, key) as http:
         assert wait_s(http.post(JOBS, json=WORDS)) == 0
-    for wait in ((), ("--wait",)):
+    command = [sys.executable, "-P", "-m", "headrace", "submit", "m"]
+    command += ["--json-input", json.dumps(WORDS)]
+    env = clean_environment(HEADRACE_URL=api.url, HEADRACE_API_KEY=key)
+    for options in (("--retry", "1"), ("--retry", "0", "--wait")):
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace", "submit", "m", "--retry", "0", *wait,
-             "--json-input", json.dumps(WORDS)],
-            env=clean_environment(HEADRACE_URL=api.url, HEADRACE_API_KEY=key), cwd=tmp_path,
+            [*command, *options], env=env, cwd=tmp_path,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as process:  # fmt: skip
             try:
@@ -131,6 +133,11 @@ def test_a_command_that_waits_for_a_limit_says_so(
             finally:
                 process.kill()
         assert "a limit refuses jobs now (rate-limited), so they wait; the next try is in" in said
+    ended = subprocess.run(
+        [*command, "--retry", "0"], env=env, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert ended.returncode == ExitCode.FAILED
+    assert f"has 0 left of its {LIMIT} tokens a minute" in ended.stderr.decode()
 
 
 def run(client: Client, folder: Path) -> list[Any]:
@@ -177,15 +184,15 @@ def test_work_without_hurry_waits_for_the_limit_of_its_key(
 
     _, manager = make_key(redis_db, *ALL)
     # `submit_many` does not look at its jobs, so it waits as long as it is asked to.
-    ways: list[tuple[Callable[[Client, Path], list[Any]], int]] = [
-        (run, 300), (mapped, 300), (submitted, 600),
+    ways: list[tuple[Callable[[Client, Path], list[Any]], int, float]] = [
+        (run, 300, 0), (mapped, 300, 0), (submitted, 600, 60),
     ]  # fmt: skip
     with celery_worker(redis_db.url, models, tmp_path) as worker:
         worker.wait_ready("m")
-        for way, limit in ways:
+        for way, limit, retry_s in ways:
             before = refused()
             _, key = make_key(redis_db, tokens_per_minute=limit)
-            with Client(api.url, api_key=key, retry_s=0) as client:
+            with Client(api.url, api_key=key, retry_s=retry_s) as client:
                 client.session.reached = True
                 texts = [found["text"] for found in way(client, tmp_path)]
             assert texts == ["w0 w1 w2 "] * COUNT, way

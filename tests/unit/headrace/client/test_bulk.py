@@ -27,7 +27,7 @@ def sent(stream: Any, answer: HttpResponse | None = None) -> Any:
 
 
 def test_a_limit_is_waited_for_as_it_asks_and_does_not_count() -> None:
-    stream = bulk.submit_many(Session("http://server", retry_s=0, reached=True), "m", iter("a"))
+    stream = bulk.submit_many(Session("http://server", retry_s=1, reached=True), "m", iter("a"))
     assert isinstance(sent(stream), HttpRequest)
     for _ in range(9):
         pause = stream.send(refused("rate-limited", retry_after=40))
@@ -45,9 +45,13 @@ def test_a_limit_is_waited_for_as_it_asks_and_does_not_count() -> None:
     assert isinstance(stream.send(HttpResponse(202, {}, made)), Yield)
 
 
-@pytest.mark.parametrize("code", ["queue-full", "too-many-in-flight"])
-def test_a_limit_without_a_known_end_is_an_outcome(code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "members"),
+    [("queue-full", {}), ("too-many-in-flight", {}), ("rate-limited", {"retry_after": 40})],
+)
+def test_without_retries_a_limit_is_an_outcome_at_once(code: str, members: dict[str, int]) -> None:
     stream = bulk.submit_many(Session("http://server", retry_s=0, reached=True), "m", iter("a"))
     assert isinstance(sent(stream), HttpRequest)
-    (error,) = stream.send(refused(code)).items  # type: ignore[union-attr]
+    (error,) = stream.send(refused(code, **members)).items  # type: ignore[union-attr]
     assert isinstance(error, errors.Throttled)
+    assert error.retry_after_s == members.get("retry_after", 1)

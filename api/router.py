@@ -42,12 +42,12 @@ _TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpre
 #: Other paths of TorchServe, and those that take their place.
 _TORCHSERVE_ROUTES: Final = {
     "/ping": "GET /ready, or GET /live for the process alone",
-    "/models": "GET /api/v1/models",
 }
 #: Where OpenAI's SDK sends requests if the address that it was given has no /v1.
 _OPENAI_WITHOUT_PREFIX: Final = re.compile(
-    "/(chat|completions|embeddings|responses|files|batches)(/|$)"
+    "/(chat|completions|embeddings|models|responses|files|batches)(/|$)"
 )
+_ADD_PREFIX: Final = "Give OpenAI's SDK an address with /v1 at its end, as base_url."
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 #: Parameters whose endpoints answer for an empty text too.
 _MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id", "response_id"})
@@ -246,7 +246,10 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
         elif other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
             hint = f"Use {other}; see docs/torchserve.md."
         elif _OPENAI_WITHOUT_PREFIX.match(path):
-            hint = "Give OpenAI's SDK an address with /v1 at its end, as base_url."
+            hint = _ADD_PREFIX
+            if path.startswith("/models"):
+                hint += " In place of TorchServe's /models use GET /api/v1/models; see "
+                hint += "docs/torchserve.md."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

@@ -374,6 +374,11 @@ def test_an_address_without_v1_is_named(site: Site) -> None:
         ):
             with pytest.raises(openai.NotFoundError, match="/v1 at its end, as base_url"):
                 call(model="docs", **asked)
-        for read in (without.responses.retrieve, without.responses.cancel, without.files.retrieve):
+        for read in (
+            without.responses.retrieve, without.responses.cancel, without.files.retrieve,
+            without.models.retrieve,
+        ):  # fmt: skip
             with pytest.raises(openai.NotFoundError, match="/v1 at its end, as base_url"):
                 read("an_id")
+        with pytest.raises(openai.NotFoundError, match="/v1 at its end, as base_url"):
+            without.models.list()

@@ -60,11 +60,12 @@ def line_job(endpoint: str, body: msgspec.Raw) -> LineJob:
             )
     inputs = request.inputs()
     if len(inputs) > 1:
-        name = "input" if isinstance(request, EmbeddingRequest) else "prompt"
+        name = request.several
         raise InvalidParameter(
-            f"{name} has {len(inputs)} texts, and a line of a batch has one", name,
+            f"{name} has {len(inputs)} texts, and a line of a batch has one",
+            name,
             hint="Add more lines.",
-        )  # fmt: skip
+        )
     shown = {"model": request.model}
     if isinstance(request, EmbeddingRequest):
         shown["encoding_format"] = request.encoding_format

@@ -93,6 +93,11 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The tier of its jobs, as the answer shows it."""
         return self.service_tier if self.service_tier in ("flex", "priority") else "default"
 
+    @property
+    def several(self) -> str:
+        """The field because of which it has more than one job."""
+        return "input"
+
     def options(self) -> JobOptions:
         """Return the options of its jobs."""
         metadata: dict[str, Any] = dict(self.metadata or {})
@@ -136,6 +141,11 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
     def choices(self) -> int:
         """How many answers each prompt gets."""
         return self.n or 1
+
+    @property
+    @override
+    def several(self) -> str:
+        return "n" if self.choices > 1 else "prompt"
 
     @property
     def include_usage(self) -> bool:

@@ -25,11 +25,19 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.submit import submit, submit_and_wait, validate
-from headrace.errors import BrokerError, BrokerUnavailable, HandlerError, HeadraceError, ReplicaLost
+from headrace.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    HandlerError,
+    HeadraceError,
+    InvalidParameter,
+    ReplicaLost,
+)
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import raw_result
+from headrace.jobs.tokens import estimate
 from headrace.openai.errors import failure_of
 from headrace.openai.requests import OpenAIRequest
 
@@ -42,7 +50,11 @@ _NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
 async def job_requests(
     services: Services, request: Request, asked: OpenAIRequest
 ) -> list[ValidatedRequest]:
-    """Return the jobs of a request; the first one has the id of the answer."""
+    """Return the jobs of a request; the first one has the id of the answer.
+
+    Raises:
+        RequestError: the request is refused.
+    """
     key, options, trace = idempotency_key(request), asked.options(), request_trace(request)
     found = []
     base = f"{asked.id_prefix}{new_id()}"
@@ -57,7 +69,42 @@ async def job_requests(
             model=asked.model, input=msgspec.Raw(msgspec.json.encode(value)), options=options
         )
         found.append(with_trace(await validate(services, request, fields, identity), trace))
+    try:
+        check_tokens(asked, found)
+    except InvalidParameter as error:
+        services.counters.refused(found[0].model.name, error.code)
+        raise
     return found
+
+
+def check_tokens(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:
+    """Check that the jobs of a request fit into one minute's tokens of their API key together.
+
+    A job alone always fits once none of the tokens is used. Jobs with an idempotency key stay when
+    the request is refused, so that each repeat needs fewer tokens.
+
+    Raises:
+        InvalidParameter: they do not, so that each try would be refused (429).
+    """
+    caller, identity = requests[0].caller, requests[0].identity
+    limit = caller.tokens_per_minute
+    if not limit or len(requests) == 1 or identity.chosen:
+        return
+    needed = 0
+    for one in requests:
+        if one.model.counts_tokens:
+            stored_bytes = None if one.payload is None else len(one.payload.body)
+            model = one.model
+            needed += estimate(one.input_json, stored_bytes, model.options, model.handler, limit)[0]
+    if needed > limit:
+        raise InvalidParameter(
+            f"the {len(requests)} jobs of this request need about {needed} tokens together, and "
+            f"API key {caller.key_id} has {limit} tokens a minute",
+            asked.several,
+            hint="Send fewer choices or texts in one request, or each one alone. Or use a key with "
+            "a higher limit, which an operator creates with `headrace keys create "
+            "--tokens-per-minute`.",
+        )
 
 
 class HangUp:

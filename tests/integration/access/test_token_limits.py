@@ -215,3 +215,29 @@ def test_the_answer_below_v1_has_the_headers_of_openai(
     assert headers["x-ratelimit-reset-tokens"] == f"{headers['retry-after']}s"
     with redis_db.client() as client_of_redis:
         assert client_of_redis.pttl(keys.token_rate(key_id)) > 400_000
+
+
+def test_a_request_whose_jobs_never_fit_together_is_a_bad_request(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    key_id, key = make_key(redis_db, tokens_per_minute=LIMIT)
+    with http_as(api, key) as http, sdk(api.url, api_key=key, max_retries=0) as any_client:
+        client: Any = any_client
+        message = {"role": "user", "content": "Why?"}
+        for create, asked, param in (
+            (client.chat.completions.create, {"messages": [message], "n": 2}, "n"),
+            (client.completions.create, {"prompt": ["Why?", "How?"]}, "prompt"),
+            (client.completions.create, {"prompt": ["Why?", "How?"], "stream": True}, "prompt"),
+            (client.embeddings.create, {"input": ["Why? " * 9, "How?"]}, "input"),
+        ):
+            with pytest.raises(openai.BadRequestError, match="each one alone") as caught:
+                create(model="m", **asked)
+            assert (caught.value.code, caught.value.param) == ("invalid-request", param)
+            assert f"API key {key_id} has {LIMIT} tokens a minute" in caught.value.message
+        assert http.get("/api/v1/jobs?model=m").json()["jobs"] == []
+        assert wait_s(http.post(JOBS, json=WORDS)) == 0, "a job alone is taken"
+        with pytest.raises(openai.RateLimitError):
+            # Its jobs would stay, so that a repeat needs fewer tokens.
+            client.completions.create(
+                model="m", prompt=["a", "b"], extra_headers={"Idempotency-Key": "mine"}
+            )

@@ -3,7 +3,7 @@
     python examples/classify_folder.py examples/digits digits.csv --model digits
 
 It handles any number of files, with up to a thousand jobs in flight. A job's id is made from its
-file, so a second run (after Ctrl-C, for example) finds the results of the first one and repeats no
+file. So a second run, for example after Ctrl-C, finds the results of the first one and repeats no
 work. If a file fails, its line has the error, the others continue, and the exit status is 1.
 """
 

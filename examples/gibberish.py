@@ -1,7 +1,7 @@
 """A text model: tells text from gibberish. In the models file: `handler: gibberish.py`.
 
 A letter-trigram model in torch: the log-probability of each letter after the two letters before it.
-It is trained when it loads, in less than a second, on text that comes with Python: the prose of
+It is trained when it loads, in less than a second. The text comes with Python: the prose of
 `pydoc_data.topics`, about 190,000 letters of English on programming. Run this file to measure its
 accuracy on the first 20 letters of held-out sentences, and on the same letters shuffled.
 

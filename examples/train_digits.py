@@ -118,8 +118,8 @@ def accuracy(weights: Path, samples: Samples, options: dict[str, int | bool]) ->
 def write_demo_images(samples: Samples, folder: Path) -> None:
     """Write the first held-out image of each digit and two more, named <digit>_<index>.png.
 
-    The images are for demonstration, not for measurement: 8_0905, one of the two images that the
-    network classifies wrongly, is skipped, because the demo fails on a wrong answer.
+    The images are for demonstration, not for measurement. The network classifies two images
+    wrongly. One of them, 8_0905, is skipped, because the demo fails on a wrong answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [int(np.flatnonzero(samples.labels == digit)[0]) for digit in range(10)]

@@ -6,8 +6,9 @@
 With random weights all classes get nearly equal scores, and a small error changes the best one. A
 trained classifier has margins. Here only the last layer is trained, by logistic regression: it
 names the part of two photos from which a cut is, one of twelve. The convolutions keep the random
-weights of seed 0. The batch norms get the statistics of the cuts, and the last one of each block a
-small weight, as trained networks have: with 1, fifty random layers make all images alike.
+weights of seed 0. The batch norms get the statistics of the cuts. The last one of each block gets a
+small weight, as trained networks have. With the weight 1, fifty random layers would make all images
+alike.
 
 The folder gets the weights, a models file, `inputs` (cuts for training) and `held_out` (other cuts
 of the same photos). Needs the extra `dev` (the photos come with scikit-learn). Prints the accuracy

@@ -1,7 +1,8 @@
 """Explanations of predictions, through Captum, which is imported for the first one.
 
-A job asks for an explanation by its parameter `explain`, if the model declares one, or by the
-header `explain: True`, if the model has chosen it. The parameter `target` is the class to explain.
+A job requests an explanation by its parameter `explain`, if the model declares it. Or it does so by
+the header `explain: True`, if the model names that header. The parameter `target` is the class to
+explain.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The program is the model's `weights` (.pt, .pt2, .onnx). Its tensors are those o
 `tensors`, else those that its file names. The first dimension is the batch: an input is one row.
 
 An input is a JSON list for a program with one input, else an object with the inputs by name. In
-place of a list there may be `{"base64": "..."}` with the bytes of an .npy file, or raw ones in C
-order and little-endian; `shape` is needed where the tensor has dimensions of any size. A body that
+place of a list there may be `{"base64": "..."}`. It has the bytes of an .npy file, or raw ones in C
+order and little-endian. `shape` is needed where the tensor has dimensions of any size. A body that
 is not JSON is such bytes. A result is an object with the outputs by name.
 """
 

@@ -52,8 +52,8 @@ class Context:
         parameters: for each input of the current batch, the value of each parameter of the model.
         headers: for each input, the headers of its request that the models file names.
         metadata: for each input, the `metadata` that the client sent with it.
-        part_types: for each input, the content types of the parts that became bytes or text, by
-            their place in the input, such as `image` or `images[0]`.
+        part_types: for each input, the content types of the parts that became bytes or text. The
+            key is the place in the input, such as `image` or `images[0]`.
     """
 
     model_name: str
@@ -141,8 +141,8 @@ class Exportable:
             tensors as positional arguments. Its inputs are learnt from `example_input`.
         use: puts a callable in the place of the module's calls. It takes and returns what the
             module does, without gradients.
-        scores: returns a score for each class (N, classes, ...) of the module's output, so that
-            the best classes can be compared; None if the model has no classes.
+        scores: returns a score for each class (N, classes, ...) of the module's output, so that the
+            best classes can be compared. None if the model has no classes.
         dims: for each input, the names of the dimensions whose size differs from call to call.
             One is "batch", with the batch size. Empty: the first dimension of each is the batch.
     """

@@ -277,8 +277,8 @@ class Protocol(HttpToolsProtocol):
     def _awaited(self) -> tuple[int, ...] | None:
         """Return what the server waits for from the client, with its progress; None for nothing.
 
-        The client must take an answer, send a request or the rest of its head or body, or send the
-        rest of a request that was answered already.
+        The client must take an answer, or send a request or the rest of one. That includes the rest
+        of a request that was answered already.
         """
         cycle: Any = self.cycle
         ends = self._refused or self.transport.is_closing()

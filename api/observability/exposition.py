@@ -31,9 +31,9 @@ class MetricSamples(NamedTuple):
 
     Attributes:
         series: the labels of each series.
-        values: one for each series; for a summary its count and its sum; for a histogram the
-            counts at or below each bound, then the count of all, then the sum. Either all are
-            numbers, or all are text.
+        values: one for each series. A summary has its count and its sum. A histogram has the counts
+            at or below each bound, then the count of all, then the sum. Either all are numbers, or
+            all are text.
         bounds: the bounds of a histogram as text, `+Inf` last.
     """
 

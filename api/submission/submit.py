@@ -156,8 +156,8 @@ def submission_of(
 ) -> JobSubmission:
     """Return the arguments of jobs/submit.lua for a request.
 
-    `now_s` is the time by Redis' clock; `waiter` the id of the API process that waits for the end;
-    `source` the place of an input that the message does not carry.
+    `now_s` is the time by Redis' clock. `waiter` is the id of the API process that waits for the
+    end. `source` is the place of an input that the message does not carry.
     """
     return submission(
         request.identity.job_id,

@@ -220,8 +220,8 @@ async def cancel_abandoned(services: Services, validated: ValidatedRequest) -> N
 def _is_whole(job: Job) -> bool:
     """Return whether all pieces of a job that has ended are the whole reply.
 
-    They are if the job succeeded. They are also if the handler itself set the status of an error:
-    then the job has failed, and the pieces are the body of that response.
+    They are if the job succeeded. They are too if the handler itself set the status of an error.
+    Then the job has failed, and the pieces are the body of that response.
     """
     if job.state is State.SUCCEEDED:
         return True

@@ -1,7 +1,7 @@
 """The batching policy against a fixed window: `python -m benchmarks.batching.policy [--write]`.
 
-Two workers that differ only in the policy (fixed_window_app.py), each with its own Redis, take the
-same arrivals in turn: at random moments (Poisson, seeded), at a share of the model's
+Two workers, each with its own Redis, differ only in the policy (fixed_window_app.py). They take the
+same arrivals in turn. Jobs arrive at random moments (Poisson, seeded), at a share of the model's
 highest rate, which is measured first. The model sleeps as long as a device would take. Times are
 from submit to end, by the record.
 """

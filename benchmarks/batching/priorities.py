@@ -2,10 +2,10 @@
 
 One worker, one device. Online jobs arrive one by one at random moments and use a fifth of the
 model's capacity. Then the same again while offline jobs wait all the time: first of the same model,
-then of another one on the device. Measured are the time from submit to end, by the record, the
-share of online jobs that waited for a batch that began after their submit, and the most such
-batches; on a shared machine these show more than times. The model sleeps, so that only the order is
-measured.
+then of another one on the device. It measures the time from submit to end, by the record. It also
+measures how many online jobs waited for a batch that began after their submit, and the most such
+batches. On a shared machine these counts show more than times. The model sleeps, so that only the
+order is measured.
 """
 
 from __future__ import annotations

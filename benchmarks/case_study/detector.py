@@ -1,7 +1,7 @@
 """An object detector in plain torch, as a handler. Its weights are random: only its speed counts.
 
-After Tian et al., 2019, "FCOS: Fully Convolutional One-Stage Object Detection": for each point of
-three feature maps it returns scores of classes, and the distances to the sides of a box.
+It follows Tian et al., 2019, "FCOS: Fully Convolutional One-Stage Object Detection". For each point
+of three feature maps it returns scores of classes, and the distances to the sides of a box.
 """
 
 from __future__ import annotations

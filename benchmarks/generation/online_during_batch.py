@@ -10,9 +10,9 @@ Each run of the batch alone begins when no online request has come for so long t
 no limit. With both, the clients begin a moment before they are measured: the first request after a
 quiet time waits for a full step.
 
-The batch could have what the clients leave of the model process. This is measured in its CPU time,
-because other programs may have the cores too: what it had with both, less what as many answers took
-of it with the clients alone. `--write` puts the table into docs/performance.md.
+The batch could have what the clients leave of the model process. This is measured in CPU time of
+that process, because other programs may use the cores too. It is the time with both, less the time
+that as many answers took with the clients alone. `--write` puts the table into docs/performance.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Output tokens a second: `python -m benchmarks.generation.output_tokens [--write]`.
 
-The model `python_docs` through the whole system, read as streams by 1, 8 and 32 clients, against
-transformers' bare manager in a process of its own: the same model, prompts and options. The turns
-change their order: A, B, B, A. The model process has one thread, so that a core is left for the
-rest; the manager has one, or both. Each client asks again as soon as it has its answer. The
+1, 8 and 32 clients read streams of the model `python_docs` through the whole system. It is compared
+with transformers' bare manager in a process of its own, with the same model, prompts and options.
+The turns change their order: A, B, B, A. The model process has one thread, so that a core is left
+for the rest; the manager has one, or both. Each client asks again as soon as it has its answer. The
 manager's clients are threads of its process, which wait; those of Headrace read HTTP in a process
 of their own, on the same cores.
 

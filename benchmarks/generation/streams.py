@@ -1,10 +1,10 @@
 """Pieces a second of streams, and hang-ups: `python -m benchmarks.generation.streams [--write]`.
 
-Clients read streams of pieces that cost nothing to make: from Headrace, whose pieces go through a
-model process and Redis, and from a bare loop of server-sent events in FastAPI. `--litserve PYTHON`
-adds LitServe, which that Python has. All are measured in turns within one run. Then many clients
-ask a language model for long answers and hang up; what counts is when the next short answer comes.
-`--write` puts the tables into docs/performance.md.
+Clients read streams of pieces that cost nothing to make. One server is Headrace, whose pieces go
+through a model process and Redis. The other is a bare loop of server-sent events in FastAPI.
+`--litserve PYTHON` adds LitServe, which that Python has. All are measured in turns within one run.
+Then many clients ask a language model for long answers and hang up; what counts is when the next
+short answer comes. `--write` puts the tables into docs/performance.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It is a line process (benchmarks/common/line_process.py).
 
 It runs the same handler, images and batches as behind the queue in one process, and decodes the
 next batch meanwhile with as many threads. `context` creates CUDA's context and returns the device's
-description; `load FORM BATCH` loads the handler in a form, and returns which variant runs;
+description. `load FORM BATCH` loads the handler in a form, and returns which variant runs.
 `run FORM BATCH SECONDS` returns images per second.
 """
 

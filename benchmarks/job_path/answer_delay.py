@@ -5,9 +5,9 @@
 Two API processes share one Redis. A job is claimed, two clients wait for it, then it is settled.
 Two spans are measured:
 
-- *answered*: from the job's end, by the clock of Redis when `jobs/settle.lua` begins, until the
-  kernel stamps the last packet of the response at the waiter's socket. This is the time of Headrace
-  and Redis, without the client.
+- *answered*: from the job's end until the kernel stamps the last packet of the response at the
+  waiter's socket. The job's end is the time by Redis' clock when `jobs/settle.lua` begins. This is
+  the time of Headrace and Redis, without the client.
 - *read*: from before the call of `jobs/settle.lua` until the client has read the whole response. It
   includes the call to Redis and the wake-up of the client.
 """

@@ -2,9 +2,9 @@
 
     python -m benchmarks.job_path.bulk_submit [--jobs N] [--rounds N]
 
-The kernel sends the body (`sendfile`), and the client drops the responses, so that it needs little
-of the cores that it shares with the server. The worker is stopped. Each round is paired with a load
-on a bare FastAPI route, with 64 connections.
+The client shares the cores with the server, so it does little: the kernel sends the body
+(`sendfile`), and the client drops the responses. The worker is stopped. Each round is paired with a
+load on a bare FastAPI route, with 64 connections.
 """
 
 from __future__ import annotations

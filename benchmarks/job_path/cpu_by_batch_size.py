@@ -2,8 +2,8 @@
 
     python -m benchmarks.job_path.cpu_by_batch_size
 
-A backlog of `echo` jobs is drained at 1, 8, 32 and 128 jobs a batch: CPU per job of the worker
-(claim, batch, frames, settle), of the model process and of Redis with AOF everysec.
+A backlog of `echo` jobs is drained at 1, 8, 32 and 128 jobs a batch. The figures are CPU per job:
+of the worker (claim, batch, frames, settle), of the model process, and of Redis with AOF everysec.
 """
 
 from __future__ import annotations

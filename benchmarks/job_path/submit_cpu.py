@@ -2,9 +2,9 @@
 
     python -m benchmarks.job_path.submit_cpu
 
-Two API processes on one Redis take submits in turn, one with a piece and one without it. The pieces
-are `write_whole` (api/http/uvicorn_protocol.py), without which an answer is two messages of ASGI,
-and the access log's own lines (api/observability/access_log.py), without which `logging` writes
+Two API processes on one Redis take submits in turn, one with a piece and one without it. One piece
+is `write_whole` (api/http/uvicorn_protocol.py): without it an answer is two messages of ASGI. The
+other is the access log's own lines (api/observability/access_log.py): without it `logging` writes
 them. The figure is the CPU of the process for each submit, because other load on the machine
 changes it less than the rate.
 """

@@ -9,8 +9,8 @@ thread meanwhile. They are measured in turn with the worker, on the same machine
 `python` measures a handler with 10 ms of pure Python per item, by the number of its preprocess
 processes.
 
-`spin` measures the spinning of a model process's threads before they sleep, in the loop that
-decodes ahead: alone, and with another process that needs a core.
+The threads of a model process spin before they sleep. `spin` measures that in the loop that decodes
+ahead: alone, and with another process that needs a core.
 
 `share` compares numbers of processes and of threads on the same cores.
 """

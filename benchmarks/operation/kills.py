@@ -1,9 +1,10 @@
 """Time from kill -9 to the results: `python -m benchmarks.operation.kills [--write]`.
 
 A model process is killed while it runs a batch, and a worker under `headrace up`. The first call of
-the handler waits until the kill, so that only the system's time counts: to notice the loss, to
-release the jobs, to start a new process, and to run the jobs. The model has no weights to load. A
-job that was lost waits a random time up to `retry_backoff_s` before its next attempt; here it is 0.
+the handler waits until the kill, so that only the system's time counts. That is the time to notice
+the loss, to release the jobs, to start a new process, and to run the jobs. The model has no weights
+to load. A job that was lost waits a random time up to `retry_backoff_s` before its next attempt;
+here it is 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Offline runs: `python -m benchmarks.runs [echo|images|online] [--write]`.
 
-echo: `headrace run` from JSON lines to JSON lines, compared with a Celery group with a task per
-input on a stock worker, and with Ray Data's `map_batches`. Ray is not a dependency: RAY_PYTHON
+echo: `headrace run` from JSON lines to JSON lines. It is compared with a Celery group with a task
+per input on a stock worker, and with Ray Data's `map_batches`. Ray is not a dependency: RAY_PYTHON
 names a Python that has it (`python -m venv /tmp/ray && /tmp/ray/bin/pip install 'ray[data]'`).
 
-images: real JPEGs through `image_classifier`, with resume on, compared with a loop over torch's
-DataLoader with the same handler, batch size and cores, in interleaved pairs; with the files sent,
-and with `--by-ref`. Steady is the rate between the ends of the second batch and the last but one.
+images: real JPEGs through `image_classifier`, with resume on, with the files sent and with
+`--by-ref`. It is compared, in interleaved pairs, with a loop over torch's DataLoader with the same
+handler, batch size and cores. Steady is the rate between the ends of the second batch and the last
+but one.
 
 online: 20 jobs per second at random moments, alone and during a run of the same model.
 """

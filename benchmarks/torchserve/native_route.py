@@ -2,7 +2,7 @@
 
     python -m benchmarks.torchserve.native_route
 
-The same model takes the same body on both, in turn. The ratio is that of the rates of a pair; the
+The same model takes the same body on both, in turn. The ratio is that of the rates of a pair. The
 CPU is that of the API's process for each request, because other load on the machine changes it less
 than the rate.
 """

@@ -31,8 +31,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         eager_ms, own_ms: medians of the module and of the variant.
-        gain, low, high: how many times as fast as the module the variant is: the median of the
-            rounds' ratios, and its 95 % interval.
+        gain, low, high: how many times as fast as the module the variant is. It is the median of
+            the rounds' ratios, with its 95 % interval.
     """
 
     eager_ms: float

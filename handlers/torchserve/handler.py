@@ -63,8 +63,8 @@ _OUT_OF_RESOURCES: Final = 507
 _YES: Final = "True"
 #: The value and the content type of each member of a form; of another input, that of `body`.
 Members = Mapping[str, tuple[Any, str]]
-#: Takes the id of a request, the JSON of a piece, and the JSON of the status and the headers of the
-#: reply that begins with it, or b"".
+#: Takes the id of a request, the JSON of a piece, and b"". If a reply begins with the piece, the
+#: last one is the JSON of its status and headers.
 SendPiece = Callable[[str, bytes, bytes], None]
 
 

@@ -300,8 +300,8 @@ class BatchStore:
             lease_s: how long the lease lasts from now; None for the default.
 
         Returns:
-            The time by the clock of Redis in seconds since 1970, and the current status; None if
-            another runner has the batch, and nothing was changed. After a BrokerError it is
+            The time by the clock of Redis in seconds since 1970, and the current status. None if
+            another runner has the batch; then nothing was changed. After a BrokerError it is
             unknown if it was saved, and it can be saved again.
         """
         changes: list[Arg] = [value for pair in (fields or {}).items() for value in pair]

@@ -1,7 +1,7 @@
 """The generator: sends the requests of a load at their times and notes what became of each.
 
 It is one thread on asyncio, with raw connections and the parser httptools. It runs in a process of
-its own, so that nothing else delays it: `python -m headrace.bench.generator` reads a plan from
+its own, so that nothing else delays it. `python -m headrace.bench.generator` reads a plan from
 standard input, and writes what it has seen to standard output. processes.py starts it.
 """
 

@@ -204,7 +204,7 @@ def measure(
 ) -> Measurement:
     """Send loads, one after the other, and return what came of them.
 
-    Before each load a lone request is answered as fast as the first one was, so that no load runs
+    Before each load, a lone request must be answered as fast as the first one was. So no load runs
     into the queue that another one has left.
 
     Args:

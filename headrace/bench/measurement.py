@@ -133,8 +133,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         rate_low, rate_high: the 95 % interval of `rate`.
         latency: from the time a request was due to its answer, of the requests with a result.
         latency_cdf: points (milliseconds, share of requests) for a plot, ascending.
-        stages: how the time was spent, by stage, in order: queued, hold, device_wait, preprocess,
-            inference, postprocess, and `other` for the way to the server and back.
+        stages: how the time was spent, by stage, in order. The stages are queued, hold,
+            device_wait, preprocess, inference, postprocess, and `other` for the way to the server
+            and back.
         batch_sizes: how many requests ran in a batch of each size.
         lag: how late the generator sent requests.
         usage: CPU and memory by part: client, api, redis, worker, model; only where they run here.

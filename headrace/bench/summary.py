@@ -22,8 +22,9 @@ from headrace.bench.targets import STAGES
 WINDOW_S: Final = 1.0
 WINDOWS_MIN: Final = 8
 WINDOWS_MAX: Final = 60
-#: The generator spoils a load if its delay adds more than both of these to a figure, or if only its
-#: delay made the load miss its objective. With an objective LAG_SHARE of its latency is allowed.
+#: The generator spoils a load if its delay adds more than both of these to a figure. It does too if
+#: only its delay made the load miss its objective. With an objective LAG_SHARE of its latency is
+#: allowed.
 LAG_MS: Final = 1.0
 LAG_SHARE: Final = 0.1
 #: A generator that uses so much of a core delays what it measures.

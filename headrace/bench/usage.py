@@ -1,7 +1,7 @@
 """What the processes of a server use during a load, if they are on this host.
 
 A thread samples CPU time and memory. psutil finds the process that listens at the address, and what
-belongs to it; a server elsewhere, or a host without psutil, has no figures.
+belongs to it. If the server is elsewhere, or the host has no psutil, there are no figures.
 """
 
 from __future__ import annotations

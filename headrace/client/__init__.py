@@ -5,9 +5,9 @@
     with Client() as client:
         print(client.result(client.submit("digits", Path("three.png"))))
 
-Start with calls.py: every call is a plan without I/O (sansio.py). transport.py has the I/O, with
-which two thin classes run the plans: `Client` (sync_client.py) blocks, `AsyncClient`
-(async_client.py) awaits. It never connects to Redis.
+Start with calls.py: every call is a plan without I/O (sansio.py). transport.py has the I/O. Two
+thin classes run the plans: `Client` (sync_client.py) blocks, `AsyncClient` (async_client.py)
+awaits. Neither connects to Redis.
 """
 
 from headrace.client.async_client import AsyncClient

@@ -73,8 +73,8 @@ def pause_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[Non
     Submits are still accepted, and running jobs continue.
 
     Args:
-        queue: the model's name or an item of `queues()`, for all jobs of the model; `model@version`
-            or one of its `versions`, for the jobs that ask for this version.
+        queue: the model's name or an item of `queues()`, for all jobs of the model. Or
+            `model@version` or one of its `versions`, for the jobs that ask for this version.
 
     Raises:
         QueueNotFound: the model does not exist.

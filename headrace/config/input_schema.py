@@ -30,8 +30,8 @@ class InputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         fields: the fields of a JSON object, each with its type: string, integer, number, boolean,
-            object, bytes or any; `type?`: may be left out; `[type]`: a list; a mapping: an object
-            with these fields.
+            object, bytes or any. `type?` may be left out. `[type]` is a list. A mapping is an
+            object with these fields.
         schema: instead of fields: a JSON Schema, or the path of a file with one (JSON or YAML),
             which refers to this file's folder.
         content_types: the content types of values that are bytes, such as image/png or image/*.

@@ -96,7 +96,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             path/to/file.py:Class or package.module:Class. A relative path refers to this file's
             folder, or to the model's own with source.
         source: a folder, an archive (.mar, .zip, .tar.gz, .tgz) or a file (.pt, .pt2, .onnx) with
-            the model: a path, a name in the model store, or a URL (file, https, s3).
+            the model. It is a path, a name in the model store, or a URL (file, https, s3).
         sha256: the digest of the archive or file, which is checked.
         weights: weights file for the handler; a relative path refers to this file's folder, or to
             the model's own with source. Default: the handler's own weights, if it has any.
@@ -136,8 +136,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ten is served before them. 0: it always yields.
         max_queue_depth: the most jobs that wait in one queue; further ones get 429. The queue of
             each version counts alone.
-        schedule: the order in which jobs of one priority run: arrival; or tokens: fair between API
-            keys by tokens, and offline jobs by their deadlines first; docs/generation.md.
+        schedule: the order in which jobs of one priority run: arrival or tokens. tokens is fair
+            between API keys by tokens; offline jobs run by their deadlines first. See
+            docs/generation.md.
         max_queued_tokens: with schedule: tokens, the most tokens of jobs that have not ended, as
             estimated; further jobs get 429. The queue of each version counts alone.
         timeout_s: seconds that a job may run; the job's own timeout overrides it.

@@ -41,7 +41,7 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sources: its input: `input`, a stage, or a list of them, which makes an object by their
             names. Default: the stage before it.
         select: a path to the part of the input that the model gets.
-        each: a path with [*] to a list: the model runs once per element, in jobs of their own, and
+        each: a path with [*] to a list. The model runs once per element, in jobs of their own, and
             the result is the list of their results.
     """
 

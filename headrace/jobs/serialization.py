@@ -30,8 +30,8 @@ from headrace.jobs.response import split_details
 from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
-#: The reason for which a queued job waits, if no replica of its model is loaded: a worker must load
-#: the model at its first job, or no worker serves it.
+#: The reason for which a queued job waits, if no replica of its model is loaded. Either a worker
+#: must load the model at its first job, or no worker serves it.
 WaitingFor = Literal["load", "replica", None]
 
 

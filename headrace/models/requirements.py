@@ -1,7 +1,7 @@
 """Installs a model's requirements.txt into an environment of its own, kept by the file's hash.
 
-An environment sees the packages of the server below its own. pip does not install again what the
-server has in a version that fits. uv installs everything that the file names.
+An environment sees the packages of the server below its own. If the server has a package in a
+version that fits, pip does not install it again. But uv installs everything that the file names.
 
 A process that uses an environment holds a shared lock on its folder until it ends. A worker removes
 at its start what no registered model names and no process has used for a week.

@@ -1,6 +1,6 @@
 """Formats log lines with structlog, as JSON or for people.
 
-A client's text cannot break a line: JSON escapes all that is not ASCII, and the format for people
+A client's text cannot break a line. JSON escapes all that is not ASCII. The format for people
 escapes all characters that do not print. In the format for people a traceback follows its line,
 indented.
 """

@@ -92,9 +92,10 @@ class ShadowResult(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: Counters with a label: jobs that ask for a version, by version; refused submits, by error code;
-#: jobs that ended, by status, or that wait for a retry (RETRIED); batches that ran, by the reason
-#: for which they left; restarted model processes, by the reason for which the last one ended.
+#: Counters with a label. ADMITTED_VERSION: jobs that ask for a version, by version. REJECTED:
+#: refused submits, by error code. ENDED: jobs that ended, by status. RETRIED: jobs that wait for a
+#: retry. LEFT: batches that ran, by the reason for which they left. RESTARTS: restarted model
+#: processes, by the reason for which the last one ended.
 SHADOW: Final = "shadow"  # shadow:<result> <version>
 ADMITTED_VERSION: Final = "admitted_version"
 REJECTED: Final = "rejected"
@@ -296,8 +297,8 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
 
 #: The state of a model that a worker loads at its first job.
 UNLOADED_STATE: Final = "unloaded"
-#: The state of a model is the first of these that one of its replicas, or one of its workers, has;
-#: `stopped` counts as no worker.
+#: The state of a model is the first of these that one of its replicas or workers has. `stopped`
+#: counts as no worker.
 BEST_FIRST: Final = (
     "ready", "draining", "warming", "loading", UNLOADED_STATE, "restarting", "failed", "stopped",
 )  # fmt: skip

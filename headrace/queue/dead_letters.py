@@ -111,9 +111,9 @@ class DeadLetters:
         """Requeue dead letters at the end of their list, as the jobs that they were.
 
         Returns:
-            For each name `queued`, `unknown`, `unreadable` (it can never run) or `alive` (a job of
-            its id waits or runs, or a later job of its id has ended). After an error some may have
-            been requeued.
+            For each name `queued`, `unknown`, `unreadable` (it can never run) or `alive`. `alive`:
+            a job of its id waits or runs, or a later job of its id has ended. After an error some
+            may have been requeued.
         """
         outcomes: dict[str, Outcome] = dict.fromkeys(names, "unknown")
         for one in await self._jobs.queues_of(queue):

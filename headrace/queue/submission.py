@@ -427,7 +427,7 @@ def _tokens_used(job: JobSubmission, row: NotQueued) -> TokensUsed:
 def _wait_s(row: NotQueued) -> int:
     """Return in how many seconds to try again after a refusal for tokens.
 
-    It is when there should be room, and up to a quarter more: clients that were refused together
+    It is when there should be room, and up to a quarter more. Clients that were refused together
     must not come back together, because there is room for some of them only.
     """
     wait_s = min(max(1, -(-row.created_us // US_PER_S)), RETRY_MAX_S)

@@ -153,7 +153,7 @@ class Subscription:
                 self._on_message(message["channel"].decode(), message["data"])
             elif message["type"] == "subscribe":
                 self._confirm(message["channel"].decode())
-            # Once everything that came together is read, the tasks that were woken run first: how a
+            # Once everything that came together is read, the tasks that were woken run first. How a
             # job has ended comes right behind the message that it has ended.
             if connection.in_order:
                 await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Which source reads an input, and which sink writes an output. To add a kind, add a line.
 
-Both are found by the scheme of a URL or the suffix of a name; a source also by what is at the path.
-pyarrow is imported only for Parquet, boto3 only for S3.
+Both are found by the scheme of a URL or the suffix of a name. A source is also found by what is at
+the path. Only Parquet needs pyarrow, and only S3 needs boto3.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def run_flower(
         environ: its environment; FLOWER_BASIC_AUTH is the password.
 
     Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set; the models file is wrong; the port is taken;
-            other machines could reach it without a password; or its history cannot be written.
+        ConfigError: HEADRACE_REDIS_URL is not set, the models file is wrong, or the port is taken.
+            Or other machines could reach it without a password, or its history cannot be written.
         BrokerError: Redis cannot be used.
     """
     require_extras("flower", "worker")

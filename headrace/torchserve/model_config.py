@@ -35,16 +35,17 @@ _DEFAULT_BATCH: Final = 1
 _DEFAULT_DELAY_MS: Final = 100
 #: Options for the number of model processes in each worker.
 PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
-#: Members of the `options` of a version, for its description: the URL that its archive was fetched
-#: from, the runtime that a request has named, and whether the server has started with it. The last
-#: one is another text for each registration, as the archive of the same name may be another one.
+#: Members of the `options` of a version, for its description. They are the URL that its archive was
+#: fetched from, the runtime that a request has named, and whether the server has started with it.
+#: The last one is another text for each registration, as the archive of the same name may be
+#: another one.
 URL: Final = "url"
 RUNTIME: Final = "runtime"
 AT_START: Final = "loaded_at_start"
 REGISTRATION: Final = "registration"
-#: Members that change how requests are taken: one only if a model process is idle
-#: (`useJobTicket`), all in one model process (`sequenceBatching`: its limits, or True without
-#: them), and into a batch that runs (`continuousBatching`).
+#: Members that change how requests are taken. With `useJobTicket` a request is taken only if a
+#: model process is idle. With `sequenceBatching` all run in one model process; the value is its
+#: limits, or True without them. With `continuousBatching` a request joins a batch that runs.
 JOB_TICKET: Final = "job_ticket"
 SEQUENCES: Final = "sequences"
 CONTINUOUS: Final = "continuous"

@@ -60,9 +60,9 @@ def quickest_first(variants: Iterable[Optimize]) -> list[Optimize]:
 def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
     """Leave out what cannot meet the objective or cannot win.
 
-    A variant stays without `refused`, if its smallest batch is in time, and if no other one is
-    faster at every size, beyond the intervals, with no more memory. What was not measured because
-    the comparison was cut off is not left out, if it is a batch size.
+    A variant stays under three conditions. It has no `refused`. Its smallest batch is in time. And
+    no other one is faster at every size, beyond the intervals, with no more memory. What was not
+    measured because the comparison was cut off is not left out, if it is a batch size.
     """
     left_out: list[LeftOut] = []
     possible: list[Variant] = []

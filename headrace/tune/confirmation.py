@@ -107,8 +107,8 @@ def _confirmed(candidate: Candidate, trials: list[Trial], confidence: float) -> 
 def interval(trials: Sequence[Trial], confidence: float = _CONFIDENCE) -> tuple[float, float]:
     """Return the interval of the mean peak rate, by bootstrap.
 
-    A peak is only known to be between the highest rate that met the objective and the lowest that
-    did not, so each draw is from between them. Few values are too alike, which is corrected.
+    A peak is known only to be between the highest rate that met the objective and the lowest that
+    did not. So each draw is from between them. Few values are too alike, which is corrected.
     """
     # The same trials give the same interval.
     chance = random.Random(len(trials))  # noqa: S311 - not for secrets

@@ -1,8 +1,8 @@
 """Climbs from a point to better ones, and sees a trial only as a function of a candidate.
 
 Hill climbing over coordinates: below about 60 points it needs fewer trials than a model of the
-surface would need to be fitted. It draws nothing at random, so the same trials give the same path,
-and a journal can take its place for the trials that it has.
+surface would need to be fitted. It draws nothing at random, so the same trials give the same path.
+For the trials that a journal has, the journal can take their place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         candidate: what was measured.
         rate: requests a second; 0 if no rate met the objective.
-        low, high: the highest rate that met the objective, and the lowest that did not; None if
+        low, high: the highest rate that met the objective, and the lowest that did not. None if
             every rate met it.
         cut: why it was ended early; "" if it was not.
         error: why it could not be measured; "" if it was.

@@ -1,7 +1,7 @@
 """A trial: the peak rate of one candidate on a deployment, by `headrace.bench`.
 
-A trial ends early when its load can no longer meet the objective, when its backlog grows, and when
-its first load, at the best rate so far, misses the objective.
+A trial ends early when its load can no longer meet the objective, or when its backlog grows. It
+also ends early when its first load, at the best rate so far, misses the objective.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TRIES: Final = 2
 _LOAD_S: Final = 5.0
 #: A search only compares: with less confidence a load needs half of the requests.
 _SEARCH_CONFIDENCE: Final = 0.9
-#: How fast the rate grows until it is too high, and how close the limits of the peak are then:
-#: of the first trial, of others in the search, and of a trial that is repeated.
+#: How fast the rate grows until it is too high, and how close the limits of the peak are then. The
+#: three are for the first trial, others in the search, and a trial that is repeated.
 _FIRST: Final = (2.0, 1.1)
 _OTHERS: Final = (1.4, 1.1)
 _AGAIN: Final = (1.1, 1.05)

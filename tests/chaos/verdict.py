@@ -131,12 +131,12 @@ def _check_payloads(client: redis.Redis) -> None:
 def check_executions(load: Load, ends: Ends, folder: Path) -> dict[str, tuple[int, int]]:
     """No kill costs more than two batches: the one that ran, and the one prepared behind it.
 
-    An execution is a line in the handlers' log: one batch with that job was begun. A job's first
-    is no re-execution, nor are the retries that its kind asks for. What may be run again is counted
-    per model, as a batch is of one model: by our kills of its processes, of the workers, each of
-    which has a process of it, and of Redis; and by its own inputs that hang or crash. Whenever such
-    an input is executed it costs a process, and so that is a kill like ours, while these inputs'
-    own executions are what they are there for, and no re-executions.
+    An execution is a line in the handlers' log: one batch with that job was begun. A job's first is
+    no re-execution, nor are the retries that its kind asks for. A batch is of one model, so what
+    may run again is counted per model. These count: our kills of its processes, of the workers
+    (each has a process of it) and of Redis, and its own inputs that hang or crash. Each execution
+    of such an input costs a process, so it counts as a kill like ours. The executions of these
+    inputs themselves are intended, and count as no re-executions.
 
     Returns:
         For each model, re-executions and the most that they may be.

@@ -50,8 +50,8 @@ T = TypeVar("T")
 Port = Literal["inference", "management", "metrics"]
 Headers = Mapping[str, str]
 _Start = Callable[..., AbstractContextManager["Server"]]
-#: How answers are compared: by form, as their status and content type suggest; by the members of
-#: their JSON; by status; by its first digit; as metrics; as OpenAPI.
+#: How answers are compared, in order. By form, as their status and content type suggest. By the
+#: members of their JSON. By status. By the first digit of the status. As metrics. As OpenAPI.
 Look = Literal["", "shape", "status", "class", "text", "described"]
 
 

@@ -1,8 +1,8 @@
 """What the Dockerfiles build, built for real without an engine, served from and extended.
 
-The build stage's own COPY and RUN steps run in temporary folders, the latter by the shell. pip
-installs from wherever this machine's pip is configured to, so that this takes a minute or so, and
-is skipped on a laptop that reaches no index; with CI set that is a failure.
+The COPY and RUN steps of the build stage run in temporary folders; the shell runs the RUN steps.
+The test takes about a minute, because pip installs from the index that this machine's pip is
+configured for. If no index can be reached, the test is skipped; with CI set it fails.
 """
 
 from __future__ import annotations

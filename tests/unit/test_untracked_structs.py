@@ -1,7 +1,7 @@
 """Structs that the garbage collector does not see hold nothing that could lead back to them.
 
-A cycle through such a struct is never freed: an error holds its traceback, that its frames, and a
-frame the struct that holds the error.
+A cycle through such a struct is never freed. An error holds its traceback, the traceback its
+frames, and a frame the struct that holds the error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The Celery app of a worker: its configuration, the consumer's step, and remote control.
 
 The worker is Celery's own program. Celery's own consumer listens only to this deployment's control
-queue. The step that runs our consumer belongs to the worker's blueprint, not to Celery's consumer:
-Celery restarts that when the broker connection breaks, and the models must not be loaded again.
+queue. The step that runs our consumer belongs to the worker's blueprint, not to Celery's consumer.
+Celery restarts its consumer when the broker connection breaks, and the models must not be loaded
+again then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Remote control: the replies to `celery inspect`, `celery control` and Flower.
 
 The replies include our jobs, which are not in Celery's own sets of requests. Celery's main thread
-iterates over these sets without a lock, and expects requests of its own in them: after a lost
+iterates over these sets without a lock, and expects requests of its own in them. After a lost
 connection it sets attributes on each. So the consumer's thread must not change them.
 """
 
@@ -42,10 +42,10 @@ REFUSED: Final = {
     "autoscale": _REPLICAS,
     "pool_restart": "a worker's pool cannot restart: restart the worker, which returns its jobs to "
     "their queues; `max_jobs` in the models file recycles a model's processes",
-    "rate_limit": "models have no rate limit: `max_batch_size` and `replicas` in the models file "
-    "limit what runs at once, and the rate of an API key limits what its client submits",
-    "time_limit": "models have no time limit that can change while they run: set `timeout_s` in "
-    "the models file (there is no soft limit), or set a job's own timeout",
+    "rate_limit": "models have no rate limit. `max_batch_size` and `replicas` in the models file "
+    "limit what runs at once; the rate of an API key limits what its client submits",
+    "time_limit": "models have no time limit that can change while they run. Set `timeout_s` in "
+    "the models file, or a job's own timeout; there is no soft limit",
 }
 
 _stock: Final = celery_internals.stock_commands()

@@ -109,8 +109,8 @@ class RegistryReader:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "the models file of this worker is not the one that was applied last, so that "
-                    "this worker serves its own file and follows no change; apply the file with "
+                    "the models file of this worker is not the one that was applied last. So this "
+                    "worker serves its own file and follows no change. Apply the file with "
                     "`headrace apply`, or start the worker with the other file"
                 )
             return None

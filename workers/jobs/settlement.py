@@ -248,7 +248,7 @@ def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Set
     """End a job whose message cannot be read.
 
     A message that is not JSON becomes a dead letter, because only a dead letter keeps its bytes.
-    jobs/claim.lua does the same with messages that it parses itself.
+    The script jobs/claim.lua does the same with messages that it parses itself.
     """
     settlement = failed(job, error.code, error.message)
     return settlement if parses(raw) else settlement._replace(retry_us=DEAD)

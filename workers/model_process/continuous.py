@@ -78,8 +78,8 @@ class ContinuousExecutor:
         self._meter = TokenMeter(send, self._state)
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
-        # By the number of the batch: the pieces and tokens of earlier attempts; for how many
-        # seconds an offline job yields; which jobs have no log.
+        # These are by the number of the batch. The logs have the pieces and tokens of earlier
+        # attempts. Offline: for how many seconds a job yields. Quiet jobs have no log.
         self._logs: dict[int, tuple[list[Any], list[int]]] = {}
         self._offline: dict[int, float] = {}
         self._quiet: set[int] = set()

@@ -3,8 +3,8 @@
 When a verb raises, the batch is split in halves, which run again. An input that still makes the
 verb raise when it runs alone fails with its own error; the other inputs succeed.
 
-Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it: always
-before `preprocess`, and before any verb if no item is left. They are dropped before `inference`
+Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it. It does
+so before `preprocess`, and before any verb if no item is left. They are dropped before `inference`
 only if the verbs overlap: a handler that runs its verbs in turn may have kept something for each
 item. Independent of queues and sockets.
 """

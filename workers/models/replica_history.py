@@ -103,5 +103,5 @@ class ReplicaHistory:
         return (
             f"restarting too often: {self._most} model processes were killed or died within "
             f"{WINDOW_S:g} s, and no single job is the cause (max_restarts_per_minute: "
-            f"{self._most}); the next one starts in {wait_s:.0f} s. The last one: {self._why}"
+            f"{self._most}). So the next one starts in {wait_s:.0f} s. The last one: {self._why}"
         )

@@ -1,9 +1,9 @@
 """Spans of the jobs in a worker that are part of a trace.
 
-Each such job has two spans below the span of its submission: `wait`, until its batch is dispatched,
-and `process`, until Redis has confirmed its end, with `settle` as its last part. A batch with such
-jobs has a span `batch` with links to all of them. Its parent is the `process` of one of its jobs if
-all are part of the same trace; otherwise it starts a trace.
+Each such job has two spans below the span of its submission. `wait` lasts until its batch is
+dispatched. `process` lasts until Redis has confirmed its end, with `settle` as its last part. A
+batch with such jobs has a span `batch` with links to all of them. Its parent is the `process` of
+one of its jobs if all are part of the same trace; otherwise it starts a trace.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def why_not_pinned(cores: WorkerCores, pinning: Pinning) -> str:
     if pinning != "off" and cores.limit is not None and cores.limit < cores.allowed:
         return (
             f"pin_cores is {pinning}, but the container's limit of {cores.limit:g} cores is a "
-            "share of time, so others may pin to the same cores; give it cores of its own "
+            "share of time. So others may pin to the same cores; give it cores of its own "
             "(docker run --cpuset-cpus)"
         )
     return ""

@@ -15,8 +15,8 @@ import psutil
 from workers.replicas.cores import CGROUPS, OWN_CGROUP, cgroup_folders
 
 MIB: Final = 1024 * 1024
-#: Per version of cgroups: the file of the limit, the file of the use, and the part of the file
-#: `memory.stat` that the kernel can free.
+#: Per version of cgroups: the file of the limit and the file of the use. The third is the part of
+#: the file `memory.stat` that the kernel can free.
 _FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

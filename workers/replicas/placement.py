@@ -116,7 +116,7 @@ class Placement:
         others = f", of which replicas that load take {loading_mib:.0f}" if loading_mib else ""
         return (
             f"no room for a replica: it needs {need:.0f} MiB of {what} ({known}), and {free:.0f} "
-            f"MiB are free here{others}; free some, run fewer replicas, or correct memory_mb"
+            f"MiB are free here{others}. Free some, run fewer replicas, or correct memory_mb"
         )
 
     def used_mib(self, device: str, pids: list[int]) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: A process gets these by what it did itself. Other signals may come from outside: SIGKILL is also
-#: what the kernel sends when memory is short, not always to the process that took the memory.
+#: A process gets these by what it did itself. Other signals may come from outside. The kernel, too,
+#: sends SIGKILL when memory is short, not always to the process that took the memory.
 OWN_SIGNALS: Final = frozenset({
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
     signal.SIGSYS,

@@ -83,7 +83,7 @@ class Replica:
         device_lost: it has lost its device and ends by itself; batches sent to it since then have
             not begun.
         exit_fd: a descriptor that is readable once the process has ended, also while a child that
-            it forked keeps its socket open; None if the system has none.
+            it forked keeps its socket open. None if the system has none.
         pid: of this process, also after its end.
         cause: the job that has lost the device.
     """

@@ -61,9 +61,9 @@ async def live(_services: Services, _: Request) -> Reply:
 async def ready(services: Services, request: Request) -> Reply:
     """Answer whether the API can accept requests.
 
-    A model without a worker accepts jobs, so that its state is reported but not required;
-    `?models=all` requires a loaded replica of each that does not load on demand. Where API keys are
-    required, this route is the one that needs none, so that it shows no tracebacks.
+    A model without a worker accepts jobs, so its state is reported but not required. `?models=all`
+    requires a loaded replica of each model that does not load on demand. This route never needs an
+    API key. So where API keys are required, it shows no tracebacks.
     """
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
     models = read_query(request, ReadyQuery).models

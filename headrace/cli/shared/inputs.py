@@ -1,7 +1,7 @@
 """Turns the arguments of the command line into single inputs.
 
-Inputs are read one by one, so that a folder of a million files or an endless standard input needs
-no more memory than one file. Knows files and JSON; knows no jobs and no server.
+Inputs are read one by one. So a folder of a million files, or an endless standard input, needs no
+more memory than one file. Knows files and JSON; knows no jobs and no server.
 """
 
 from __future__ import annotations

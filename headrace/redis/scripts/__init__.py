@@ -6,10 +6,11 @@ import them as `job_scripts` and `queue_scripts`. A script of another folder has
 calls `script(name).call`.
 
 A key is written as `keys.job`, and its value in headrace/redis/keys.py replaces it. Redis receives
-`lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that the script's first line includes
-(`-- @include finish, queue_position`) and those that these include, then the script itself.
-Defining these functions takes as long as a short call. So scripts that are called for each job have
-them as `lib().name`, which defines them at the first use (`-- @include-lazily finish`).
+`lib/keys.lua` and `lib/common.lua` first. Then come the files of `lib/` that the script's first
+line includes (`-- @include finish, queue_position`), and those that these include. The script
+itself is last. Defining these functions takes as long as a short call. So scripts that are called
+for each job have them as `lib().name`, which defines them at the first use
+(`-- @include-lazily finish`).
 """
 
 from __future__ import annotations

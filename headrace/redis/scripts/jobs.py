@@ -21,8 +21,8 @@ CLAIM_MAX_BYTES: Final = 1024 * 1024
 #: The most jobs that one call of jobs/expire.lua looks at, which limits how long it blocks Redis.
 EXPIRE_MAX_JOBS: Final = 200
 
-#: The codes of jobs/settle.lua for a job: the lease is lost; the job has ended; the same token
-#: settled it before; it ended as cancelled; it waits for a retry.
+#: The codes of jobs/settle.lua for a job, in order. The lease is lost. The job has ended. The same
+#: token settled it before. It ended as cancelled. It waits for a retry.
 FENCED: Final = 0
 SETTLED: Final = 1
 SETTLED_BEFORE: Final = 2
@@ -32,9 +32,9 @@ POSTPONED: Final = 4
 #: the job was cancelled meanwhile.
 RENEWED: Final = 1
 CANCEL_REQUESTED: Final = 2
-#: The scopes of jobs/isolate.lua: nothing else runs in the job's model process, or in its worker;
-#: or the second if no other job of the host has it, else the first. A worker is reserved while what
-#: runs in it ends.
+#: The scopes of jobs/isolate.lua: nothing else runs in the job's model process, or in its worker.
+#: The last scope is the second if no other job of the host has it, else the first. A worker is
+#: reserved while what runs in it ends.
 IN_PROCESS: Final = "process"
 RESERVED: Final = "reserve"
 IN_WORKER: Final = "worker"
@@ -115,7 +115,7 @@ class NotQueued(NamedTuple):
     Attributes:
         place: its place among the submitted jobs, from 0.
         code: one of `SubmitCode`.
-        created_us: when it was first submitted, if it is known; for TOKENS_FULL and TOKENS_USED in
+        created_us: when it was first submitted, if it is known. For TOKENS_FULL and TOKENS_USED: in
             how many us there is room, 0 if that is unknown.
         depth: of its queue, in jobs or tokens; or its key's jobs in flight, or tokens left.
     """
@@ -330,10 +330,10 @@ def release(
 
     Args:
         queue: the queue's name.
-        mode: `free` (an orderly release, not counted), `alone` (they must run isolated), `crash`
-            (as `alone`; their model process died by itself, so a job that was isolated is charged)
-            or `lost` (as `alone`; the cause can be elsewhere, so only a job that ran exclusively
-            is charged).
+        mode: `free`, `alone`, `crash` or `lost`. `free` is an orderly release, which is not
+            counted. With the others the jobs must run isolated. After `crash` (their model process
+            died by itself) a job that was isolated is charged. After `lost` (the cause can be
+            elsewhere) only a job that ran exclusively is charged.
         losses: how many charged crashes a job survives and the bounds of the wait after one, in
             us: "max base most".
         jobs: the jobs.
@@ -426,10 +426,10 @@ def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, by
 
     Args:
         model: the model of the jobs.
-        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, a JSON
-            array of them, and one of their tokens, or the JSON of a `ResponseDetails` that begins
-            with them, or b"". One piece and b"" are a restart mark. No piece, as the first row of
-            an attempt: it goes on where the last one ended.
+        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, and a
+            JSON array of them. The last value is an array of their tokens, or the JSON of a
+            `ResponseDetails` that begins with them, or b"". One piece and b"" are a restart mark.
+            No piece, as the first row of an attempt: it goes on where the last one ended.
     """
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 

@@ -194,8 +194,8 @@ def binary_body(value: dict[str, str]) -> bytes:
 def _ticks(text: str, per_second: int) -> int:
     """Return a timestamp in units of 1 / `per_second` s since 1970; without a zone it is UTC.
 
-    Python's own parser keeps no nanoseconds. Arrow's takes five times as long for one value, and
-    fails on the values of a struct that is null when it casts a whole column.
+    Python's own parser keeps no nanoseconds. Arrow's takes five times as long for one value. When
+    it casts a whole column, it fails on the values of a struct that is null.
     """
     found = _TIMESTAMP.fullmatch(text)
     if found is None:

@@ -4,7 +4,7 @@ The lines are read twice: first to find the type of each column, then to write t
 holds one row group. The type of a column is the one that all its values fit. Without
 such a type the column is JSON text, marked in its field's metadata (`headrace: json`).
 
-pyarrow.json does not serve here: it takes text that looks like a date for a timestamp, finds a
+pyarrow.json does not serve here. It takes text that looks like a date for a timestamp. It finds a
 column's type in the first block alone, and refuses a column of mixed types.
 """
 

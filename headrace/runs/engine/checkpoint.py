@@ -103,9 +103,9 @@ def run_id(
 ) -> str:
     """Return the id of a new run.
 
-    It depends on the time too: the server still has jobs of an earlier run of the same command
-    (failed ones, and those that ended when it was killed). Under the same ids these would become
-    the results of the new run.
+    It depends on the time too, because the server still has jobs of an earlier run of the same
+    command. These are failed jobs, and those that ended when it was killed. Under the same ids
+    these would become the results of the new run.
     """
     identity = msgspec.json.encode(
         [model, source, output, options, started_at], order="deterministic"

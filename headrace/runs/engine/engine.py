@@ -9,8 +9,8 @@ Several threads share the work:
 A page of inputs is one request, and so is a page of outcomes; there is no request per input.
 Nothing is kept of an input that has its row.
 
-A crash loses nothing at any moment: the checkpoint names the durable rows, the sink finds those
-behind it, and inputs in in_flight are submitted again under the same ids.
+A crash loses nothing at any moment. The checkpoint names the durable rows, and the sink finds those
+behind it. Inputs in in_flight are submitted again under the same ids.
 """
 
 from __future__ import annotations

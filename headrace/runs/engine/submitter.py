@@ -112,7 +112,7 @@ class Submitter:
         start: where the source continues, and which numbers behind it have their row.
         lines: makes the lines.
         job_id: returns the id of an input's job.
-        submit: submits lines, quietly or not; returns for each None or why it has no job, and
+        submit: submits lines, quietly or not. Returns for each None or why it has no job, and
             reports those that have one as soon as it knows. Raises Stopping if the run stops.
         refuse: receives the rows of entries that have no job.
 

@@ -1,6 +1,6 @@
 """A sink whose output cannot be appended to: rows go to a spool, which becomes the output.
 
-The spool is a local file of JSON lines, written and repaired by jsonl.py, so that a run resumes as
+The spool is a local file of JSON lines, written and repaired by jsonl.py. So a run resumes as
 exactly as one with a `.jsonl` output. When it has all rows, the output is made from it and put into
 place in one step (`Target.publish`). After a kill before that step the output is made again. The
 spool is removed when the checkpoint that names the output is saved.

@@ -1,8 +1,8 @@
 """Rows of CSV files: one column is the input, the others are carried as text.
 
-The first row names the columns. A quoted cell may contain line feeds. A broken row (too many or too
-few cells, a quote that is never closed, bytes that are not UTF-8) becomes an item with an error,
-and the rows behind it are read as usual.
+The first row names the columns. A quoted cell may contain line feeds. A broken row becomes an item
+with an error, and the rows behind it are read as usual. Broken means too many or too few cells, a
+quote that is never closed, or bytes that are not UTF-8.
 """
 
 from __future__ import annotations

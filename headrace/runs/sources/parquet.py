@@ -1,7 +1,7 @@
 """Rows of Parquet files: one column is the input, or a field of a struct (`image.bytes`).
 
-Needs pyarrow (the extra `tables`). Each row of a broken row group that cannot be read becomes an
-item with an error; the rows of the other groups are read as usual.
+Needs pyarrow (the extra `tables`). Each row of a row group that cannot be read becomes an item with
+an error. The rows of the other groups are read as usual.
 """
 
 from __future__ import annotations

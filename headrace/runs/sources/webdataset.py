@@ -1,9 +1,9 @@
 """Samples of WebDataset tar shards: consecutive members with the same name are one input.
 
-A member's name consists of its sample's, up to the first dot behind the last slash, and its kind:
-`0001.seg.png` is the member `seg.png` of the sample `0001`. One member is the input; `.json`,
-`.cls` and `.txt` members are carried. A broken sample becomes an item with an error. The rest of a
-shard that is cut off becomes one item with an error.
+A member's name is the name of its sample, up to the first dot behind the last slash, and then its
+kind. So `0001.seg.png` is the member `seg.png` of the sample `0001`. One member is the input;
+`.json`, `.cls` and `.txt` members are carried. A broken sample becomes an item with an error. The
+rest of a shard that is cut off becomes one item with an error.
 """
 
 from __future__ import annotations

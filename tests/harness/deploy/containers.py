@@ -1,9 +1,9 @@
 """The services of a Compose file as local processes, where there is no container engine.
 
-Each runs its own command with the environment that Compose would give it, on a read-only file
-system in which only its volumes and tmpfs can be written, under a user id that has no name. Names
-of services become loopback ports, and paths of the container become paths below one folder. Of
-images that are not ours Debian has the program, for all but Grafana's.
+Each runs its own command with the environment that Compose would give it. Its file system is
+read-only, apart from its volumes and tmpfs. Its user id has no name. Names of services become
+loopback ports, and paths of the container become paths below one folder. Of images that are not
+ours Debian has the program, for all but Grafana's.
 """
 
 from __future__ import annotations

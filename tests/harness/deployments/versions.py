@@ -62,8 +62,8 @@ def next_version(folder: Path) -> Path:
     Every script differs, so that Redis knows those of both versions by other hashes.
     """
     for package in PACKAGES:
-        # With what Python has compiled, which is good for whatever is not changed below; what it
-        # is compiling in another process goes by a name that is gone the next moment.
+        # Copied with the files that Python has compiled, which are valid for what is not changed
+        # below. A file that another process compiles now has a temporary name, so it is left out.
         unfinished = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / package, folder / package, ignore=unfinished)
     for name, changes in CHANGES.items():

@@ -1,8 +1,8 @@
 """A handler that writes down its batches.
 
-Options: `log`, `pause_s` a batch and `item_s` an item, and `gate`, a file to wait for.
-A line in the log is JSON: the model, when, the ids, and the items that `inference` was given;
-another one says that the model's batch has ended.
+Options: `log`, `pause_s` a batch and `item_s` an item, and `gate`, a file to wait for. A line in
+the log is JSON: the model, the time, the ids, and the items that `inference` got. Another line
+notes that the model's batch has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Handlers for runs under kills: each input says how it is to end, and each execution is logged.
+"""Handlers for runs under kills: each input has how it should end, and each execution is logged.
 
-`{"do": …, "n": …}`: plain, large and grow succeed; bad is an input error and raise an exception;
-transient fails once, never always, with an error that can be retried; hang holds the GIL; segfault
-and exit take the process with them. Options: `log`, `marks` (a folder), `pause_s`.
+`{"do": …, "n": …}`: plain, large and grow succeed. bad is an input error, and raise an exception.
+transient fails once and never fails always, with an error that can be retried. hang holds the GIL.
+segfault and exit end the process. Options: `log`, `marks` (a folder), `pause_s`.
 """
 
 from __future__ import annotations

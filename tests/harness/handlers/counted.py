@@ -1,8 +1,9 @@
 """The included language model, which writes into a file when cancels come and jobs end.
 
-The file is named by the variable CANCELS. Each line is JSON: a batch's number; "is", "came" or
-"ended"; how many steps the model had run by then; and a job's id, or the ids of the requests that
-have memory. A cancel has come when the thread that reads frames has noted it, and reads the next.
+The file is named by the variable CANCELS. Each line is JSON. It has a batch's number; "is", "came"
+or "ended"; and how many steps the model had run by then. The last value is a job's id, or the ids
+of the requests that have memory. A cancel has come when the thread that reads frames has noted it,
+and reads the next.
 """
 
 from __future__ import annotations

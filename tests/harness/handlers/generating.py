@@ -1,13 +1,13 @@
 """A generator without a model: each request gets numbered words, at the pace of the test.
 
 An input is an object: `words` is how many words it gets. `until` is a folder: the request gets its
-n-th word once there is a file of that number in it. `finish` replaces "stop". `refuses`
-raises in `add`; `fails` is the word in whose place it gets an error, `raises` and `kills` that in
-whose place `step` raises and the process kills itself; with a folder `until` the latter happens
-once. `hangs` is the word in whose place `step` does not return, once for a folder `until`. `cost`
-is what it takes of the 100 tokens at most, and `likely` what it takes probably; with the option
-`grows` it really takes a token for each word. A request that `forgets` has no tokens to go on from.
-`pad` letters follow each word, and `count` is a file that gets the number of words so far.
+n-th word once there is a file of that number in it. `finish` replaces "stop". `refuses` raises in
+`add`. `fails` is the number of the word that is an error instead. `raises` is the word at which
+`step` raises. `kills` is the word at which the process kills itself, once with a folder `until`.
+`hangs` is the word at which `step` does not return, once with a folder `until`. `cost` is the most
+that it takes of the 100 tokens, and `likely` what it probably takes. With the option `grows` it
+takes a token for each word. A request that `forgets` has no tokens to go on from. `pad` letters
+follow each word, and `count` is a file that gets the number of words so far.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A handler whose inputs can end processes.
 
-An input is an object: `do` is `answer`, `worker` (kill the worker, as a container's memory limit
-can), `host` (kill all processes whose pids are in the file that the option `host` names), `self`
-(kill the model process), `segfault`, `exit`, or `exit-when-asked` (hang, and exit when the stacks
-are requested); `same` is its result; `takes_s` is how long it takes; `gate` names a file that it
-waits for. The option `log` names a file that gets one line for each batch, with the ids of its
-jobs. The option `forks` is `pool` or `c`: children that are forked by Python or by C code, whose
-pids are the result.
+An input is an object. `do` is `answer`, `worker`, `host`, `self`, `segfault`, `exit` or
+`exit-when-asked`. `worker` kills the worker, as a container's memory limit can. `host` kills all
+processes whose pids are in the file that the option `host` names. `self` kills the model process.
+`exit-when-asked` hangs, and exits when the stacks are requested. `same` is the result. `takes_s` is
+how long it takes. `gate` names a file that it waits for. The option `log` names a file that gets
+one line for each batch, with the ids of its jobs. The option `forks` is `pool` or `c`: children
+that are forked by Python or by C code, whose pids are the result.
 """
 
 from __future__ import annotations

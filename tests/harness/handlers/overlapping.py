@@ -1,9 +1,9 @@
-"""A handler whose verbs may overlap, and that says in its log what it is at.
+"""A handler whose verbs may overlap, and that logs what it does.
 
-An input is an object: `name` stands in the log; `preprocess`, `inference` and `postprocess` name a
-file that the verb waits for; `die` names the verb in which the process dies, `raise` the one in
-which it raises, `hang` the one in which it never ends, `drops` the one that waits until `count`
-items of batches in the process were dropped. Without `overlap` its verbs run in turn.
+An input is an object. `name` is in the log. `preprocess`, `inference` and `postprocess` each name a
+file that the verb waits for. `die` names the verb in which the process dies, `raise` the verb that
+raises, and `hang` the verb that never ends. `drops` names the verb that waits until `count` items
+of batches in the process were dropped. Without `overlap` its verbs run in turn.
 """
 
 from __future__ import annotations

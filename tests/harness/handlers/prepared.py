@@ -1,9 +1,9 @@
 """A handler whose `preprocess` runs elsewhere, and says where.
 
-An input is an object: `die` ends the process that preprocesses it, `raise` raises there, `error`
-gives an error in its place, `odd` gives what cannot cross, `hang` never ends; `room`: it is too
-large for more than so many at a time; `begins` names a file in which its preprocess writes, and
-`until` one that it then waits for.
+An input is an object. `die` ends the process that preprocesses it. `raise` raises there. `error`
+returns an error in its place. `odd` returns a value that cannot be sent. `hang` never ends. `room`
+is how many such inputs fit at a time. `begins` names a file that its `preprocess` writes, and
+`until` a file that it then waits for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A handler that says how far it has come, at the pace of the test.
 
-An input is an object: `says` is what `inference` says, each the arguments of `progress`; after the
-n-th it waits for a file of that number in the folder `until`. `prepares` is said by `preprocess`.
-`fail` raises what passes, `fails` times (counted in the folder).
+An input is an object. `says` has the reports of `inference`, each as the arguments of `progress`.
+After the n-th report it waits for a file of that number in the folder `until`. `prepares` has the
+reports of `preprocess`. `fail` raises what passes, `fails` times (counted in the folder).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A handler that logs and prints, and that fails in the way that an input asks for.
 
-An input is an object: `do` is one of `talk`, `raise`, `bad`, `crash`, `hang` and `answer`; what
+An input is an object. `do` is one of `talk`, `raise`, `bad`, `crash`, `hang` and `answer`. What
 else it holds must never be seen outside of the job.
 """
 

@@ -1,10 +1,10 @@
 """Handlers that misbehave on request: each input says what to do.
 
-`{"do": …}`: raise, transient (as long as there is no file `until`), sleep (seconds in `s`), hang
-(holds the GIL), child (waits for one in a session of its own, whose pid is written to the file
-`pid`), exit, segfault.
-Everything else is given back. Where `log` is an option, each run of an input is a line there. A
-batch takes `pause_s`, and `item_s` more for each input.
+`{"do": …}` is raise, transient, sleep, hang, child, exit or segfault. transient fails as long as
+there is no file `until`. sleep takes `s` seconds. hang holds the GIL. child waits for a child in a
+session of its own, whose pid it writes to the file `pid`. Every other input is returned. Where
+`log` is an option, each run of an input is a line there. A batch takes `pause_s`, and `item_s` more
+for each input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A handler whose errors and results cannot be sent as they are, as an input's `do` says.
 
-silent: an error of which str() raises. undecodable: its message has what UTF-8 cannot say. leave:
-`sys.exit`. odd: an error class of its own that fills in nothing of ours. unwritable: a result whose
-method raises. All else is given back with the process that ran it.
+silent: an error of which str() raises. undecodable: its message has what UTF-8 cannot encode.
+leave: `sys.exit`. odd: an error class of its own, without any field of ours. unwritable: a result
+whose method raises. Everything else is returned with the process that ran it.
 """
 
 from __future__ import annotations

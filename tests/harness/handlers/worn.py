@@ -1,7 +1,7 @@
 """A handler whose life goes wrong as its options say.
 
-`load`: hang (in C, with the GIL held) or block (in Python); `warm`: its example; `room`: so many
-items fit into memory, a number or a file with it; `grow_mib`: each batch takes so much more;
+`load`: hang (in C, with the GIL held) or block (in Python). `warm`: its example. `room`: how many
+items fit into memory, as a number or a file with it. `grow_mib`: how much more each batch takes.
 `load_gate`: all processes but the first wait for that file. The input
 `{"do": "child", "pid": file, "session": bool}` starts a child and sleeps in C with the GIL held.
 """

@@ -1,8 +1,8 @@
 """Processes that begin with their imports done: forked from a server that has them.
 
-To import Celery, Flower's commands and ours takes a worker a second of CPU, and an API nearly as
-much for FastAPI; the tests start hundreds of workers, and tens of APIs that they mean to kill.
-Those of `headrace up`, in other tests, are started as users start them.
+A worker needs a second of CPU to import Celery, Flower's commands and ours. An API needs nearly as
+much for FastAPI. The tests start hundreds of workers, and tens of APIs that they kill. Other tests
+start `headrace up` as users do.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     os.setsid()
     # What was imported is the server's; to look through it for garbage would copy it, too.
     gc.freeze()
-    # As an exec would; one of them is what tells the server that forks that pytest is gone, also
-    # where that was killed, and this process goes with the server.
+    # Closed as an exec would close them. By one of them the server that forks notices that pytest
+    # is gone, even if it was killed. This process ends with that server.
     os.closerange(3, 1024)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if log:

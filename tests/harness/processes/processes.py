@@ -48,7 +48,7 @@ def _told(pid: int, what: str) -> bytes:
 def suspend(pid: int) -> None:
     """Stop a process with SIGSTOP, and wait until each of its threads has stopped.
 
-    The signal takes effect when the kernel next runs one of the threads; the others go on until
+    The signal takes effect when the kernel next runs one of the threads. The others go on until
     then, which is long enough to send something.
     """
     os.kill(pid, signal.SIGSTOP)

@@ -1,7 +1,7 @@
 """A receiver of webhooks on a port of its own, which answers as its paths say.
 
-`/200`, `/500`, … answer so; `/once/503` does once for each `webhook-id`, and then 204; `/gate`
-holds its answer back until the gate is opened; what else there is, stands in `_answer`.
+`/200`, `/500`, … answer with this status. `/once/503` does so once for each `webhook-id`, and then
+answers 204. `/gate` answers when the gate is opened. `_answer` has the other paths.
 """
 
 from __future__ import annotations

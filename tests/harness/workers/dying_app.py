@@ -1,7 +1,7 @@
 """The worker's Celery app, which is killed while it reads, fetches or stores what asks for it.
 
-A text in the input asks for it: `die-read`, `die-fetch` (in a stored input), or `die-store` (in a
-result that is long enough to be stored).
+A text in the input asks for it: `die-read`, `die-fetch` or `die-store`. `die-fetch` is in a stored
+input, and `die-store` in a result that is long enough to be stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The background worker, killed at a moment in which results of a pipeline's stages are freed.
 
-`TEST_DIES` says when: `half noted`, once some of the jobs of a stage are freed, in the first call
-of several; `noted`, when all are and none of their payloads is deleted; `freed`, when those are too
-and the next stage's job is not submitted. `TEST_DIES_AFTER`: so often it passes that moment.
+`TEST_DIES` has the moment. `half noted`: some of the jobs of a stage are freed, in the first call
+of several. `noted`: all of them are, and none of their payloads is deleted. `freed`: the payloads
+are deleted too, and the next stage's job is not submitted. `TEST_DIES_AFTER` is how often it passes
+that moment first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The client commands against `headrace up`: what they print, and every exit code.
 
-They run within this process, and as processes where that is what is tested: signals, pipes,
+Most run within this process. They run as processes where the test needs that: for signals, pipes,
 terminals, bytes on standard output, and the exit status that a shell sees.
 """
 

@@ -93,8 +93,8 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         jobs = at.client.wait(*first, *second)
         assert [job.state for job in jobs] == [State.FAILED] + [State.SUCCEEDED] * 3
         assert json.loads(jobs[0].error_json)["type"] == "replica-lost"
-        # They never left the queue's account: what was not begun is not counted as handed out,
-        # and need not run alone, as the one beside the blocker must.
+        # A job that was not begun is not counted as handed out. So it need not run alone, unlike
+        # the one that ran with the blocker.
         assert [job.attempts for job in jobs[2:]] == [1, 1]
         marks = [at.client.redis.hget(keys.job(job.id), JobField.ALONE) for job in jobs[1:]]
         assert marks == [b"1", None, None]

@@ -173,8 +173,8 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
             and site.prometheus.value('sum(headrace_batches_total{model="small"})') == len(small)
             # The process that is scraped has it of the other one, a second later.
             and site.prometheus.value("sum(headrace_jobs_rejected_total)") == 1
-            # The next process has to load before the old one is told to be recycled, and a model
-            # that cannot be loaded is tried again at times.
+            # The next process must load before the old one is recycled. A model that cannot be
+            # loaded is tried again from time to time.
             and site.prometheus.value(RECYCLED) >= 1
             and site.prometheus.value(UNLOADED) >= 2
             and site.prometheus.value("headrace_generation_tokens_total") == 3 * len(generated)

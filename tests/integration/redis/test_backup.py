@@ -49,8 +49,8 @@ def back_up_aof(client: Any, source: Path, copy: Path) -> None:
     """The append-only files, none of which may be replaced while they are copied."""
     client.config_set("auto-aof-rewrite-percentage", 0)
     with client.client() as one:
-        # A write waits for a slow fsync before it, for up to two seconds: all that was said before
-        # this test's own word is in the file once that is.
+        # A write waits for a slow fsync before it, for up to two seconds. Once this marker is in
+        # the file, all that was written before it is too.
         one.set("marker", 1, ex=60)
         assert one.execute_command("WAITAOF", 1, 0, 60_000)[0] == 1
     wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "no rewrite", 60)

@@ -95,8 +95,8 @@ def test_under_flood_device_time_goes_by_weight(client: Client, log: BatchLog) -
         for model in weights
     )
     assert both >= 60 or longest_s > 1, turns
-    # What one of them ran while the other was not claimed again yet is of two batches at the most;
-    # and they are as long as the machine is slow.
+    # While the other was not claimed again yet, one of them ran at most two batches. Their length
+    # depends on how slow the machine is.
     _, whole = turns[-1]
     usual_s = max(whole[model].most_s / models.count(model) for model in weights)
     before_s = 2 * max(usual_s, longest_s)
@@ -141,9 +141,9 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
         log.open_gate()
         client.wait(*ids)
         assert log.most_at_once() == 2
-        # Both may end at once, and the answer to the claim may still have been on its way then;
-        # but neither of the others runs to its end before the third has had a turn.
-        # A process that has a batch may be slow to begin it, so the worker's times count.
+        # Both may end at once, and the answer to the claim may still have been on its way then. But
+        # neither of the others runs to its end before the third has had a turn. A process that has
+        # a batch may be slow to begin it, so the worker's times count.
         started = sorted(map(client.job, ids), key=lambda job: job.started_us)
         assert {job.model for job in started[:6]} == {"a", "b", "c"}
 

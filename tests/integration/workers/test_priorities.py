@@ -182,8 +182,8 @@ def test_overdue_offline_work_gets_device_time_beside_the_flood_of_another_model
     turns = [number for number, model in enumerate(models) if model == "single"]
     assert len(turns) == 3
     assert turns[-1] < len(models) - 1, "the flood was over before it"
-    # A tenth of the time, less what the flood had used beyond its share when they came: a batch,
-    # which is as long as the machine is slow.
+    # A tenth of the time, less what the flood had used beyond its share when they came. That is one
+    # batch, whose length depends on how slow the machine is.
     used = [use for _, use in uses(log)]
     first, last = used[turns[0]], used[turns[-1]]
     beside_s = last["eights"].most_s - first["eights"].most_s

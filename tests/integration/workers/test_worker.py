@@ -353,6 +353,6 @@ def test_an_idle_worker_is_woken_by_a_push(client: Client) -> None:
             time.sleep(0.01)  # lets the worker go idle again
         return sorted(took)[10]
 
-    # No speed claim: by its sweep alone a worker would find its work after 500 ms on average, and
-    # of a hundred such rounds not one would be below; on a busy machine one of some is.
+    # This is no claim about speed. By its sweep alone, a worker would find its work after 500 ms on
+    # average, and no round would be below the limit. On a busy machine one of a few rounds is.
     assert any(waited_ms() < 250 for _ in range(6))

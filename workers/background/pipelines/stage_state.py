@@ -40,7 +40,7 @@ class StageState:
         jobs: how many jobs it has; 0 while the number is not known.
         done: how many of them have succeeded.
         began_s, ended_s: when its first job was submitted and its last ended, in seconds since
-            1970; 0 before that.
+            1970. Both are 0 before that.
         sums: the summed timings of its succeeded jobs, in ms.
         failed: one of its jobs has ended without a result.
     """

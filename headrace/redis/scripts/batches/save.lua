@@ -1,6 +1,6 @@
 -- @include list_id
--- Save the progress of a batch, its record and the files that its runner writes, all at once; or nothing, if the lease is
--- lost. Without fields and files it renews the lease. KEYS: none.
+-- Save the progress of a batch, its record and the files that its runner writes, all at once. If the lease is lost,
+-- nothing is saved. Without fields and files it renews the lease. KEYS: none.
 -- ARGV: 1 batch, 2 token, 3 us of the lease from now on (0 or less releases the batch), 4 its new status or '' for the same,
 --       5 for how many seconds it is kept once it has ended, 6 how many values of fields follow, these, then for each file:
 --       id, name, owner, bytes, for how many seconds it is kept once the batch has ended, a part that is replaced or '',

@@ -2,7 +2,7 @@
 -- Cancel jobs in any state, and return what that did. KEYS: none.
 -- ARGV: 1 seconds for which ids without a record are remembered (0: not at all), so that a later message
 --       of theirs is not run. After # may follow a name of this call: a repeat replies as the call did. Then, separated by
---       spaces, may follow id and token of a job on whose behalf they are cancelled: nothing is done if that job has
+--       spaces, may follow id and token of a job on whose behalf they are cancelled. Nothing is done if that job has
 --       another token by now or has ended.
 --       Then ids, each with a space and an API key after it if only a job of that key is known (-: of no key).
 -- Returns per id: unknown, removed (it will not run), asked (its worker is notified) or ended; or false (see 1).

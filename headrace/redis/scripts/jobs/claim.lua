@@ -127,9 +127,9 @@ local function examine(raw, s)
   refused[#refused + 1] = {raw, why, id}
 end
 
--- The next messages of a list, the oldest last: as many as will be taken if they are as long as the longest so far, so
--- that hardly more bytes are read than taken. Redis 6.2 (which does not give its version) walks to LRANGE's start from the
--- left, so that it reads one message at a time.
+-- The next messages of a list, the oldest last. It is as many as will be taken if they are as long as the longest so
+-- far. So hardly more bytes are read than taken. Redis 6.2 (which does not give its version) walks to LRANGE's start
+-- from the left, so that it reads one message at a time.
 local READ_MAX = redis.REDIS_VERSION_NUM and 32 or 1
 local longest = max_bytes
 
@@ -159,8 +159,9 @@ local function look_at_list(s, enough)
   end
 end
 
--- A stock client's message has no time of its own: it counts from when better jobs were first taken before it, as the
--- oldest of its list. That time is noted, with how many messages had been taken from the list by then: {field, note, ...}.
+-- A stock client's message has no time of its own. It counts from when, as the oldest of its list, better jobs were
+-- first taken before it. That time is noted, with how many messages had been taken from the list by then: {field, note,
+-- ...}.
 local notes = {}
 
 -- The list whose oldest job is the most overdue, behind better jobs that leave no room for it.

@@ -23,8 +23,8 @@ local function plain(queue)
     list_of(queue, 2), list_of(queue, 3), list_of(queue, 4)) == 0
 end
 
--- Lengths and counters of a queue, kept up to date by this call, and what is gathered to be written together; false if a
--- key of it has a wrong type.
+-- Lengths and counters of a queue, kept up to date by this call, and what is gathered to be written together. False if
+-- a key of it has a wrong type.
 local function look(queue)
   local counts = try('HMGET', keys.count .. queue,
     'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens', 'pace')

@@ -1,9 +1,10 @@
 -- Orphaned ends: jobs that a script ends by itself. A worker must send their callbacks, or cancel their stages' jobs.
 local ORPHANED_TTL_S = 31 * 86400
 
--- How the body of a stock client's message ends if it has no callbacks: `{"callbacks": null, "errbacks": null, "chain":
--- null, "chord": null}]` in base64, one form for each number of bytes before it modulo three. A quote cannot be outside
--- of a string, so that a JSON text which ends so has this object, whole, as its last one.
+-- How the body of a stock client's message ends if it has no callbacks. It is
+-- `{"callbacks": null, "errbacks": null, "chain": null, "chord": null}]` in base64. There is one form for each number
+-- of bytes before it modulo three. A quote cannot be outside of a string, so that a JSON text which ends so has this
+-- object, whole, as its last one.
 local WITHOUT_CALLBACKS = {
   'IHsiY2FsbGJhY2tzIjogbnVsbCwgImVycmJhY2tzIjogbnVsbCwgImNoYWluIjogbnVsbCwgImNob3JkIjogbnVsbH1d',
   'LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGwsICJjaG9yZCI6IG51bGx9XQ==',
@@ -26,8 +27,8 @@ local function has_no_callbacks(raw)
   return false
 end
 
--- Saves the end of a job for a worker, which can read the callbacks (chain, chord, links) in the message and send them, and
--- knows the stages of a pipeline; sweeps hand it out. Keys of another type do no harm.
+-- Saves the end of a job for a worker; sweeps hand it out. A worker can read the callbacks (chain, chord, links) in the
+-- message and send them, and it knows the stages of a pipeline. Keys of another type do no harm.
 local function save_orphaned_end(queue, id, raw, meta, stages)
   if not stages and has_no_callbacks(raw) then return end
   local names, ends = keys.orphaned .. queue, keys.orphaned_ends .. queue

@@ -41,8 +41,8 @@ local function read(id, ...)
   return r
 end
 
--- Sorts {id, token} for release: the job that was claimed last is released first, so that the job that was claimed
--- first is at the head again.
+-- Sorts {id, token} for release. The job that was claimed last is released first. So the job that was claimed first is
+-- at the head again.
 local function latest_first(claims)
   table.sort(claims, function(a, b) return a.token > b.token end)
   return claims

@@ -51,8 +51,8 @@ end
 local function count_ended(queue, word, n) add_to_counter(queue, 'ended:' .. word, n) end
 
 -- Ends a job: its record and its result, both with their TTL, both publications, and the counter. `fields` is a flat
--- list for HSET that begins with the state; `raw` is its message, if that still exists; `used` is how many tokens it used,
--- nil if that is unknown.
+-- list for HSET that begins with the state. `raw` is its message, if that still exists. `used` is how many tokens it
+-- used, nil if that is unknown.
 local function finish(id, ttl, waiter, meta, fields, queue, raw, used)
   local job = JOB .. id
   redis.call('HSET', job, unpack(fields))

@@ -2,8 +2,8 @@
 -- only some scripts need are in the files that those include.
 -- KEYS of a script on one queue: 1..4 lists, best priority first, 5 lease, 6 held, 7 count, 8 delayed, 9 parked,
 -- 10 dead, 11 tomb.
--- No script fails after its first write. Keys of the wrong type are found before it, and whatever a record or a message
--- may lack is checked first. begin_with_removal comes before all other writes.
+-- No script fails after its first write. Keys of the wrong type are found before it. Whatever a record or a message may
+-- lack is checked first. The function begin_with_removal comes before all other writes.
 local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = keys.job, keys.meta, keys.done_channel, keys.ended

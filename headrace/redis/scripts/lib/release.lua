@@ -80,9 +80,9 @@ end
 
 -- Returns a leased job to the head of its list, and returns what became of it. The caller has checked the token and the
 -- types.
--- mode: 'free' undoes the attempt (an orderly release); 'alone' makes the job run isolated, and charges nothing; 'crash'
---       also charges a job that was isolated, as its own model process died by itself; 'lost' is for a death from outside
---       or of the whole worker, and charges only a job that ran exclusively. A job that is charged then waits.
+-- mode: 'free' undoes the attempt (an orderly release). 'alone' makes the job run isolated, and charges nothing. 'crash'
+--       also charges a job that was isolated, because its own model process died by itself. 'lost' is for a death from
+--       outside or of the whole worker, and charges only a job that ran exclusively. A job that is charged then waits.
 -- losses: how many charged crashes it survives and, with spaces between, base and limit in us of the wait after one
 --       (without them it does not wait).
 -- how: how the process ended; needs no escaping in JSON. traceback: its stacks, if they are known.

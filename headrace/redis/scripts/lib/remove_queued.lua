@@ -13,8 +13,8 @@ local function check_waiting(queue)
   for s = 1, 4 do redis.call('LLEN', list_of(queue, s)) end
 end
 
--- Replaces the message of a waiting job by a tombstone at the place that its ticket names, and returns the message; false
--- if another message is there, as after neighbours were released or the list was compacted.
+-- Replaces the message of a waiting job by a tombstone at the place that its ticket names, and returns the message.
+-- Returns false if another message is there, as after neighbours were released or the list was compacted.
 local function clear_message(list, step, id, ticket, out)
   local at = tonumber(ticket or '0') - (tonumber(out or '0') or 0)
   local raw = at > 0 and redis.call('LINDEX', list, -at)

@@ -1,7 +1,7 @@
 -- Sending the background task that notifies a webhook.
 
--- The list of tasks is short. What does not find room there waits for its turn, so that an API key with many tasks delays
--- only its own: each of its tasks has the turn after the one before, and a key without tasks the present turn.
+-- The list of tasks is short. What does not find room there waits for its turn, so that an API key with many tasks
+-- delays only its own. Each of its tasks has the turn after the one before. A key without tasks has the present turn.
 local TASKS_MAX = 64
 
 -- Sends a task of an API key (nil: none). Keys of another type do no harm.
@@ -24,8 +24,8 @@ local function send_start_task(id, owner, task)
 end
 
 -- Sends the task for a job's end, as the submit wrote it, if `events` has the letter of the state. How the job ended is
--- noted per API key (`owner`), as its record may be gone when the task runs and another key may use its id by then. Keys
--- of another type do no harm.
+-- noted per API key (`owner`). The reason is that its record may be gone when the task runs, and another key may use
+-- its id by then. Keys of another type do no harm.
 local function send_webhook_task(id, events, state, owner)
   local task = string.find(events, state, 1, true) and redis.call('HGET', JOB .. id, 'wh')
   if not task then return end

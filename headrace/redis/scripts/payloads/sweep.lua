@@ -1,5 +1,5 @@
 -- @include queue_name
--- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here; one that is stored
+-- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here. One that is stored
 -- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
 -- ARGV: 1 how many due entries to look at (0: only those named), then entries to look at, due or not.
 -- Returns {how many were looked at, the entries to delete...}.

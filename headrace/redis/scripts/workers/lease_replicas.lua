@@ -1,4 +1,4 @@
--- Lease replicas of the models with `total_replicas`: each worker calls this once a second for all of them, and at once
+-- Lease replicas of the models with `total_replicas`. Each worker calls this once a second for all of them, and at once
 -- when a total has changed.
 -- KEYS: none. ARGV: 1 owner, 2 duration of a lease in us, 3 until when leases that have expired may be removed, 4 for how
 --       many us after its last call others wait for a worker, 5 how many replicas the worker runs without a lease, then per

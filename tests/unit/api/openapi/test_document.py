@@ -30,8 +30,8 @@ DOCUMENT = document("1.2.3")
 REGISTRY: Registry[Any] = Registry().with_resource(
     "urn:api", Resource.from_contents(DOCUMENT, default_specification=DRAFT202012)
 )
-#: Nobody is answered with these on a route that is described: they are of paths and methods that
-#: are not, or keep the server from starting.
+#: No described route answers with these. They are of paths and methods that do not exist, or keep
+#: the server from starting.
 OF_NO_ROUTE = {"method-not-allowed", "broker-unsupported"}
 #: Of routes whose errors are written as OpenAI's API does.
 OF_OPENAI = {"file-not-found", "batch-not-found"}

@@ -25,7 +25,13 @@ from typing_extensions import override
 
 from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
-from handlers.generation.inputs import GenerationInput, plain_message, read_input
+from handlers.generation.inputs import (
+    CHARACTERS_MAX,
+    GenerationInput,
+    is_far_too_long,
+    plain_message,
+    read_input,
+)
 from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
 from handlers.generation.sampling import Sampling
 from handlers.images import read_options
@@ -175,6 +181,7 @@ class LanguageModel(Generator):
         if asked.messages is not None:
             tokens = self._chat_tokens(asked.messages)
         elif isinstance(asked.prompt, str):
+            self._check_length(asked.prompt)
             tokens = self.tokenizer(asked.prompt).input_ids
         else:
             tokens = asked.prompt or []
@@ -190,15 +197,22 @@ class LanguageModel(Generator):
             raise InputError("the model has no chat template; give prompt instead of messages")
         if not messages:
             raise InputError("messages is empty; give at least one")
+        chat = [plain_message(place, one) for place, one in enumerate(messages)]
+        make = self.tokenizer.apply_chat_template
         try:
-            found = self.tokenizer.apply_chat_template(
-                [plain_message(place, one) for place, one in enumerate(messages)],
-                add_generation_prompt=True,
-                return_dict=True,
-            )
+            if sum(len(one["content"]) for one in chat) > CHARACTERS_MAX * self.context_tokens:
+                self._check_length(make(chat, add_generation_prompt=True, tokenize=False))
+            found = make(chat, add_generation_prompt=True, return_dict=True)
         except (TemplateError, TypeError, ValueError) as error:
             raise InputError(f"the model's chat template refused the messages: {error}") from None
         return list(found["input_ids"])
+
+    def _check_length(self, text: str) -> None:
+        if is_far_too_long(text, self.context_tokens, lambda part: self.tokenizer(part).input_ids):
+            raise InputError(
+                f"the prompt has far more tokens than the {self.context_tokens:,} that the model "
+                "takes with the answer; make the prompt shorter"
+            )
 
     @override
     def budget(self) -> Budget:

@@ -16,6 +16,7 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
+from handlers.generation.inputs import is_far_too_long
 from handlers.images import read_options
 from handlers.language_model import model_folder
 from headrace.errors import InputError
@@ -139,6 +140,12 @@ class TextEmbedding(Handler):
             except UnicodeDecodeError:
                 raise InputError("the input is no text in UTF-8") from None
         if isinstance(data, str):
+            most = self.context_tokens
+            if is_far_too_long(data, most, lambda part: self.tokenizer(part).input_ids):
+                raise InputError(
+                    f"the text has far more tokens than the {most:,} that the model takes; "
+                    "split the text"
+                )
             tokens = list(self.tokenizer(data).input_ids)
         elif isinstance(data, list) and all(type(one) is int and one >= 0 for one in data):
             tokens = data

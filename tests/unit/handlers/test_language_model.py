@@ -289,6 +289,12 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content has a part that is no text",
         ),
+        ({"prompt": "word " * 100_000}, "far more tokens than the 1,024"),
+        ({"prompt": " " * 100_000}, "far more tokens than the 1,024"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 100_000}]},
+            "far more tokens than the 1,024",
+        ),
     ],
 )
 def test_bad_inputs_are_refused(model: LanguageModel, value: Any, message: str) -> None:

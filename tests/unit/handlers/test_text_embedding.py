@@ -90,6 +90,7 @@ def test_a_folder_of_sentence_transformers_names_its_pooling(tmp_path: Path) -> 
     [
         ("", "the text is empty"),
         ("for " * 50, "the model takes 20"),
+        ("for " * 5000, "far more tokens than the 20"),
         (b"\xff", "no text in UTF-8"),
         ({"text": "a"}, "neither a text nor a list of tokens"),
         ([-1], "neither a text nor a list of tokens"),

@@ -4,6 +4,7 @@ Several threads share the work:
 * Two threads of the submitter read the source and submit inputs.
 * The caller's thread reads outcomes, and writes rows and checkpoints.
 * A thread reads the next page of outcomes meanwhile.
+* A thread submits again the jobs that the server has lost.
 * A thread deletes the jobs whose rows are durable.
 
 A page of inputs is one request, and so is a page of outcomes; there is no request per input.
@@ -44,6 +45,7 @@ from headrace.runs.engine import api_calls
 from headrace.runs.engine.checkpoint import Checkpoint, begin
 from headrace.runs.engine.cleanup import JobCleanup
 from headrace.runs.engine.in_flight import InFlight, PendingInput
+from headrace.runs.engine.resubmitter import Resubmitter, lost_row
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.engine.submitter import Accepted, Lines, Stopping, Submitter
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
@@ -74,6 +76,7 @@ class Engine:
 
     checkpoint: Checkpoint
     _cleanup: JobCleanup
+    _resubmitter: Resubmitter
 
     def __init__(self, client: Client, spec: RunSpec, source: Source, sink: Sink) -> None:
         self._client = client
@@ -132,7 +135,10 @@ class Engine:
             found.job_id, self._submit, self._refused.extend,
         )  # fmt: skip
         self._cleanup = JobCleanup(lambda ids: self._perform(api_calls.forget, ids))
-        threads = (submitter, self._cleanup)
+        self._resubmitter = Resubmitter(
+            in_flight, Lines(self._spec), self._submit, self._refused.extend
+        )
+        threads = (submitter, self._cleanup, self._resubmitter)
         try:
             for thread in threads:
                 thread.start()
@@ -142,6 +148,7 @@ class Engine:
             self._stop.set()
             in_flight.stop()
             self._cleanup.end(drop=True)
+            self._resubmitter.end()
             for thread in threads:
                 with suppress(RuntimeError):  # it could not be started
                     thread.join(api_calls.HOLD_S)
@@ -160,8 +167,9 @@ class Engine:
         while not in_flight.finished and not self._stop.is_set():
             with suppress(Stopping):
                 self._poll(in_flight)
-            if self._cleanup.error is not None and not self._stop.is_set():
-                raise self._cleanup.error
+            for error in (self._cleanup.error, self._resubmitter.error):
+                if error is not None and not self._stop.is_set():
+                    raise error
             now = time.monotonic()
             if now - saved >= CHECKPOINT_S:
                 self._save(in_flight)
@@ -178,8 +186,10 @@ class Engine:
         error = submitter.error
         if self._stop.is_set() or not in_flight.finished:
             in_flight.stop()
-            # The jobs that it is submitting must be cancelled too.
+            self._resubmitter.end()
+            # The jobs that they are submitting must be cancelled too.
             submitter.join(2 * api_calls.HOLD_S)
+            self._resubmitter.join(2 * api_calls.HOLD_S)
             if self._cancel:
                 with suppress(Stopping):  # a second stop in the middle of it
                     self._cancel_all(in_flight)
@@ -279,26 +289,18 @@ class Engine:
             self.progress.first_failure = f"{rows[0].key}: {reason}"
 
     def _resubmit(self, in_flight: InFlight, lost: list[PendingInput]) -> None:
-        """Submit again the jobs that the server has lost, because Redis has lost data."""
+        """Have jobs that the server has lost submitted again; write the rows of hopeless ones."""
         in_flight.mark_lost(lost)
-        make_line = Lines(self._spec)
         for pending in lost:
             pending.lost += 1
-        again = [pending for pending in lost if pending.lost <= RESUBMITS]
-        gone = [pending for pending in lost if pending.lost > RESUBMITS]
-        lines = [make_line(pending.entry, pending.job_id) for pending in again]
-        errors = self._submit(lines, make_line.quiet) if lines else []
-        refused = []
-        for pending, error in zip(again, errors, strict=True):
-            if error is None:
-                in_flight.mark_sent([pending])
-            else:
-                refused.append((pending, _lost_row(pending, error)))
+        self._resubmitter.add([pending for pending in lost if pending.lost <= RESUBMITS])
         advice = "Increase --result-ttl, and check that Redis keeps its data."
-        for pending in gone:
-            error = JobNotFound(f"the record of job {pending.job_id} was lost again. {advice}")
-            refused.append((pending, _lost_row(pending, error)))
-        self._write(in_flight, refused)
+        gone = []
+        for pending in lost:
+            if pending.lost > RESUBMITS:
+                error = JobNotFound(f"the record of job {pending.job_id} was lost again. {advice}")
+                gone.append((pending, lost_row(pending, error)))
+        self._write(in_flight, gone)
 
     def _save(self, in_flight: InFlight, *, last: bool = False) -> None:
         """Make rows durable, then write the checkpoint; their jobs may then be deleted."""
@@ -322,7 +324,7 @@ class Engine:
         self._stop.set()
 
     def _submit(
-        self, lines: list[bytes], quiet: bool, accepted: Accepted = lambda _: None
+        self, lines: list[bytes], quiet: bool, accepted: Accepted
     ) -> list[HeadraceError | None]:
         deadline_s = self._spec.deadline_s
         return self._perform(api_calls.submit, lines, quiet, self._accepts, deadline_s, accepted)
@@ -442,9 +444,3 @@ def row_of(
 
 def _wait_for(session: Any, job_id: str) -> Plan[None]:
     yield from exchange(session, job_request("GET", job_id, wait_s=POLL_S))
-
-
-def _lost_row(pending: PendingInput, error: HeadraceError) -> Row:
-    entry = pending.entry
-    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
-    return Row(entry.n, entry.key, "failed", error=failure, carried=entry.carried)

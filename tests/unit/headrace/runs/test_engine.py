@@ -236,6 +236,25 @@ def test_jobs_that_the_server_lost_are_submitted_again_under_the_same_id(out: Pa
     assert all(row["status"] == "succeeded" for n, row in found.items() if n != 9)
 
 
+def test_a_lost_job_whose_file_is_gone_has_failed(out: Path) -> None:
+    files = [out.with_name(f"{n}.txt") for n in range(3)]
+    for file in files:
+        file.write_text("text")
+
+    def outcome(job_id: str, value: Any) -> Outcome | None:
+        if job_id == "r.1" and files[1].exists():
+            files[1].unlink()
+            return None
+        return succeeded(value)
+
+    server = StandIn(outcome)
+    run(out, server, Counted(3, files.__getitem__))
+    found = rows(out)
+    assert server.submits.count("r.1") == 1
+    assert [found[n]["status"] for n in range(3)] == ["succeeded", "failed", "succeeded"]
+    assert "1.txt" in found[1]["error"]["message"]
+
+
 def test_a_slow_input_holds_nothing_up(out: Path) -> None:
     rounds = Counter[str]()
 

@@ -130,6 +130,68 @@ def test_a_run_that_waits_for_a_limit_says_so_and_goes_on_when_a_job_has_ended(
     assert (seen.is_set(), len(refused), engine.progress.succeeded) == (True, 1, 2)
 
 
+class Losing(StandIn):
+    """Loses the job r.0 once, and refuses it for an hour as long as `gate` is not set.
+
+    The other jobs run until then.
+    """
+
+    def __init__(self, refusal: Outcome) -> None:
+        super().__init__(self.outcome, self.refusal)
+        self.gate = threading.Event()
+        self._refusal = refusal
+        self._lost = False
+
+    def outcome(self, job_id: str, value: Any) -> Outcome | None:
+        if job_id == "r.0" and not self._lost:
+            self._lost = True
+            return None
+        return succeeded(value) if self.gate.is_set() else {"status": "running"}
+
+    def refusal(self, job_id: str) -> Outcome | None:
+        return self._refusal if self._lost and job_id == "r.0" and not self.gate.is_set() else None
+
+
+FOR_AN_HOUR = problem("rate-limited", 429) | {"retry_after": 3600}
+
+
+def test_rows_are_written_while_a_lost_job_waits_for_a_limit(tmp_path: Path) -> None:
+    server = Losing(FOR_AN_HOUR)
+
+    def watch(progress: RunProgress) -> None:
+        if progress.limit == "rate-limited":
+            server.gate.set()
+
+    with opened(server, 3, tmp_path) as engine:
+        assert engine.run(watch) == "ended"
+    assert engine.progress.succeeded == 3
+    keys = [json.loads(row)["key"] for row in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert (keys[0], sorted(keys)) == ("k1", ["k0", "k1", "k2"])
+
+
+def test_a_run_that_stops_while_a_lost_job_waits_for_a_limit_goes_on_later(tmp_path: Path) -> None:
+    server = Losing(FOR_AN_HOUR)
+
+    def watch(progress: RunProgress) -> None:
+        if progress.limit:
+            engine.stop(cancel=True)
+
+    with opened(server, 3, tmp_path) as engine:
+        assert engine.run(watch) == "cancelled"
+    assert sorted(server.cancelled) == ["r.1", "r.2"]
+    server.gate.set()
+    with opened(server, 3, tmp_path) as engine:
+        assert engine.run() == "ended"
+    assert engine.progress.succeeded == 3
+
+
+def test_a_lost_job_for_which_there_is_no_room_ends_the_run(tmp_path: Path) -> None:
+    server = Losing(STORE_FULL)
+    server.session.retry_s = 0
+    with opened(server, 3, tmp_path) as engine, pytest.raises(errors.StoreFull):
+        engine.run()
+
+
 def test_a_run_that_stops_while_it_waits_for_a_limit_counts_only_the_jobs_that_exist(
     tmp_path: Path,
 ) -> None:

@@ -110,7 +110,7 @@ def plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
 def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> bool:
     """Return whether a text has far more tokens than the model takes, by its beginning alone.
 
-    The tokens of 10 MB take ten seconds, in which the other requests of the process stand still.
+    The tokens of 10 MB take ten seconds, in which the other requests of the process wait.
 
     Args:
         text: the text.

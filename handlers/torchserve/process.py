@@ -122,7 +122,9 @@ def _yaml_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
             hint="pack the archive again",
         ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"the archive's configFile {path} is not YAML: {error}") from error
+        # Only the last line of an error is shown in some places.
+        text = " ".join(str(error).split())
+        raise ConfigError(f"the archive's configFile {path} is not YAML: {text}") from error
     return config if isinstance(config, dict) else {}
 
 

@@ -7,9 +7,10 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from headrace.bench import statistics
 from headrace.bench.measurement import Load, Measurement
@@ -30,16 +31,19 @@ COLUMNS: Final = (
 _SERVER: Final = ("api", "redis", "worker", "model", "server")
 
 
+_Count = Annotated[int, Meta(ge=1)]
+
+
 class _Mode(msgspec.Struct):
     """A mode of a model in the suite: the cases are all workers with all batch sizes."""
 
     input: str = ""
     url: str = ""
-    workers: list[int] = msgspec.field(default_factory=lambda: [1])
-    batch_size: list[int] = msgspec.field(default_factory=lambda: [1])
-    batch_delay: float = 100.0
-    requests: int = 10_000
-    concurrency: int = 10
+    workers: list[_Count] = msgspec.field(default_factory=lambda: [1])
+    batch_size: list[_Count] = msgspec.field(default_factory=lambda: [1])
+    batch_delay: Annotated[float, Meta(ge=0)] = 100.0
+    requests: _Count = 10_000
+    concurrency: _Count = 10
     processors: list[Any] = msgspec.field(default_factory=lambda: ["cpu"])
     content_type: str = ""
     # What follows is about how TorchServe's suite starts a server, and is not used.

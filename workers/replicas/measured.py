@@ -7,6 +7,7 @@ threads and the allocator that a model process has.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def main() -> None:
     if frame["malloc_tuning"]:
         environ = tuned(environ, frame["device"])
     command = [sys.executable, "-m", "workers.model_process.measure", file]
+    # Ctrl-C signals the whole foreground group; the command ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.execve(command[0], command, environ)  # noqa: S606
 
 

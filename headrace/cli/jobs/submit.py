@@ -230,24 +230,27 @@ class _Run:
         return self._outcomes() if self.wait else self._enqueued()
 
     def _streamed(self) -> Iterator[_Indexed]:
-        """Print the pieces of each input's job, then yield the input."""
+        """Print the pieces of each input's job, or its result if it has none; yield the input."""
         for outcome, number in self._enqueued():
             if outcome.job is None:
                 yield outcome, number
                 continue
             try:
-                self._print_pieces(outcome.job)
+                if not self._print_pieces(outcome.job):
+                    print_result(self.client.result(outcome.job))
             except errors.JobError as error:
                 job = self.client.status(outcome.job)
                 outcome = replace(outcome, job=job, error=error)
             yield outcome, number
 
-    def _print_pieces(self, job: Job) -> None:
-        after, line_open = 0, False
+    def _print_pieces(self, job: Job) -> bool:
+        """Print the pieces of a job, and return whether it had any."""
+        after, line_open, some = 0, False, False
         while True:
             problem: errors.HeadraceError
             try:
                 for piece in self.client.stream(job, starting_after=after):
+                    some = True
                     text = piece if isinstance(piece, str) else f"{output.json_text(piece)}\n"
                     output.write_bytes(text.encode("utf-8", "backslashreplace"))
                     line_open = not text.endswith("\n") if text else line_open
@@ -256,7 +259,7 @@ class _Run:
             except errors.PiecesMissing as missing:
                 after, problem = missing.last, missing
             else:
-                return
+                return some or after > 0
             finally:
                 if line_open:
                     output.line("")

@@ -56,6 +56,8 @@ def optimize(
     del compare  # there is no other mode
     require_extras("optimize", "worker")
     texts = {"models_file": str(models)} if models is not None else {}
+    if max_error is not None and max_error <= 0:
+        raise ConfigError(f"--max-error: {max_error:g} is too small", hint="give more than 0")
     settings = load_settings(None, os.environ, texts)
     catalog = load_models(settings)
     config = own_model(catalog, model, "optimize")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,9 +14,26 @@ import pytest
 
 from headrace.optimize.report import Comparison
 from tests.harness.clients.commands import headrace_here
-from tests.harness.servers.up import headrace
+from tests.harness.servers.up import clean_environment, headrace
 from tests.harness.variants import IMAGES
+from tests.harness.wait import wait_until
 from tests.harness.workers.worker import write_models
+
+WAITS = """
+import threading
+from pathlib import Path
+
+from headrace import Handler
+
+
+class Waits(Handler):
+    def example_input(self):
+        return "a"
+
+    def inference(self, items):
+        Path(__file__).with_name("began").touch()
+        threading.Event().wait()
+"""
 
 
 def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: Path) -> None:
@@ -54,6 +75,7 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
         (("--variants", "aot:int8"), "aot has no int8; set backend to onnxruntime or openvino"),
         (("--sizes", "1,99"), "no list of batch sizes up to max_batch_size, 4"),
         (("--sizes", "few"), "no list of batch sizes"),
+        (("--max-error", "0"), "--max-error: 0 is too small; give more than 0"),
         (("--input", "missing"), "--input: missing does not exist"),
         (("--input", "empty"), "--input: empty has no files"),
         (("--json", "missing/c.json"), "missing/c.json cannot be written"),
@@ -107,3 +129,21 @@ def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:
     write_models(tmp_path, echo={"handler": "echo"})
     done = headrace("optimize", "echo", "--variants", "torchscript", cwd=tmp_path)
     assert "echo cannot be measured" in done.stderr or "no module to optimise" in done.stderr
+
+
+def test_ctrl_c_ends_all_of_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    write_models(tmp_path, m={"handler": "waits.py"})
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "headrace", "optimize", "m"],
+        cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            wait_until((tmp_path / "began").exists, "the first batch runs")
+            # As a terminal does: each process of the group gets it.
+            os.killpg(process.pid, signal.SIGINT)
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert told.decode() == "headrace: loads eager float\n"

@@ -321,6 +321,8 @@ def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None
     code, printed, said = submitted({"pieces": WORDS, "fails": 2})
     assert (code, printed) == (1, "one two \n")
     assert "failed: failed in the middle" in said
+    whole = cli.run("submit", "plain", "--stream", "--json-input", '{"x": 1}')
+    assert (whole.returncode, whole.stdout) == (0, b'{"x":1}\n')
     (gate := tmp_path / "gate").mkdir()
     for n in range(3):
         (gate / str(n)).touch()

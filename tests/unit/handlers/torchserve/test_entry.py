@@ -108,5 +108,6 @@ def test_a_manifest_is_not_needed(tmp_path: Path) -> None:
 def test_a_configuration_that_is_no_yaml_is_said(tmp_path: Path) -> None:
     source = "def handle(data, context):\n    return None\n"
     write_archive(tmp_path, "service", {"service.py": source, "c.yaml": "{"}, configFile="c.yaml")
-    with pytest.raises(ConfigError, match=r"c\.yaml is not YAML"):
+    with pytest.raises(ConfigError, match=r"c\.yaml is not YAML") as caught:
         loaded(tmp_path, "service")
+    assert "\n" not in caught.value.message

@@ -73,6 +73,8 @@ def test_requests_and_concurrency_have_torchserves_defaults(tmp_path: Path) -> N
     [
         ("m: {eager_mode: {batchsize: [1]}}", "m.yaml:1: m.eager_mode.batchsize: unknown key"),
         ("m: {eager_mode: {workers: many}}", "m.yaml:1: m.eager_mode.workers"),
+        ("m: {eager_mode: {batch_size: [0]}}", "m.yaml:1: m.eager_mode.batch_size"),
+        ("m: {eager_mode: {requests: -1}}", "m.yaml:1: m.eager_mode.requests"),
         ("m: [1]", "m.yaml:1: m: expected modes of the model"),
         ("models: [gone.yaml]", "gone.yaml"),
     ],

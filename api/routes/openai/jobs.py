@@ -70,11 +70,32 @@ async def job_requests(
         )
         found.append(with_trace(await validate(services, request, fields, identity), trace))
     try:
+        check_in_flight(asked, found)
         check_tokens(asked, found)
     except InvalidParameter as error:
         services.counters.refused(found[0].model.name, error.code)
         raise
     return found
+
+
+def check_in_flight(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:
+    """Check that their API key may have all jobs of a request in flight together.
+
+    Jobs with an idempotency key stay when the request is refused, so that each repeat adds fewer.
+
+    Raises:
+        InvalidParameter: it may not, so that each try would be refused (429).
+    """
+    caller = requests[0].caller
+    if not caller.in_flight or requests[0].identity.chosen or len(requests) <= caller.in_flight:
+        return
+    raise InvalidParameter(
+        f"this request has {len(requests)} jobs, and API key {caller.key_id} may have "
+        f"{caller.in_flight} in flight",
+        asked.several,
+        hint="Send fewer choices or texts in one request. Or use a key with a higher limit, which "
+        "an operator creates with `headrace keys create --in-flight`.",
+    )
 
 
 def check_tokens(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:

@@ -241,3 +241,16 @@ def test_a_request_whose_jobs_never_fit_together_is_a_bad_request(
             client.completions.create(
                 model="m", prompt=["a", "b"], extra_headers={"Idempotency-Key": "mine"}
             )
+
+
+def test_a_request_with_more_jobs_than_may_be_in_flight_is_a_bad_request(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    key_id, key = make_key(redis_db, in_flight=2)
+    with http_as(api, key) as http, sdk(api.url, api_key=key, max_retries=0) as any_client:
+        client: Any = any_client
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model="m", input=["a", "b", "c"])
+        assert f"3 jobs, and API key {key_id} may have 2 in flight" in caught.value.message
+        assert (caught.value.code, caught.value.param) == ("invalid-request", "input")
+        assert http.get("/api/v1/jobs?model=m").json()["jobs"] == []

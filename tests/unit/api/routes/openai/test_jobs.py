@@ -1,4 +1,4 @@
-"""The jobs of an OpenAI request and the tokens a minute of its API key."""
+"""The jobs of an OpenAI request and the limits of its API key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from api.http.bodies import Payload
-from api.routes.openai.jobs import check_tokens
+from api.routes.openai.jobs import check_in_flight, check_tokens
 from api.submission.job_request import JobIdentity, ValidatedRequest
 from headrace.access.api_key import Caller
 from headrace.config.model_catalog import ModelConfig
@@ -65,3 +65,17 @@ def test_a_job_alone_jobs_that_stay_and_jobs_without_tokens_always_fit(
     count: int, changes: dict[str, Any]
 ) -> None:
     assert fits(*jobs(count, 1, **changes))
+
+
+@pytest.mark.parametrize(("in_flight", "chosen"), [(0, False), (3, False), (2, True)])
+def test_jobs_that_may_be_in_flight_together_are_accepted(in_flight: int, chosen: bool) -> None:
+    caller = Caller("k", sees_all=False, in_flight=in_flight)
+    requests = jobs(3, 0, caller=caller, identity=JobIdentity("a", chosen=chosen))
+    check_in_flight(CompletionRequest(model="m", prompt=["a"] * 3), requests)
+
+
+def test_more_jobs_than_may_be_in_flight_are_refused_by_their_field() -> None:
+    requests = jobs(3, 0, caller=Caller("k", sees_all=False, in_flight=2))
+    with pytest.raises(InvalidParameter, match="3 jobs, and API key k may have 2 in flight") as one:
+        check_in_flight(CompletionRequest(model="m", prompt=["a"] * 3), requests)
+    assert one.value.param == "prompt"

@@ -133,8 +133,8 @@ def check_executions(load: Load, ends: Ends, folder: Path) -> dict[str, tuple[in
 
     An execution is a line in the handlers' log: one batch with that job was begun. A job's first is
     no re-execution, nor are the retries that its kind asks for. A batch is of one model, so what
-    may run again is counted per model. These count: our kills of its processes, of the workers
-    (each has a process of it) and of Redis, and its own inputs that hang or crash. Each execution
+    may run again is counted per model. Our kills of its processes, of the workers (each has a
+    process of it) and of Redis count. Its own inputs that hang or crash count too. Each execution
     of such an input costs a process, so it counts as a kill like ours. The executions of these
     inputs themselves are intended, and count as no re-executions.
 

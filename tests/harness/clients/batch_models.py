@@ -80,8 +80,9 @@ class Use(NamedTuple):
 def uses(log: BatchLog, without: str = "") -> Iterator[tuple[str, dict[str, Use]]]:
     """Each batch's model, and what all had used when it began; one model may be left out.
 
-    A batch is charged for the time from its hand-over, once the one before it has ended, until its
-    worker sees its end, before the next one begins. So it is charged for no less than it has run.
+    The time of a batch begins at its hand-over, but not before the batch before it has ended. It
+    ends when its worker sees the end, before the next one begins. So a batch is charged for no less
+    than it has run.
     """
     used: dict[str, Use] = defaultdict(Use)
     all_ = [line for line in log.all() if line.model != without]

@@ -24,8 +24,8 @@ QUERIES = [
     *(target["expr"] for panel in PANELS for target in panel["targets"]),
     *(rule["expr"] for rule in ALERTS),
 ]
-#: Metrics that other panels use, or that the dashboard does not answer: events that Flower does not
-#: get, and copies of jobs, which few models have.
+#: Metrics that other panels use, or that are no question of the dashboard. These are events that
+#: Flower does not get, and copies of jobs, which few models have.
 NOT_SHOWN = (
     "headrace_host_cpus", "headrace_device_info", "headrace_events_left_out",
     "headrace_shadow_jobs", "headrace_worker_info",

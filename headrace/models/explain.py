@@ -16,7 +16,7 @@ from headrace.config.handler_reference import (
 )
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
-from headrace.models.folder import ModelFolder, read_file, read_folder
+from headrace.models.folder import MANIFEST, ModelFolder, examine_folder, read_file
 from headrace.models.members import Limits
 from headrace.models.source import digest_of
 
@@ -115,7 +115,7 @@ def _read(path: Path, folder: Path, limits: Limits, about: Explanation) -> None:
 
 def _describe(folder: Path, about: Explanation) -> None:
     try:
-        found = read_folder(folder, about.path)
+        found = examine_folder(folder, about.path)
     except ConfigError as error:
         about.problems.extend(_text(error, folder).splitlines())
         return
@@ -130,6 +130,10 @@ def _describe(folder: Path, about: Explanation) -> None:
         name = Path(handler.target).name.removesuffix(".py")
         if handler.target.endswith(".py") and not (found.folder / f"{name}.py").is_file():
             about.problems.append(f"there is no file {name}.py, its handler")
+    config = found.config
+    # Without this file the handler does not load. A wrong value in it only leaves a default.
+    listed = about.warnings if config.is_readable else about.problems
+    listed.extend(f"{MANIFEST}: configFile: {problem}" for problem in config.problems)
     if about.requirements:
         about.warnings.append("its packages are installed only with install_requirements: true")
 

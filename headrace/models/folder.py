@@ -25,7 +25,7 @@ from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
-from headrace.torchserve.model_config import read_model_config, why_refused, yaml_options
+from headrace.torchserve.model_config import ModelYaml, read_model_config, why_refused, yaml_options
 from headrace.torchserve.workflow import SUFFIX as WORKFLOW
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ModelFolder(NamedTuple):
         options: the keys that it sets, among them `handler`.
         requirements: its requirements.txt; None without one.
         kind: what describes it: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its file.
-        settings: the values of its model-config.yaml that become options, by TorchServe's names.
+        config: its model-config.yaml.
     """
 
     folder: Path
@@ -85,11 +85,31 @@ class ModelFolder(NamedTuple):
     options: dict[str, Any]
     requirements: Path | None
     kind: str
-    settings: Mapping[str, Any] = {}
+    config: ModelYaml = ModelYaml({}, [])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the values of model-config.yaml that become options, by TorchServe's names."""
+        return self.config.values
 
 
 def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
-    """Return the model in a folder.
+    """Return the model in a folder; log what is ignored in its model-config.yaml.
+
+    Args:
+        folder, label, given: as for `examine_folder`.
+
+    Raises:
+        ConfigError: it does not describe a model.
+    """
+    found = examine_folder(folder, label, given)
+    if problems := found.config.problems:
+        logger.warning("%s: %s: configFile: %s", label, MANIFEST, "; ".join(problems))
+    return found
+
+
+def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
+    """Return the model in a folder, and log nothing.
 
     Args:
         folder: the folder of the model, or the one with only this folder in it.
@@ -218,29 +238,27 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
         options["weights"] = weights
     if handler:
         options["handler"] = archive_handler(folder, handler)
-    settings = _model_config(folder / config, label) if config else {}
-    options |= yaml_options(settings)
+    settings = _model_config(folder / config, label) if config else ModelYaml({}, [])
+    options |= yaml_options(settings.values)
     name = _text(model, "modelName", label)
     requirements = _requirements(folder, needs)
     return ModelFolder(folder, name, options, requirements, MANIFEST, settings)
 
 
-def _model_config(path: Path, label: str) -> Mapping[str, Any]:
-    """Return the settings of a model-config.yaml; a wrong value there is only logged.
+def _model_config(path: Path, label: str) -> ModelYaml:
+    """Return a model-config.yaml; a wrong value there is ignored.
 
     Raises:
         ConfigError: a model with these settings cannot run here, or the file is too large or nested
             too deeply.
     """
     try:
-        values, problems = read_model_config(path)
+        found = read_model_config(path)
     except ConfigError as error:
         raise ConfigError(f"{label}: configFile: {error.message}", hint=error.hint) from None
-    if refused := why_refused(values):
+    if refused := why_refused(found.values):
         raise ConfigError(f"{label}: configFile: {refused}")
-    if problems:
-        logger.warning("%s: configFile: %s", label, "; ".join(problems))
-    return values
+    return found
 
 
 def _manifest_model(path: Path, label: str) -> dict[str, Any]:

@@ -70,10 +70,12 @@ class ModelYaml(NamedTuple):
     Attributes:
         values: the keys that become model options, by TorchServe's names.
         problems: what is ignored, and why: for the log.
+        is_readable: whether it is a mapping in YAML. If not, the file as a whole is ignored.
     """
 
     values: dict[str, Any]
     problems: list[str]
+    is_readable: bool = True
 
 
 class Requested(NamedTuple):
@@ -99,7 +101,7 @@ def read_model_config(path: Path) -> ModelYaml:
     """
     root, problem = _compose(path)
     if problem:
-        return ModelYaml({}, [f"{path.name}: {problem}"])
+        return ModelYaml({}, [f"{path.name}: {problem}"], is_readable=False)
     values: dict[str, Any] = {}
     problems: list[str] = []
     for key_node, node in root.value if root is not None else ():

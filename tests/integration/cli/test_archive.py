@@ -84,6 +84,15 @@ class Counts(BaseHandler):
     assert "torchserve/handler.py" not in failed.stderr
 
 
+def test_an_archive_with_a_config_file_that_is_no_yaml_has_a_problem(tmp_path: Path) -> None:
+    files = {"service.py": "", "model-config.yaml": "batchSize: ["}
+    write_archive(tmp_path / "a", "service", files, configFile="model-config.yaml")
+    checked = headrace_here("archive", "--check", "a", cwd=tmp_path)
+    assert checked.returncode == 2
+    assert checked.stderr.count("configFile: model-config.yaml: it is no YAML") == 1
+    assert "no problems found" not in checked.stdout
+
+
 def test_a_hostile_archive_is_explained_and_runs_nothing(tmp_path: Path) -> None:
     """Its module would leave a file."""
     spy = f"open({str(tmp_path / 'ran')!r}, 'w')\n"

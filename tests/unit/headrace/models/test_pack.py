@@ -109,6 +109,36 @@ def test_an_archive_of_torchserve_is_explained(tmp_path: Path) -> None:
     assert found.problems == ["there is no file gone.py, its handler"]
 
 
+@pytest.mark.parametrize(
+    ("text", "problems", "warnings"),
+    [
+        ("batchSize: [", ["it is no YAML: while parsing"], []),
+        ("- batchSize", ["it is no mapping"], []),
+        (None, ["it cannot be read: No such file"], []),
+        ("batchSize: 0\nuseVenv: true", [], ["batchSize: expected an", "useVenv: it has no effect"]),
+        ("batchSize: 4", [], []),
+    ],
+)
+def test_what_is_wrong_with_a_config_file_is_explained(
+    text: str | None,
+    problems: list[str],
+    warnings: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A file that cannot be read is a problem, and a value that is ignored is a warning."""
+    manifest = b'{"model": {"handler": "image_classifier", "configFile": "c.yaml"}}'
+    members = [("MAR-INF/MANIFEST.json", manifest)]
+    if text is not None:
+        members.append(("c.yaml", text.encode()))
+    found = explain(write_zip(tmp_path / "a.mar", members), LIMITS)
+    for lines, starts in ((found.problems, problems), (found.warnings, warnings)):
+        assert len(lines) == len(starts)
+        for line, start in zip(lines, starts, strict=True):
+            assert line.startswith(f"MAR-INF/MANIFEST.json: configFile: c.yaml: {start}")
+    assert caplog.text == ""
+
+
 def test_a_folder_and_a_program_are_explained_too(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "folder")
     assert explain(folder, LIMITS).name == "twice"

@@ -24,7 +24,8 @@ from headrace.torchserve.sequences import MAX_WAITING, SequenceLimits
 def _read(folder: Path, text: str) -> tuple[dict[str, Any], list[str]]:
     path = folder / "model-config.yaml"
     path.write_text(text)
-    return read_model_config(path)
+    values, problems, _ = read_model_config(path)
+    return values, problems
 
 
 def test_values_of_the_right_type_are_read(tmp_path: Path) -> None:
@@ -68,9 +69,10 @@ def test_a_wrong_value_is_left_out_with_a_reason(tmp_path: Path, text: str, prob
 
 def test_an_empty_file_and_a_missing_one_have_no_values(tmp_path: Path) -> None:
     assert _read(tmp_path, "# nothing\n") == ({}, [])
-    values, problems = read_model_config(tmp_path / "missing.yaml")
-    assert values == {}
-    assert problems == ["missing.yaml: it cannot be read: No such file or directory"]
+    missing = read_model_config(tmp_path / "missing.yaml")
+    assert missing.values == {}
+    assert missing.problems == ["missing.yaml: it cannot be read: No such file or directory"]
+    assert not missing.is_readable
 
 
 def test_aliases_cannot_make_a_file_long(tmp_path: Path) -> None:

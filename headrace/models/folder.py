@@ -97,7 +97,9 @@ def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelF
     """Return the model in a folder; log what is ignored in its model-config.yaml.
 
     Args:
-        folder, label, given: as for `examine_folder`.
+        folder: the folder of the model, or the one with only this folder in it.
+        label: the source, in messages.
+        given: the keys that the models file sets itself.
 
     Raises:
         ConfigError: it does not describe a model.

@@ -115,7 +115,11 @@ def test_an_archive_of_torchserve_is_explained(tmp_path: Path) -> None:
         ("batchSize: [", ["it is no YAML: while parsing"], []),
         ("- batchSize", ["it is no mapping"], []),
         (None, ["it cannot be read: No such file"], []),
-        ("batchSize: 0\nuseVenv: true", [], ["batchSize: expected an", "useVenv: it has no effect"]),
+        (
+            "batchSize: 0\nuseVenv: true",
+            [],
+            ["batchSize: expected an", "useVenv: it has no effect"],
+        ),
         ("batchSize: 4", [], []),
     ],
 )

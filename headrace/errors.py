@@ -455,6 +455,12 @@ class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
         self.job_id, self.first, self.last = job_id, first, last
 
 
+def last_line(text: str) -> str:
+    """Return the last line with a letter or a digit, such as the error of a traceback; else ""."""
+    lines = (line.strip() for line in reversed(text.splitlines()))
+    return next((line for line in lines if any(map(str.isalnum, line))), "")
+
+
 def _classes(root: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
     yield root
     for child in root.__subclasses__():

@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_worker
 from headrace.config.model_catalog import Catalog, ModelConfig
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
 from headrace.jobs.serialization import WaitingFor
 from headrace.observability.worker_report import (
@@ -255,11 +255,6 @@ class ModelStatuses:
             self._read_at = asyncio.get_running_loop().time()
         finally:
             self._reading = None
-
-
-def last_line(error: str) -> str:
-    """Return the last line of a traceback, which has the error itself."""
-    return error.strip().rpartition("\n")[2]
 
 
 def _pipeline_status(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:

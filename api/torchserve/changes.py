@@ -17,7 +17,7 @@ from api.torchserve.errors import (
 from api.torchserve.model_descriptions import serving_of, worker_range
 from api.torchserve.model_files import shown
 from headrace.config.suggestions import listing
-from headrace.errors import Conflict
+from headrace.errors import Conflict, last_line
 from headrace.observability.worker_report import WorkerReport
 from headrace.registry.model import Change, RegisteredModel, Registry
 
@@ -158,15 +158,15 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
         version: the version.
         error: the traceback; "" if the time was up.
     """
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    reason = last_line(error)
     model = services.catalog.versions.get(name, {}).get(version)
-    if lines:
-        why = lines[-1]
+    if reason:
+        why = reason
     elif model is not None and (unfit := services.model_statuses.why_unfit(model)):
         why = unfit
     else:
         why = "no worker has loaded it in time; see the log of the worker"
-    status = 507 if lines and any(word in lines[-1] for word in _NO_MEMORY) else 500
+    status = 507 if any(word in reason for word in _NO_MEMORY) else 500
     return TorchServeError(
         status, INTERNAL, f"Failed to start workers for model {name} version: {version}. {why}"
     )

@@ -13,7 +13,7 @@ import yaml
 from headrace.bench.reservation import reserved
 from headrace.client.registry import Registration
 from headrace.client.sync_client import Client
-from headrace.errors import HeadraceError, ModelNotFound
+from headrace.errors import HeadraceError, ModelNotFound, last_line
 
 _WAIT_S: Final = 30.0
 #: The version of a model that is registered for a while; TorchServe's default.
@@ -106,9 +106,3 @@ def _until_served(
     if done.state != "ready":
         reason = last_line(done.error or "") or f"it is not loaded after {timeout_s:g} s"
         raise NotServed(f"the workers cannot serve {model} with these options: {reason}")
-
-
-def last_line(text: str) -> str:
-    """Return the last line that is not empty, such as the error of a traceback; "" without one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

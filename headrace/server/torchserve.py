@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.config.model_options import ModelOptions
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, last_line
 from headrace.models.members import Limits
 from headrace.models.source import SourceReader
 from headrace.observability import logs
@@ -316,7 +316,7 @@ def wait_for_models(
                 name, _, version = text.rpartition("@")
                 if (name, version) in waiting:
                     waiting.discard((name, version))
-                    yield f"model {name} version {version} cannot be loaded: {_last_line(error)}"
+                    yield f"model {name} version {version} cannot be loaded: {last_line(error)}"
         time.sleep(_LOOK_S)
     for name, version in sorted(waiting):
         yield f"model {name} version {version} is not loaded after {limit_s:.0f} s"
@@ -331,7 +331,3 @@ def _reports(redis_url: str) -> list[WorkerReport]:
     except (HeadraceError, redis.exceptions.RedisError, OSError):
         return []
     return [read_report(fields) for fields in found if fields]
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]

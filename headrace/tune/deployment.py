@@ -18,13 +18,13 @@ import yaml
 from typing_extensions import override
 
 from headrace.bench.reservation import Reservation
-from headrace.bench.serving import NotServed, apply_options, changed_options, last_line
+from headrace.bench.serving import NotServed, apply_options, changed_options
 from headrace.client.models import Model
 from headrace.client.sync_client import Client
 from headrace.config.optimize import OPTIMIZED
 from headrace.config.paths import ENV_URL, server_root
 from headrace.config.settings import ENV_CONFIG, ENV_PREFIX, ENV_REDIS_URL, OTHER_VARIABLES
-from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
+from headrace.errors import ConfigError, HeadraceError, ServerUnreachable, last_line
 from headrace.server.ports import free_port, http_url
 from headrace.server.supervisor import exec_child
 from headrace.tune.space import Candidate

@@ -17,6 +17,7 @@ import selectors
 from collections.abc import Sequence
 from typing import Any, Final
 
+from headrace.errors import last_line
 from headrace.jobs.trace_context import Trace
 from headrace.observability.logs import about_jobs
 from workers.jobs.leased_job import TIMED_OUT, Batch
@@ -110,7 +111,7 @@ class ReplicaManager:
     def load_failed(model: ServedModel, replica: Replica, traceback: str) -> None:
         """Log a failed load; the same traceback in a row is logged in full only once."""
         repeated = model.replica_history.add_load_failure(traceback)
-        shown = traceback.rstrip().rpartition("\n")[2] if repeated else traceback
+        shown = last_line(traceback) if repeated else traceback
         logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
         replica.error = traceback
 

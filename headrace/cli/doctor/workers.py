@@ -21,7 +21,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.config.capacity import Host, needs_of, why_no_worker
 from headrace.config.paths import ENV_URL
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, last_line
 from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import ModelState, WorkerReport
 from headrace.redis.clock import US_PER_S
@@ -88,7 +88,7 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
             retried = state.state in ("loading", "warming") and state.error
             if state.state == "failed" or retried:
                 yield fail(
-                    f"{where} could not be loaded: {_last_line(state.error)}",
+                    f"{where} could not be loaded: {_reason(state.error)}",
                     f"headrace models {name} shows the traceback; it is retried every minute",
                 )
             elif state.state == "restarting":
@@ -113,7 +113,7 @@ def _not_loadable(seen: WorkerSeen, report: WorkerReport) -> Iterator[CheckResul
     for label, problem in report.unloaded.items():
         if problem:
             yield fail(
-                f"{label} cannot be loaded on {seen.node}: {_last_line(problem)}",
+                f"{label} cannot be loaded on {seen.node}: {_reason(problem)}",
                 "headrace models MODEL shows the whole error; jobs of the model wait",
             )
 
@@ -137,8 +137,8 @@ def _unserved(deployment: Deployment, names: set[str]) -> Iterator[CheckResult]:
         )
 
 
-def _last_line(error: str) -> str:
-    return (error.strip() or "unknown reason").splitlines()[-1][:160]
+def _reason(error: str) -> str:
+    return (last_line(error) or "unknown reason")[:160]
 
 
 def _shared_replicas(deployment: Deployment) -> Iterator[CheckResult]:

@@ -21,6 +21,24 @@ def classes() -> list[type[errors.HeadraceError]]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Traceback:\n  File a.py\nValueError: no model\n", "ValueError: no model"),
+        (
+            "while parsing\n  in model-config.yaml, line 2\n    ^\n\n",
+            "in model-config.yaml, line 2",
+        ),
+        ("SyntaxError: é\r\n~~~^^^\r\n", "SyntaxError: é"),
+        ("7", "7"),
+        ("\n  ^\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_line_of_an_error_has_a_letter_or_a_digit(text: str, expected: str) -> None:
+    assert errors.last_line(text) == expected
+
+
 @pytest.mark.parametrize("kind", classes(), ids=lambda kind: kind.__name__)
 def test_each_is_named_by_the_one_module_that_celery_results_name(
     kind: type[errors.HeadraceError],

@@ -23,7 +23,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from headrace.bench.generator import Plan
+from headrace.bench.plan import Plan
 from headrace.bench.processes import run_generators
 from headrace.bench.scenarios import Scenario
 from headrace.bench.statistics import spread

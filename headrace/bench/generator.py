@@ -25,12 +25,14 @@ import msgspec
 from typing_extensions import override
 
 from headrace.bench.alarm import Alarm
-from headrace.bench.rows import NEVER, Row
-from headrace.bench.scenarios import Scenario
-from headrace.bench.targets import Target, reader
+from headrace.bench.plan import Cut, Plan, Sent
+from headrace.bench.rows import NEVER, NOT_SENT, Row
+from headrace.bench.targets import reader
 
 #: The most connections of one generator; more requests wait for a free one.
 CONNECTIONS_MAX: Final = 4000
+#: The most requests of one generator that have no answer yet; a load with more cannot be sent.
+UNDER_WAY_MAX: Final = 200_000
 _FILES_LEFT: Final = 64
 #: Late requests are sent in groups of this size, so that answers are read in between.
 _GROUP: Final = 32
@@ -40,64 +42,6 @@ _PAUSE_S: Final = 0.1
 READY: Final = b"R"
 _STDIN: Final = 0
 _STDOUT: Final = 1
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """When a load is stopped, because it can no longer meet its objective.
-
-    Attributes:
-        after_s: requests that are due before do not count.
-        latency_ms: the longest time for an answer.
-        allowed: the most late requests.
-    """
-
-    after_s: float
-    latency_ms: float
-    allowed: int
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generator does.
-
-    Attributes:
-        target: where requests are sent.
-        scenario: how they arrive.
-        duration_s: how long requests are due.
-        timeout_s: how long an answer is waited for.
-        seed: of the arrivals.
-        cut: stops it early.
-    """
-
-    target: Target
-    scenario: Scenario
-    duration_s: float
-    timeout_s: float
-    seed: int = 0
-    cut: Cut | None = None
-
-
-class Sent(msgspec.Struct):
-    """What a generator has done.
-
-    Attributes:
-        rows: its requests, in the order in which they ended.
-        ticks_s: how late its own timer was, for loads without times of their own.
-        length_s: until the last request was due, or it was cut.
-        cpu_s: CPU seconds of the process; of several, of the busiest.
-        all_cpu_s: CPU seconds of all processes.
-        memory_mb: the most memory of all processes, in MiB.
-        processes: how many processes it was.
-        cut: it was stopped early.
-    """
-
-    rows: list[Row]
-    ticks_s: list[float]
-    length_s: float
-    cpu_s: float
-    cut: bool = False
-    all_cpu_s: float = 0.0
-    memory_mb: float = 0.0
-    processes: int = 1
 
 
 class _Request:
@@ -207,6 +151,7 @@ class Generator:
         self._due: Iterator[float] = plan.scenario.arrivals(plan.duration_s, plan.seed)
         self._closed = plan.scenario.kind in ("closed", "single")
         self._end = plan.duration_s
+        self._last_answer_s = plan.duration_s + plan.timeout_s
         self._rows: list[Row] = []
         self._ticks: list[float] = []
         self._under_way: dict[_Request, None] = {}
@@ -216,7 +161,7 @@ class Generator:
         self._most = CONNECTIONS_MAX
         self._sent = self._late = 0
         self._users = 0
-        self._exhausted = self._was_cut = False
+        self._exhausted = self._was_cut = self._overrun = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def now(self) -> float:
@@ -250,7 +195,10 @@ class Generator:
         used_s = time.process_time() - cpu_s
         memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         length_s = min(self.now(), self._end)
-        return Sent(self._rows, self._ticks, length_s, used_s, self._was_cut, used_s, memory_mb)
+        return Sent(
+            self._rows, self._ticks, length_s, used_s, self._was_cut, used_s, memory_mb,
+            overrun=self._overrun,
+        )  # fmt: skip
 
     def _send_due(self) -> None:
         """Send what is due by the clock, and set the alarm for the next request."""
@@ -262,6 +210,11 @@ class Generator:
                 return
             if due > now:
                 self._alarm.set(self._start + due)
+                return
+            if now >= self._last_answer_s or len(self._under_way) >= UNDER_WAY_MAX:
+                # No answer could come in time, or requests would fill the memory.
+                self._exhausted = self._overrun = True
+                self._check_end()
                 return
             self._start_request(due, now)
             self._next_due = next(self._due, None)
@@ -321,8 +274,8 @@ class Generator:
         now = self.now()
         if not keep:
             connection.transport.close()
-        elif self._waiting:
-            connection.send(self._waiting.popleft())
+        elif (waiting := self._next_waiting()) is not None:
+            connection.send(waiting)
         else:
             self._idle.append(connection)
         if request not in self._under_way:
@@ -349,8 +302,16 @@ class Generator:
         self._open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
-        if self._waiting and not self._done.done():
-            self.place(self._waiting.popleft())
+        if not self._done.done() and (waiting := self._next_waiting()) is not None:
+            self.place(waiting)
+
+    def _next_waiting(self) -> _Request | None:
+        """Return the next request that waits for a connection; those that have ended stay there."""
+        while self._waiting:
+            request = self._waiting.popleft()
+            if request in self._under_way:
+                return request
+        return None
 
     def ended(self, request: _Request, error: str) -> None:
         """Take a request that has no answer."""
@@ -397,10 +358,10 @@ class Generator:
             yield request
 
     def _give_up(self, request: _Request, error: str) -> None:
-        if request in self._waiting:
-            self._waiting.remove(request)
         connection = request.connection
-        if connection is not None and connection.request is request:
+        if connection is None:
+            self.ended(request, NOT_SENT)
+        elif connection.request is request:
             connection.end(error)
         else:
             self.ended(request, error)

@@ -17,8 +17,8 @@ import msgspec
 
 from headrace.bench import statistics
 from headrace.bench.environment import environment, load_average
-from headrace.bench.generator import Cut, Plan, Sent
 from headrace.bench.measurement import Load, Measurement, Objective, Peak, Usage
+from headrace.bench.plan import Cut, Plan, Sent
 from headrace.bench.probe import Probe
 from headrace.bench.processes import run_generators
 from headrace.bench.rows import Row

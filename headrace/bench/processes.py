@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.bench.generator import READY, Cut, Plan, Sent
+from headrace.bench.generator import READY
+from headrace.bench.plan import Cut, Plan, Sent
 from headrace.errors import ConfigError, HeadraceError
 
 #: From the order to start until the load starts, so that all processes start together.
@@ -120,4 +121,5 @@ def _joined(parts: list[Sent]) -> Sent:
     return Sent(
         rows, ticks, length_s, max(one.cpu_s for one in parts), cut,
         sum(one.all_cpu_s for one in parts), sum(one.memory_mb for one in parts), len(parts),
+        any(one.overrun for one in parts),
     )  # fmt: skip

@@ -13,6 +13,8 @@ from headrace.errors import ConfigError, InvalidRequest
 
 #: The time of a row without an answer.
 NEVER = -1.0
+#: The error of a request that has waited for a free connection until its timeout.
+NOT_SENT = "not sent"
 
 
 class Row(msgspec.Struct, array_like=True):

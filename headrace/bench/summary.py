@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from headrace.bench import statistics
-from headrace.bench.generator import Sent
 from headrace.bench.measurement import Load, Objective, Spread, Verdict, Window
-from headrace.bench.rows import NEVER, Row
+from headrace.bench.plan import Sent
+from headrace.bench.rows import NEVER, NOT_SENT, Row
 from headrace.bench.scenarios import Scenario
 from headrace.bench.targets import STAGES
 
@@ -90,7 +90,7 @@ def summarise(
         windows=windows,
         steady=steady,
         cut=sent.cut,
-        verdict=_verdict(counted, objective, cut=sent.cut),
+        verdict=_verdict(counted, objective, sent),
     )
     refused = _why_refused(load, scenario, sent, counted, objective)
     return msgspec.structs.replace(load, refused=refused)
@@ -209,7 +209,7 @@ def _stages(results: Sequence[Row]) -> dict[str, Spread]:
     return {stage: statistics.spread([one[stage] for one in times]) for stage in STAGES}
 
 
-def _verdict(counted: Sequence[Row], objective: Objective | None, *, cut: bool) -> Verdict | None:
+def _verdict(counted: Sequence[Row], objective: Objective | None, sent: Sent) -> Verdict | None:
     if objective is None:
         return None
     late = sum(bool(row.error) or row.latency_ms > objective.latency_ms for row in counted)
@@ -220,23 +220,44 @@ def _verdict(counted: Sequence[Row], objective: Objective | None, *, cut: bool) 
     )
     if not found.met and len(counted) - in_time <= found.allowed:
         found = msgspec.structs.replace(found, fair=False)
-    if found.met and cut:
+    if found.met and sent.cut:
         # The late ones were in a part that was left out as warm-up.
         text = f"{found.text}, but the load was stopped early for too many late requests"
         return msgspec.structs.replace(found, met=False, text=text)
+    if _unsent(sent):
+        text = f"{found.text}, but not all requests were sent" if found.met else found.text
+        return msgspec.structs.replace(found, met=False, text=text, fair=False)
     return found
+
+
+def _unsent(sent: Sent) -> bool:
+    """Return whether the generator did not send all requests that were due."""
+    return sent.overrun or any(row.error == NOT_SENT for row in sent.rows)
 
 
 def _why_refused(
     load: Load, scenario: Scenario, sent: Sent, counted: Sequence[Row], objective: Objective | None
 ) -> str:
     """Return why the figures of a load do not count; "" if they do."""
+    if _unsent(sent):
+        number = sum(row.error != NOT_SENT for row in sent.rows)
+        return (
+            f"the generator sent only {number:,} of the requests that were due; send fewer, or "
+            f"{_REMEDY}"
+        )
     if not load.requests:
         return "no request was due in the steady part; make the duration longer"
     if not load.succeeded:
         return "no request had a result"
     if not load.rate and load.verdict is None:
         return "no result came before the load's end; make the duration longer"
+    return _why_spoilt(load, scenario, sent, counted, objective)
+
+
+def _why_spoilt(
+    load: Load, scenario: Scenario, sent: Sent, counted: Sequence[Row], objective: Objective | None
+) -> str:
+    """Return how the generator's own delay has spoilt the figures of a load; "" if it did not."""
     share = sent.cpu_s / sent.length_s if sent.length_s > 0 else 0.0
     if scenario.concurrency:
         if share > BUSY:

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.bench.generator import Plan, generate
+from headrace.bench.generator import generate
 from headrace.bench.measurement import read_measurement
+from headrace.bench.plan import Plan
 from headrace.bench.scenarios import Scenario
 from headrace.bench.suite import COLUMNS
 from headrace.bench.targets import Input, target_for

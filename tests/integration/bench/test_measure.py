@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from headrace.bench.generator import Cut, Plan, generate
+from headrace.bench import generator
+from headrace.bench.generator import generate
 from headrace.bench.measure import LoadOptions, find_peak, measure
 from headrace.bench.measurement import Load
-from headrace.bench.rows import NEVER, Row
+from headrace.bench.plan import Cut, Plan
+from headrace.bench.rows import NEVER, NOT_SENT, Row
 from headrace.bench.scenarios import Scenario, objective_of, scenario_of
 from headrace.bench.targets import Input, Target, target_for
 from headrace.errors import HeadraceError, ServerUnreachable
@@ -143,6 +145,43 @@ def test_what_is_not_answered_in_time_is_a_timeout(server: ModelServer) -> None:
     rows = sent(target_of(server), Scenario(kind="replay", due_s=(0.0, 0.0)), timeout_s=0.3)
     assert [(row.error, row.answered_s) for row in rows] == [("timeout", NEVER)] * 2
     server.go()
+
+
+def test_a_request_that_gets_no_connection_in_time_is_never_sent(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "CONNECTIONS_MAX", 2)
+    server.hold()
+    rows = sent(target_of(server), Scenario(kind="replay", due_s=(0.0,) * 10), timeout_s=0.3)
+    assert sorted(row.error for row in rows) == [NOT_SENT] * 8 + ["timeout"] * 2
+    assert server.connections <= 2
+    server.go()
+
+
+def test_a_load_with_too_many_requests_under_way_is_not_sent_on(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "UNDER_WAY_MAX", 50)
+    server.hold()
+    plan = Plan(
+        target=target_of(server), scenario=scenario_of("server", rate=1e6), duration_s=3600,
+        timeout_s=0.5,
+    )  # fmt: skip
+    found = generate(plan)
+    assert found.overrun
+    assert len(found.rows) >= 50
+    assert {row.error for row in found.rows} == {"timeout"}
+    server.go()
+
+
+def test_nothing_is_sent_when_no_answer_can_come_in_time(server: ModelServer) -> None:
+    plan = Plan(
+        target=target_of(server), scenario=scenario_of("server", rate=1e6), duration_s=2,
+        timeout_s=3,
+    )  # fmt: skip
+    found = generate(plan, time.monotonic() - 5)
+    assert (found.overrun, found.rows) == (True, [])
+    assert server.requests == []
 
 
 def test_a_server_that_dies_leaves_errors_and_no_hang(server: ModelServer) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from headrace.bench.generator import Sent
 from headrace.bench.measurement import Load
-from headrace.bench.rows import NEVER, Row
+from headrace.bench.plan import Sent
+from headrace.bench.rows import NEVER, NOT_SENT, Row
 from headrace.bench.scenarios import Scenario, objective_of, scenario_of
 from headrace.bench.summary import summarise
 
@@ -61,6 +62,21 @@ def test_a_stall_shows_in_an_open_load_and_hides_in_a_closed_one() -> None:
     hidden = summarise(scenario_of("single"), closed_load(30, stall), warm_up_s=0)
     assert hidden.latency.p99 < 2 * SERVICE_S * 1000
     assert hidden.latency.max > 900
+
+
+def test_a_load_that_was_not_sent_in_full_does_not_count() -> None:
+    """Although the server has met the objective for what was sent."""
+    sent = open_load(50, 30)
+    cut_off = msgspec.structs.replace(sent, overrun=True)
+    rows = [*sent.rows, Row(0, 29.0, 29.0, NEVER, NOT_SENT)]
+    for part in (cut_off, msgspec.structs.replace(sent, rows=rows)):
+        found = server_load(part, 50, objective=objective_of("p90=10s"))
+        words = f"the generator sent only {len(sent.rows):,} of the requests that were due"
+        assert words in found.refused
+        assert found.verdict is not None
+        assert not found.verdict.met
+        assert not found.verdict.fair
+        assert "not all requests were sent" in found.verdict.text
 
 
 def test_the_figures_of_a_load_without_a_stall() -> None:

@@ -26,6 +26,7 @@ from headrace.bench.scenarios import Scenario
 from headrace.bench.summary import summarise
 from headrace.bench.targets import Target
 from headrace.bench.usage import Meter, metered, processes_of
+from headrace.errors import InvalidRequest
 
 #: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
 PRECISION: Final = 1.05
@@ -71,6 +72,22 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_load: Callable[[Load], None] | None = None
     on_measured: Callable[[Measurement], None] | None = None
     on_rows: Callable[[int, Sequence[Row]], None] | None = None
+
+
+def check_warm_up(options: LoadOptions, scenarios: Sequence[Scenario] = ()) -> None:
+    """Refuse a warm-up that is as long as a load. The scenario `offline` has no warm-up.
+
+    Raises:
+        InvalidRequest: it leaves nothing to measure.
+    """
+    warm_up_s, duration_s = options.warm_up_s, options.duration_s
+    if warm_up_s is None or (scenarios and all(one.kind == "offline" for one in scenarios)):
+        return
+    if not 0 <= warm_up_s < duration_s:
+        raise InvalidRequest(
+            f"a warm-up of {warm_up_s:g} s leaves nothing of a load of {duration_s:g} s to measure",
+            hint="make the warm-up shorter, or the duration longer",
+        )
 
 
 class _Session:
@@ -215,11 +232,13 @@ def measure(
         name: what the measurement is called in reports.
 
     Raises:
+        InvalidRequest: the warm-up leaves nothing to measure.
         ServerUnreachable: the server does not answer.
         RequestError: it refuses the first request.
         NotIdle: the server has other work.
     """
     chosen = options or LoadOptions()
+    check_warm_up(chosen, scenarios)
     session = _Session(target, chosen, objective, name)
     for scenario in scenarios:
         session.run(scenario)
@@ -262,11 +281,13 @@ def find_peak(
             sent again.
 
     Raises:
+        InvalidRequest: the warm-up leaves nothing to measure.
         ServerUnreachable: the server does not answer.
         RequestError: it refuses the first request.
         NotIdle: the server has other work.
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
+    check_warm_up(chosen)
     session = _Session(target, chosen, objective, name, earlier)
     search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured)
     if at_least > 0 and not search.met(at_least):

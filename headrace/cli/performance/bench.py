@@ -133,7 +133,7 @@ def run(
     Exit code 1: an objective was not met, or a load does not count.
     """
     # Imported here to keep other commands fast.
-    from headrace.bench.measure import LoadOptions, find_peak, measure, priced
+    from headrace.bench.measure import LoadOptions, check_warm_up, find_peak, measure, priced
     from headrace.bench.scenarios import objective_of
 
     if sweep is not None:
@@ -149,6 +149,10 @@ def run(
         )
     objective = objective_of(slo, confidence=confidence) if slo is not None else None
     scenarios = _scenarios(scenario, rate, requests, peak=peak)
+    chosen = LoadOptions(
+        duration_s=duration, warm_up_s=warm_up, timeout_s=timeout, processes=processes, seed=seed
+    )
+    check_warm_up(chosen, scenarios)
     for file in (json_file, html, markdown):
         check_folder(file)
     so_far: list[Measurement] = []
@@ -156,9 +160,8 @@ def run(
     try:
         with InterruptHandler(None), _rows_to(rows) as writer:
             target = _target(protocol, url, model, version, inputs, content_type, param)
-            chosen = LoadOptions(
-                duration_s=duration, warm_up_s=warm_up, timeout_s=timeout, processes=processes,
-                seed=seed, on_load=_progress, on_measured=so_far.append,
+            chosen = msgspec.structs.replace(
+                chosen, on_load=_progress, on_measured=so_far.append,
                 on_rows=writer.write if writer is not None else None,
             )  # fmt: skip
             if peak:

@@ -265,6 +265,10 @@ def refused(up: RunningUp) -> int:
         (("echo", "-i", "in.json", "--find-peak", "--rate", "3"), "remove --rate"),
         (("echo", "-i", "in.json", "--protocol", "grpc"), "use headrace, torchserve or triton"),
         (("echo", "-i", "in.json", "--rate", "5", "--rows", "x.csv"), ".parquet or .jsonl"),
+        (
+            ("echo", "-i", "in.json", "--duration", "1", "--warm-up", "5"),
+            "a warm-up of 5 s leaves nothing of a load of 1 s to measure",
+        ),
         (("echo", "-i", "in.json", "--json", "no/x.json"), "its folder does not exist"),
         (("echo", "-i", "in.json", "--html", "."), "it is a folder"),
         (("echo", "--sweep", "in.json"), "expected modes of the model"),

@@ -18,7 +18,7 @@ from headrace.bench.plan import Cut, Plan
 from headrace.bench.rows import NEVER, NOT_SENT, Row
 from headrace.bench.scenarios import Scenario, objective_of, scenario_of
 from headrace.bench.targets import Input, Target, target_for
-from headrace.errors import HeadraceError, ServerUnreachable
+from headrace.errors import HeadraceError, InvalidRequest, ServerUnreachable
 from tests.harness.servers.model_server import ModelServer, model_server, stop_model_server
 from tests.harness.wait import wait_until
 
@@ -221,6 +221,19 @@ def test_a_refusal_of_the_first_request_is_an_error(server: ModelServer) -> None
     server.answers = [404]
     with pytest.raises(HeadraceError, match="answered 404: ok"):
         measure([scenario_of("single")], target_of(server), SHORT)
+
+
+@pytest.mark.parametrize("warm_up_s", [1.0, 5.0, -1.0, float("nan")])
+def test_a_warm_up_that_leaves_nothing_is_refused_before_anything_is_sent(
+    server: ModelServer, warm_up_s: float
+) -> None:
+    options = LoadOptions(duration_s=1.0, warm_up_s=warm_up_s)
+    with pytest.raises(InvalidRequest, match="leaves nothing of a load of 1 s to measure"):
+        measure([scenario_of("single")], target_of(server), options)
+    with pytest.raises(InvalidRequest, match="leaves nothing of a load of 1 s to measure"):
+        find_peak(target_of(server), LENIENT, options)
+    assert server.connections == 0
+    measure([scenario_of("offline", requests=4)], target_of(server), options)
 
 
 def test_a_server_that_is_away_is_named() -> None:

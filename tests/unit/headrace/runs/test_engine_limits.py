@@ -131,7 +131,7 @@ def test_a_run_that_waits_for_a_limit_says_so_and_goes_on_when_a_job_has_ended(
 
 
 class Losing(StandIn):
-    """Loses the job r.0 once, and refuses it for an hour as long as `gate` is not set.
+    """Loses the job r.0 of three once all are submitted, and refuses it while `gate` is not set.
 
     The other jobs run until then.
     """
@@ -143,7 +143,8 @@ class Losing(StandIn):
         self._lost = False
 
     def outcome(self, job_id: str, value: Any) -> Outcome | None:
-        if job_id == "r.0" and not self._lost:
+        # They are submitted in several requests if the source stands still meanwhile.
+        if job_id == "r.0" and not self._lost and len(set(self.submits)) == 3:
             self._lost = True
             return None
         return succeeded(value) if self.gate.is_set() else {"status": "running"}
@@ -166,7 +167,8 @@ def test_rows_are_written_while_a_lost_job_waits_for_a_limit(tmp_path: Path) -> 
         assert engine.run(watch) == "ended"
     assert engine.progress.succeeded == 3
     keys = [json.loads(row)["key"] for row in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert (keys[0], sorted(keys)) == ("k1", ["k0", "k1", "k2"])
+    assert keys[0] != "k0"
+    assert sorted(keys) == ["k0", "k1", "k2"]
 
 
 def test_a_run_that_stops_while_a_lost_job_waits_for_a_limit_goes_on_later(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ LOGPROBS_MAX: Final = 20
 _STOPS_MAX: Final = 16
 #: A text with at most so many characters for each token that the model takes is not called long.
 CHARACTERS_MAX: Final = 16
+#: A word that is cut can have so many tokens where the whole word has one: WordPiece knows no word
+#: of more than 100 characters.
+_CUT_TOKENS: Final = 128
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -119,8 +122,8 @@ def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> boo
     """
     length = CHARACTERS_MAX * most
     while length < len(text):
-        # The cut can change the last tokens of the beginning, so it must have twice as many.
-        if len(tokens(text[:length])) > 2 * most:
+        # The cut can change the last tokens of the beginning, so it must have many more.
+        if len(tokens(text[:length])) > 2 * most + _CUT_TOKENS:
             return True
         length *= 2
     return False

@@ -93,8 +93,8 @@ class ShadowResult(StrEnum):
 
 
 #: Counters with a label. ADMITTED_VERSION: jobs that ask for a version, by version. REJECTED:
-#: refused submits, by error code. ENDED: jobs that ended, by status. RETRIED: jobs that wait for a
-#: retry. LEFT: batches that ran, by the reason for which they left. RESTARTS: restarted model
+#: refused submits, by error code. ENDED: jobs that ended, by status, or that wait for a retry
+#: (RETRIED). LEFT: batches that ran, by the reason for which they left. RESTARTS: restarted model
 #: processes, by the reason for which the last one ended.
 SHADOW: Final = "shadow"  # shadow:<result> <version>
 ADMITTED_VERSION: Final = "admitted_version"

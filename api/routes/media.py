@@ -204,8 +204,8 @@ LINES: Final = Body(
     required=False,
 )
 LINE_ANSWERS: Final = Success(
-    "A line for each line that is not empty, in order, while the body is still received: the job "
-    "object, or {error}, the problem of that line with its number as `line`.",
+    "A line for each line that is not empty, in order, while the body is still received. It is "
+    "the job object, or {error}: the problem of that line, with its number as `line`.",
     _lines(QUEUED_JOB, REFUSED_LINE),
 )
 

@@ -99,8 +99,8 @@ class JobObject(msgspec.Struct):
     waiting_for: Annotated[
         WaitingFor,
         Meta(
-            description="While it is queued and no worker has the model loaded, in the version "
-            "that it asks for: `load` if a worker loads it on demand, else `replica`."
+            description="Set while it is queued and no worker has the model loaded, in the version "
+            "that it asks for. It is `load` if a worker loads it on demand, else `replica`."
         ),
     ]
     trace_id: Annotated[

@@ -15,7 +15,7 @@ import msgspec
 
 from api.http.messages import ClientGone, Request
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from headrace.jobs.encoding import binary_input
+from headrace.jobs.encoding import binary_input, why_not_json
 from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_json
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
@@ -158,7 +158,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
     if not body.strip():
         return InvalidRequest("the body is empty", hint="Send JSON.")
     return InvalidRequest(
-        f"the body is not JSON: {error}",
+        f"the body is not JSON: {why_not_json(error, body)}",
         hint="Correct it, or send it with its own Content-Type.",
     )
 

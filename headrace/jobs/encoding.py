@@ -41,6 +41,17 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _ONE_PASS_BYTES: Final = 1000
 
 
+def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
+    """Return why JSON cannot be decoded; the place of a wrong byte is that in the whole body."""
+    if isinstance(error, UnicodeDecodeError):
+        # The decoder counts from the beginning of the text that has the byte.
+        try:
+            bytes(body).decode()
+        except UnicodeDecodeError as whole:
+            return str(whole)
+    return str(error)
+
+
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class _Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content_type: str

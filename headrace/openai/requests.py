@@ -17,6 +17,7 @@ from typing_extensions import override
 from headrace.config.choices import not_a_choice
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.jobs.encoding import why_not_json
 from headrace.jobs.options import JobOptions
 from headrace.redis.keys import STEPS
 
@@ -35,7 +36,8 @@ Tier = Literal["auto", "default", "flex", "priority"]
 #: The priority of a job by the tier of its request; offline work is "flex".
 _PRIORITIES: Final = {"flex": STEPS[-1]}
 
-Tokens = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+_Token = Annotated[int, Meta(ge=0)]
+Tokens = Annotated[list[_Token], Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
@@ -98,6 +100,15 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The field because of which it has more than one job."""
         return "input"
 
+    def place_of(self, index: int, jobs: int) -> str:
+        """Return which text a job is for, such as `input[3]`; "" if there is only one.
+
+        Args:
+            index: the index of the job.
+            jobs: how many jobs the request has.
+        """
+        return f"{self.several}[{index}]" if jobs > 1 else ""
+
     def options(self) -> JobOptions:
         """Return the options of its jobs."""
         metadata: dict[str, Any] = dict(self.metadata or {})
@@ -146,6 +157,10 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
     @override
     def several(self) -> str:
         return "n" if self.choices > 1 else "prompt"
+
+    @override
+    def place_of(self, index: int, jobs: int) -> str:
+        return f"prompt[{index // self.choices}]" if jobs > self.choices else ""
 
     @property
     def include_usage(self) -> bool:
@@ -351,10 +366,25 @@ def texts_of(value: Any, param: str) -> list[Any]:
         return [msgspec.convert(value, Tokens)]
     except msgspec.ValidationError:
         raise InvalidParameter(
-            f"{param} is neither a text, nor a list of tokens, nor a list of these",
+            f"{param} is neither a text, nor a list of tokens, nor a list of these"
+            f"{_misfit(value, param)}",
             param,
             hint=f"A list has 1 to {TEXTS_MAX} texts, and no list of tokens is empty.",
         ) from None
+
+
+def _misfit(value: Any, param: str) -> str:
+    """Return where a list has a value of another kind than its first one; "" if nowhere."""
+    if not isinstance(value, list) or not value:
+        return ""
+    first = value[0]
+    kind = str if isinstance(first, str) else Tokens if isinstance(first, list) else _Token
+    for index, one in enumerate(value):
+        try:
+            msgspec.convert(one, kind)
+        except msgspec.ValidationError:
+            return f": {param}[{index}] does not fit"
+    return ""
 
 
 Shape = TypeVar("Shape", bound=OpenAIRequest)
@@ -373,7 +403,8 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
             body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
-            f"the body is not JSON: {error}", hint="Send a JSON object in UTF-8."
+            f"the body is not JSON: {why_not_json(error, body)}",
+            hint="Send a JSON object in UTF-8.",
         ) from None
     if not isinstance(fields, dict):
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')

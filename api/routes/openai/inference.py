@@ -83,7 +83,7 @@ async def _create(
     request.query()
     require_json(request)
     asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
-    jobs = RequestJobs(services, request, await job_requests(services, request, asked))
+    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
     try:
         if isinstance(asked, (ChatRequest, CompletionRequest)) and asked.stream:
             return await _start_stream(services, request, asked, jobs)
@@ -123,7 +123,8 @@ async def _start_stream(
             following = follow_pieces(
                 services, caller, job, hang_up.receive, after=0, most_s=math.inf
             )
-            answers.append(_AnswerStream(services, asked, chunks, index, following))
+            place = asked.place_of(index, len(submitted))
+            answers.append(_AnswerStream(services, asked, chunks, index, place, following))
         await answers[0].begin()
     except BaseException:
         await close(ended=False)
@@ -152,12 +153,14 @@ class _AnswerStream:
         asked: ChatRequest | CompletionRequest,
         chunks: Chunks,
         index: int,
+        place: str,
         following: Following,
     ) -> None:
         self._services = services
         self._asked = asked
         self._chunks = chunks
         self._index = index
+        self._place = place
         self._following = following
         self._first: list[PieceEvent] = []
         # How long the text is that was sent, and how many log probabilities were.
@@ -226,7 +229,7 @@ class _AnswerStream:
         Raises:
             HeadraceError: it has failed, or its result is no text.
         """
-        check_success(job)
+        check_success(job, self._place)
         return read_generation(await result_of(self._services, job), self._asked.model)
 
     def _more(self, part: Part) -> bytes:

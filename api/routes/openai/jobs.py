@@ -30,6 +30,7 @@ from headrace.errors import (
     BrokerUnavailable,
     HandlerError,
     HeadraceError,
+    InvalidInput,
     InvalidParameter,
     ReplicaLost,
 )
@@ -58,7 +59,8 @@ async def job_requests(
     key, options, trace = idempotency_key(request), asked.options(), request_trace(request)
     found = []
     base = f"{asked.id_prefix}{new_id()}"
-    for n, value in enumerate(asked.inputs()):
+    inputs = asked.inputs()
+    for n, value in enumerate(inputs):
         if not key:
             identity = JobIdentity(f"{base}.{n}" if n else base, chosen=False)
         elif n:
@@ -68,7 +70,11 @@ async def job_requests(
         fields = JobRequest(
             model=asked.model, input=msgspec.Raw(msgspec.json.encode(value)), options=options
         )
-        found.append(with_trace(await validate(services, request, fields, identity), trace))
+        try:
+            validated = await validate(services, request, fields, identity)
+        except InvalidInput as error:
+            raise at_place(error, asked.place_of(n, len(inputs))) from None
+        found.append(with_trace(validated, trace))
     try:
         check_in_flight(asked, found)
         check_tokens(asked, found)
@@ -76,6 +82,13 @@ async def job_requests(
         services.counters.refused(found[0].model.name, error.code)
         raise
     return found
+
+
+def at_place(error: HeadraceError, place: str) -> HeadraceError:
+    """Return an error of a job with the text that the job is for; none for a lone one."""
+    if place:
+        error.message = f"{place}: {error.message}"
+    return error
 
 
 def check_in_flight(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:
@@ -165,10 +178,15 @@ class RequestJobs:
     """
 
     def __init__(
-        self, services: Services, request: Request, requests: Sequence[ValidatedRequest]
+        self,
+        services: Services,
+        request: Request,
+        asked: OpenAIRequest,
+        requests: Sequence[ValidatedRequest],
     ) -> None:
         self._services = services
         self._request = request
+        self._asked = asked
         self._requests = requests
         self.answer_id = requests[0].identity.job_id
         self.request_id: Header = (b"x-request-id", self.answer_id.encode())
@@ -182,7 +200,10 @@ class RequestJobs:
             HeadraceError: a job is refused, or has failed.
         """
         hang_up = HangUp(self._request.receive)
-        waits = [asyncio.create_task(self._success(one, hang_up)) for one in self._requests]
+        waits = [
+            asyncio.create_task(self._success(n, one, hang_up))
+            for n, one in enumerate(self._requests)
+        ]
         try:
             return await asyncio.gather(*waits)
         except BaseException as error:
@@ -196,9 +217,9 @@ class RequestJobs:
         finally:
             hang_up.close()
 
-    async def _success(self, request: ValidatedRequest, hang_up: HangUp) -> Job:
+    async def _success(self, index: int, request: ValidatedRequest, hang_up: HangUp) -> Job:
         job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
-        check_success(job)
+        check_success(job, self._asked.place_of(index, len(self._requests)))
         return job
 
     async def submit(self) -> list[Job]:
@@ -234,8 +255,12 @@ class RequestJobs:
             logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
 
 
-def check_success(job: Job) -> None:
+def check_success(job: Job, place: str = "") -> None:
     """Raise the error of a job that has not succeeded.
+
+    Args:
+        job: the job.
+        place: the text that it is for, such as `input[3]`; "" for the only one.
 
     Raises:
         BrokerUnavailable: it has not ended.
@@ -245,7 +270,8 @@ def check_success(job: Job) -> None:
         raise cut_off()
     failure = error_of(job)
     if failure is not None:
-        raise failure_of(failure.type, failure.message, retryable=failure.retryable)
+        found = failure_of(failure.type, failure.message, retryable=failure.retryable)
+        raise at_place(found, place)
 
 
 async def result_of(services: Services, job: Job) -> bytes:

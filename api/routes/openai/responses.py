@@ -78,7 +78,7 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
     require_json(request)
     limit_bytes = services.settings.body_limit_bytes
     asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
-    jobs = RequestJobs(services, request, await job_requests(services, request, asked))
+    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
     try:
         if asked.stream:
             (job,) = await jobs.submit()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -168,6 +168,8 @@ def run(
                 found = find_peak(target, _needed(objective), chosen, name=name or "")
             else:
                 found = measure(scenarios, target, chosen, objective=objective, name=name or "")
+    except InvalidRequest as error:
+        raise _of_param(error, options.parameters(param), model) from None
     except (KeyboardInterrupt, Terminated) as error:
         code, found = _interrupted(error, so_far)
     if price is not None:
@@ -175,6 +177,20 @@ def run(
     _print(found)
     _write(found, json_file, html, markdown)
     raise typer.Exit(code or verdict(found))
+
+
+def _of_param(error: InvalidRequest, names: Iterable[str], model: str) -> InvalidRequest:
+    """Return an error of a query parameter as one of --param, which had set it."""
+    for name in names:
+        if f"query parameter {name!r}" in error.message:
+            return InvalidRequest(
+                f"--param {name}: model {model} has no such parameter, and jobs no such option",
+                hint=f"headrace models {model} lists the parameters",
+            )
+        if f"query parameter {name}" in error.message:
+            message = error.message.replace(f"query parameter {name}", f"--param {name}")
+            return InvalidRequest(message, hint=error.hint)
+    return error
 
 
 def _interrupted(

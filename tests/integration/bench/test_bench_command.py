@@ -269,6 +269,11 @@ def refused(up: RunningUp) -> int:
             ("echo", "-i", "in.json", "--duration", "1", "--warm-up", "5"),
             "a warm-up of 5 s leaves nothing of a load of 1 s to measure",
         ),
+        (
+            ("echo", "-i", "in.json", "--param", "foo=1"),
+            "--param foo: model echo has no such parameter, and jobs no such option",
+        ),
+        (("echo", "-i", "in.json", "--param", "priority=x"), "--param priority: "),
         (("echo", "-i", "in.json", "--json", "no/x.json"), "its folder does not exist"),
         (("echo", "-i", "in.json", "--html", "."), "it is a folder"),
         (("echo", "--sweep", "in.json"), "expected modes of the model"),

@@ -204,6 +204,14 @@ def test_embeddings_are_in_the_order_of_their_texts(client: Any) -> None:
     assert struct.unpack(f"<{len(raw) // 4}f", raw) == pytest.approx(alone.data[0].embedding)
 
 
+def test_a_bad_text_of_several_is_named_by_its_index(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\]: "):
+        client.embeddings.create(model="vectors", input=["a", "b " * 100_000, "c"])
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="vectors", input="b " * 100_000)
+    assert "input[" not in str(error.value)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("asked", "kind", "message", "param"),

@@ -91,6 +91,7 @@ def test_flex_is_offline_and_the_user_is_kept() -> None:
     [
         (b"{", "the body is not JSON"),
         (b"\xff", "the body is not JSON"),
+        (b'{"a": "\xff"}', "the body is not JSON: .* position 7"),
         (b"[]", "the body is no JSON object"),
         (b"[" * 100_000, "the body is not JSON"),
     ],
@@ -156,6 +157,24 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     with pytest.raises(InvalidParameter, match="prompt is neither a text"):
         read_request(body, CompletionRequest).inputs()
+
+
+@pytest.mark.parametrize(
+    ("texts", "index"), [(["a", "b", 7, 8], 2), ([[1], "a"], 1), ([[1], []], 1), ([1, -1], 1)]
+)
+def test_the_first_text_that_does_not_fit_is_named(texts: Any, index: int) -> None:
+    body = json.dumps({"model": "m", "input": texts}).encode()
+    with pytest.raises(InvalidParameter, match=rf"these: input\[{index}\] does not fit$"):
+        read_request(body, EmbeddingRequest).inputs()
+
+
+def test_each_job_of_several_texts_has_a_place() -> None:
+    texts = EmbeddingRequest(model="m", input=["a", "b"])
+    assert [texts.place_of(n, 2) for n in range(2)] == ["input[0]", "input[1]"]
+    assert texts.place_of(0, 1) == ""
+    prompts = CompletionRequest(model="m", prompt=["a", "b"], n=2)
+    assert [prompts.place_of(n, 4) for n in (0, 1, 2, 3)] == ["prompt[0]"] * 2 + ["prompt[1]"] * 2
+    assert CompletionRequest(model="m", prompt="a", n=2).place_of(1, 2) == ""
 
 
 def test_a_prompt_with_several_answers_counts_once() -> None:

@@ -101,14 +101,17 @@ def why_not_loaded(error: BaseException) -> str:
     """Describe a failed load to the handler's author.
 
     The traceback has the frames of the author's code only, not those of Headrace and the import
-    machinery. A ConfigError ends with its message and hint.
+    machinery. A ConfigError ends with its message and hint. Without frames of the author, the text
+    is the message of a HandlerError, and the whole traceback of any other error.
     """
     own = (error.__cause__ if isinstance(error, ConfigError) else None) or error
     frames = _their_frames(own.__traceback__)
     lines: list[str] = []
     if frames is not None or own is not error:
         lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
-    if isinstance(error, ConfigError):
+    elif not isinstance(error, (ConfigError, HandlerError)):
+        lines.append("".join(traceback.format_exception(error)))
+    if isinstance(error, ConfigError) or (isinstance(error, HandlerError) and not lines):
         lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
     return without_secrets(text_of("\n".join(lines)))
 
@@ -219,4 +222,9 @@ def _run(executor: BatchExecutor, inputs: list[Input]) -> None:
             raise HandlerError(
                 f"the result for example_input is an error: {type(result).__name__}: {result}"
             ) from result
-        encode_result(result)
+        try:
+            encode_result(result)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise HandlerError(
+                f"the result for example_input cannot be sent: {text_of(error)}"
+            ) from error

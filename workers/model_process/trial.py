@@ -23,7 +23,7 @@ from headrace.jobs.value_check import ERRORS_MAX, check_of, summary
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.outcomes import encode_result, failure
+from workers.model_process.outcomes import outcomes_of
 from workers.model_process.startup import (
     as_sent,
     context_of,
@@ -104,11 +104,12 @@ def _run(executor: BatchExecutor, inputs: list[Input]) -> int:
 
 def _print(result: Any) -> int:
     """Print a result as JSON, or what a client gets in its place; return the exit code."""
-    if isinstance(result, BaseException):
-        _, code, message, *_ = failure(result)
+    (outcome,) = outcomes_of([result], lambda _: None)
+    if not outcome[0]:
+        _, code, message, *_ = outcome
         _say(f"this input fails: {code}: {message}")
         return 1
-    _, text, content_type = encode_result(result)
+    _, text, content_type = outcome
     if content_type:
         body = from_kombu(text) or b""
         _say(f"a result of {len(body)} bytes, {content_type}: {body[:_PREVIEW_BYTES]!r}")

@@ -84,6 +84,27 @@ def test_try_shows_the_traceback_of_the_handler_alone(tmp_path: Path) -> None:
     assert "executor.py" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ("[]", "inference returned 0 values for 1 inputs"),
+        ("[object()]", "the result cannot be sent: builtins.object is not a JSON value"),
+    ],
+)
+def test_try_names_wrong_results_without_a_traceback(
+    tmp_path: Path, results: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from headrace import Handler\n\n\nclass Mine(Handler):\n"
+        f"    def inference(self, items):\n        return {results}\n"
+    )
+    done = headrace("try", "mine.py", "--text", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_try_without_an_input_uses_the_example(tmp_path: Path) -> None:
     handler = write_handler(tmp_path)
     done = headrace("try", handler, cwd=tmp_path)

@@ -8,9 +8,10 @@ import pytest
 
 from handlers.digits import Digits
 from handlers.loader import load_handler
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
-from workers.model_process.startup import why_not_loaded
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.startup import context_of, warm_up, why_not_loaded
 
 pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
@@ -72,3 +73,39 @@ def test_an_error_of_the_authors_begins_in_the_authors_code() -> None:
     assert "in initialize" in text
     assert "OSError: cut short" in text
     assert text.endswith("RuntimeError: weights of another model\n")
+
+
+@pytest.mark.parametrize(
+    ("results", "text"),
+    [
+        ([], "inference returned 0 values for 1 inputs\n"),
+        (
+            [object()],
+            "the result for example_input cannot be sent: builtins.object is not a JSON value\n",
+        ),
+    ],
+)
+def test_a_warm_up_with_wrong_results_is_explained_without_frames_of_ours(
+    results: list[object], text: str
+) -> None:
+    class Mine(Handler):
+        def example_input(self) -> str:
+            return "water"
+
+        def inference(self, items: list[str]) -> list[object]:
+            return results
+
+    handler = Mine()
+    context = Context("mine", "1.0", "cpu", Path())
+    handler.initialize(context)
+    with pytest.raises(HandlerError) as caught:
+        warm_up(BatchExecutor(handler, context))
+    assert why_not_loaded(caught.value.with_traceback(caught.tb.tb_next)) == text
+
+
+def test_an_error_in_our_code_alone_has_its_whole_traceback() -> None:
+    with pytest.raises(KeyError) as caught:
+        context_of({}, Context)
+    text = why_not_loaded(caught.value.with_traceback(caught.tb.tb_next))
+    assert "in context_of" in text
+    assert text.splitlines()[-1] == "KeyError: 'model'"

@@ -116,7 +116,7 @@ def test_a_result_that_cannot_be_sent_is_one_too() -> None:
         def postprocess(self, outputs: Any) -> list[Any]:
             return [object() for _ in outputs]
 
-    with pytest.raises(TypeError, match="is not a JSON value"):
+    with pytest.raises(HandlerError, match="the result for example_input cannot be sent: "):
         warmed(Odd())
 
 

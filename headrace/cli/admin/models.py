@@ -68,7 +68,7 @@ OfVersion = Annotated[
 
 @models_group.callback(invoke_without_command=True)
 def models(ctx: typer.Context, as_json: options.Json = False, url: options.Url = None) -> None:
-    """List the models. With a MODEL or a command: show, register, change or remove one."""
+    """List the models. With a MODEL, show it. With a command, add, change or remove one."""
     if ctx.invoked_subcommand is not None:
         options.refuse_before_subcommand(ctx)
         return

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def question(name: str, **more: Any) -> dict[str, Any]:
 def kill_in_the_middle(site: Site, kills: int, chance: random.Random) -> None:
     """Kill the process in the middle of so many answers, and compare their texts."""
     asked = [question(name, max_tokens=TOKENS, ignore_eos=True) for name in NAMES]
-    expected = [site.ended(site.submit(one))["result"] for one in asked]
+    expected = _results(site, asked)
     done = attempts = 0
     while done < kills:
         attempts += 1
@@ -75,8 +76,7 @@ def kill_while_put_back(site: Site, kills: int, chance: random.Random) -> None:
     for n, one in enumerate(offline):
         one |= {"ignore_eos": True, **({"temperature": 0.9, "seed": n} if n % 2 else {})}
     online = [question(name, max_tokens=BRIEF, ignore_eos=True) for name in NAMES]
-    late = [site.ended(site.submit(one))["result"] for one in offline]
-    soon = [site.ended(site.submit(one))["result"] for one in online]
+    late, soon = _results(site, offline), _results(site, online)
     done = attempts = 0
     while done < kills:
         attempts += 1
@@ -102,6 +102,12 @@ def kill_while_put_back(site: Site, kills: int, chance: random.Random) -> None:
             done += 1
 
 
+def _results(site: Site, asked: Sequence[Any]) -> list[Any]:
+    """Return the answers without a kill; they run at the same time."""
+    jobs = [site.submit(one) for one in asked]
+    return [site.ended(job_id)["result"] for job_id in jobs]
+
+
 def _whole(reader: Reader, expected: Any) -> None:
     """Check that a stream has its whole text once, and one end."""
     ended = reader.wait_for("ended").data
@@ -114,7 +120,7 @@ def _whole(reader: Reader, expected: Any) -> None:
 def one_is_too_long(site: Site, prompts: int, chance: random.Random) -> None:
     """Run so many prompts at the same time, of which one is too long."""
     kinds = [question(name, max_tokens=5) for name in NAMES]
-    texts = [site.ended(site.submit(one))["result"]["text"] for one in kinds]
+    texts = [one["text"] for one in _results(site, kinds)]
     values: list[Any] = [kinds[n % len(kinds)] for n in range(prompts)]
     bad = chance.randrange(prompts)
     values[bad] = {"prompt": "for " * 2000}

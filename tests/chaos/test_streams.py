@@ -21,4 +21,4 @@ def test_clients_lose_no_piece_over_kills_of_api_processes(tmp_path: Path) -> No
 
 @pytest.mark.timeout(900)
 def test_kills_do_not_change_a_text_and_one_bad_prompt_fails_alone(tmp_path: Path) -> None:
-    generations.run(tmp_path, drawn_seed(), kills=3, prompts=60, crowded=3)
+    generations.run(tmp_path, drawn_seed(), kills=3, prompts=60, crowded=1)

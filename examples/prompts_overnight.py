@@ -4,9 +4,9 @@
     headrace up &
     python examples/prompts_overnight.py prompts.txt answers.jsonl
 
-A line of the first file is a prompt, and a line of the second one is its answer. A batch runs when
-no other job waits, so people who use the model by day do not notice it. The script may be stopped:
-the batch goes on, and with `--batch ID` another call writes its answers.
+A line of the first file is a prompt; empty lines are left out. A line of the second file is an
+answer. A batch runs when no other job waits, so people who use the model by day do not notice it.
+The script may be stopped: the batch goes on, and with `--batch ID` another call writes its answers.
 
 HEADRACE_URL sets another server, and HEADRACE_API_KEY the key that it requires.
 """
@@ -79,7 +79,10 @@ def main() -> int:
         base_url=os.environ.get("HEADRACE_URL", "http://127.0.0.1:8080") + "/v1",
         api_key=os.environ.get("HEADRACE_API_KEY", "none"),
     )
-    prompts = given.prompts.read_text().splitlines()
+    try:
+        prompts = [line for line in given.prompts.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        parser.error(f"{given.prompts} cannot be read: {error.strerror}")
     batch_id = given.batch or start(client, prompts, given.model)
     print(batch_id)
     batch = wait(client, batch_id)

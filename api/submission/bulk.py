@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -123,13 +123,16 @@ class BulkSubmitter:
 
     async def submit(self, rows: Sequence[BulkLine]) -> None:
         """Submit the valid lines; hold back and retry lines without room or without a reply."""
-        # Lines that are not valid count too: checking them is work.
-        allowed = await self._within_rate(rows)
-        todo = [row for row in allowed if row.outcome is None]
-        if todo:
-            held = await self._try(todo)
-            if held:
-                await self._hold(held)
+        todo: list[BulkLine] = []
+        held: list[BulkLine] = []
+        async for allowed in self._within_rate(rows):
+            part = [row for row in allowed if row.outcome is None]
+            todo += part
+            if part:
+                # Those without room again too, so that no later line takes the place of one.
+                held = await self._try([*held, *part])
+        if held:
+            await self._hold(held)
         stored = [(row, row.stored) for row in todo if row.stored is not None]
         if stored:
             await asyncio.gather(*(self._drop(row, where) for row, where in stored))
@@ -161,11 +164,15 @@ class BulkSubmitter:
             lines.append(b'{"accepted":%d}' % accepted)
         return b"\n".join([*lines, b""])
 
-    async def _within_rate(self, rows: Sequence[BulkLine]) -> Sequence[BulkLine]:
-        """Return the lines that the key's rate allows; wait for the others, then refuse them."""
+    async def _within_rate(self, rows: Sequence[BulkLine]) -> AsyncIterator[Sequence[BulkLine]]:
+        """Yield the lines as the key's rate allows them; after `hold_s` refuse those that are left.
+
+        Lines that are not valid count too: checking them is work.
+        """
         authenticator, caller = self._services.authenticator, self._caller
         if authenticator is None or not caller.rate:
-            return rows
+            yield rows
+            return
         clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
         until, taken = clock() + self._hold_s, 0
         while True:
@@ -174,6 +181,7 @@ class BulkSubmitter:
             except HeadraceError as error:
                 refused: HeadraceError = error
                 break
+            yield rows[taken : taken + more]
             taken += more
             refused = rate_limited(caller, wait_s)
             if taken == len(rows) or clock() + wait_s > until or stopping.is_set():
@@ -181,7 +189,6 @@ class BulkSubmitter:
             await asyncio.sleep(wait_s)
         for row in rows[taken:]:
             row.outcome = row.outcome or refused.kept()
-        return rows[:taken]
 
     def _read(self, line: Line, fresh_ids: Iterator[str], now_s: float) -> BulkLine:
         services, row = self._services, BulkLine(line.number)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -17,7 +20,7 @@ import pytest
 from api.auth import authenticator
 from api.auth.authenticator import Needs, Open
 from api.routes.table import TABLE
-from headrace.access.api_key import Scope
+from headrace.access.api_key import Caller, Scope
 from headrace.access.key_store import ApiKeyStore, internal_key
 from headrace.config.input_schema import InputSection
 from headrace.jobs.ids import callback_id, id_of_key
@@ -292,6 +295,37 @@ def test_a_line_that_is_not_valid_counts_too(api: ApiServer, redis_db: RedisServ
         bad, over = "invalid-request", "rate-limited"
         assert codes == [*[bad] * 5, "", bad, over, bad]
         assert len(end_all(redis_db)) == 1
+
+
+def test_lines_that_the_rate_allows_do_not_wait_for_the_others(
+    api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, key = make_key(redis_db, rate=1)
+    gate = Event()
+
+    async def spend(_: Caller, count: int) -> tuple[int, float]:
+        """Allow the request, and two lines; the others when the gate is open."""
+        if count == 4:
+            return 2, 0.0
+        if count == 2:
+            await asyncio.to_thread(gate.wait)
+        return count, 0.0
+
+    access = api.services.authenticator
+    assert access is not None
+    monkeypatch.setattr(access.rates, "spend", spend)
+    lines = "\n".join([json.dumps(BODY)] * 4)
+    with http_as(api, key) as http, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.post, f"{JOBS}/bulk", content=lines)
+        try:
+            with redis_db.client() as client:
+                queue = keys.queue_name("echo")
+                wait_until(lambda: client.llen(queue) == 2, "two lines are queued")
+        finally:
+            gate.set()
+        states = [json.loads(line)["status"] for line in answer.result().text.splitlines()]
+    assert states == ["queued"] * 4
+    assert len(end_all(redis_db)) == 4
 
 
 def test_keys_are_seen_as_soon_as_they_are_made_and_until_they_are_revoked(

@@ -224,8 +224,9 @@ class Window(Generic[In]):
             self._limit = limit.code
         room = len(chunk) - len(refused) if refused else 2 * self._chunk_size
         self._chunk_size = min(CHUNK_JOBS, max(1, room))
-        if self.open and (self.waiting or slow or glance):
-            yield from self.look_up(wait=False)
+        looks = self.open and (self.waiting or slow or glance)
+        if looks and (yield from self.look_up(wait=False)):
+            self._limited_until = 0.0  # what has ended may have made room
 
     def _wait_for_limit(self, limited_s: float) -> Plan[None]:
         """Wait for a limit, but only until a job ends, which may make room."""

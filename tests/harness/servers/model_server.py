@@ -149,8 +149,8 @@ async def _serve(server: ModelServer) -> None:
         async with listening:
             await listening.serve_forever()
     except asyncio.CancelledError:
-        for transport in list(server.transports):
-            transport.abort()
-        # Each is closed in a later round of the loop.
+        # Each is closed in a later round of the loop, and one that is being accepted comes later.
         for _ in range(10):
+            for transport in list(server.transports):
+                transport.abort()
             await asyncio.sleep(0)

@@ -137,8 +137,10 @@ def test_a_full_queue_is_asked_for_what_it_has_room_for() -> None:
     assert {hold for _, hold in server.bulks} <= {"0.5", None}
 
 
-def test_a_limit_is_waited_for_until_a_job_ends_which_makes_room() -> None:
-    server = Played(room=20, pace=10)
+# With a pace of 20, all jobs have ended when `map` looks for the first time after a refusal.
+@pytest.mark.parametrize("pace", [10, 20])
+def test_a_limit_is_waited_for_until_a_job_ends_which_makes_room(pace: int) -> None:
+    server = Played(room=20, pace=pace)
     server.refusal = b'{"error":{"type":"/problems/rate-limited","status":429,"retry_after":3600}}'
     found = [result.value for result in mapped(server, iter(Source(300)), in_flight=100)]
     assert found == [1] * 300

@@ -62,7 +62,6 @@ SLOW: Final = (
     "integration/runs/test_tables.py",
     "integration/server/test_declared_inputs.py",
     "integration/server/test_health_probe.py",
-    "integration/server/test_old_state.py",
     "integration/server/test_torchserve.py",
     "integration/server/test_up.py",
     "integration/server/test_upgrade.py",

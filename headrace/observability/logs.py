@@ -35,7 +35,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "level": "`debug`, `info`, `warning`, `error` or `critical`",
     "logger": "the part of the code that wrote the line, such as `workers.consumer`",
     "event": "what happened",
-    "part": "the kind of process: `api`, `worker`, `model`, `preprocess`, `errands`, `runner`",
+    "part": "the kind of process: `api`, `worker`, `model`, `preprocess`, `background`, `runner`",
     "pid": "the process (JSON)",
     "node": "the Celery worker with its host, if it has a name",
     "model": "the model, or the pipeline",

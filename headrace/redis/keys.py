@@ -180,21 +180,21 @@ token_rate: Final = Prefix("hr:tokens:")
 # alone. No model can have these queues: a model's name has no colon.
 
 #: list: Celery messages, pushed left, taken right.
-BACKGROUND_TASKS: Final = "headrace:errands"
+BACKGROUND_TASKS: Final = "headrace:background"
 #: zset: background tasks behind the first of the list, which share its places -> their turn.
-WAITING_TASKS: Final = "hr:errands:waiting"
+WAITING_TASKS: Final = "hr:background:waiting"
 #: hash, while tasks wait there: API key -> the turn of its next task; ":now": the present turn.
-TASK_TURNS: Final = "hr:errands:turns"
+TASK_TURNS: Final = "hr:background:turns"
 #: set: background workers that may have taken some.
-BACKGROUND_WORKERS: Final = "hr:errands:owners"
+BACKGROUND_WORKERS: Final = "hr:background:owners"
 #: string, BACKGROUND_TTL_S: JSON: node and pid of one worker.
-background_alive: Final = Prefix("hr:errands:alive:")
+background_alive: Final = Prefix("hr:background:alive:")
 #: list: a message that one worker has just taken.
-background_taken: Final = Prefix("hr:errands:taken:")
+background_taken: Final = Prefix("hr:background:taken:")
 #: hash: delivery tag -> message that one worker has not acknowledged.
-background_held: Final = Prefix("hr:errands:held:")
+background_held: Final = Prefix("hr:background:held:")
 #: set, 1 h: "<id> <delivery>" of the webhooks that one worker sends now.
-background_sending: Final = Prefix("hr:errands:sending:")
+background_sending: Final = Prefix("hr:background:sending:")
 
 # Webhooks (headrace/webhooks).
 

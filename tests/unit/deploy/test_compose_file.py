@@ -34,12 +34,12 @@ WANTED = {
 #: The secrets that .env passes on, and the services that get them.
 SECRETS = {
     "FLOWER_BASIC_AUTH": {"flower"},
-    "HEADRACE_WEBHOOK_SECRETS": {"api", "errands"},
-    "AWS_ACCESS_KEY_ID": {"api", "worker", "errands", "runner"},
-    "AWS_SECRET_ACCESS_KEY": {"api", "worker", "errands", "runner"},
-    "AWS_SESSION_TOKEN": {"api", "worker", "errands", "runner"},
+    "HEADRACE_WEBHOOK_SECRETS": {"api", "background"},
+    "AWS_ACCESS_KEY_ID": {"api", "worker", "background", "runner"},
+    "AWS_SECRET_ACCESS_KEY": {"api", "worker", "background", "runner"},
+    "AWS_SESSION_TOKEN": {"api", "worker", "background", "runner"},
 }
-PARTS = ("api", "worker", "errands", "runner", "flower")
+PARTS = ("api", "worker", "background", "runner", "flower")
 EXAMPLES = (ROOT / ".env.example", ROOT / "settings.env.example")
 
 
@@ -101,7 +101,7 @@ def test_merge() -> None:
 
 def test_plain_up_is_the_whole_thing() -> None:
     found = services(CPU)
-    assert set(found) == {"redis", "api", "worker", "errands", "runner", "flower"}
+    assert set(found) == {"redis", "api", "worker", "background", "runner", "flower"}
     assert not [name for name, spec in found.items() if "profiles" in spec]
 
 
@@ -152,7 +152,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
 def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
     ports = {name: spec.get("ports") for name, spec in services(CPU).items()}
     assert ports == {
-        "redis": None, "worker": None, "errands": None, "runner": None,
+        "redis": None, "worker": None, "background": None, "runner": None,
         "api": ["127.0.0.1:8080:8080"], "flower": ["127.0.0.1:5555:5555"],
     }  # fmt: skip
     wide = services(CPU, API_BIND="0.0.0.0", API_PORT="80", FLOWER_BIND="10.0.0.1")
@@ -222,7 +222,7 @@ def test_there_is_time_to_stop_in_order() -> None:
     worker = components.worker_child(Device("cpu0", ""), settings, environ, print)
     wanted = {
         "worker": worker.stop_timeout_s,
-        "errands": components.background_child(settings, environ, print).stop_timeout_s,
+        "background": components.background_child(settings, environ, print).stop_timeout_s,
         "api": components.API_STOP_S,
         "runner": components.runner_child(settings, environ, print).stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,

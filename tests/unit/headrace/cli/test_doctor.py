@@ -373,5 +373,5 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_looked_at_where_nothing_runs(tmp_path: Path) -> None:
     with site(HEADRACE_STATE_DIR=str(tmp_path / "none")) as bare:
         verdict(look(bare, "redis"), "warn", "no Redis URL is set", "headrace up")
-        for name in ("redis-memory", "workers", "queues", "errands", "clocks"):
+        for name in ("redis-memory", "workers", "queues", "background", "clocks"):
             verdict(look(bare, name), "skip", "no Redis URL is set")

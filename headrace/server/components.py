@@ -20,7 +20,7 @@ import redis.exceptions
 
 from headrace.batches.store import BatchStore
 from headrace.config.paths import ENV_URL, server_root
-from headrace.config.settings import ENV_CONFIG, Settings
+from headrace.config.settings import ENV_CONFIG, Settings, is_service_link
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.queue.recovery import release_incarnation
@@ -381,8 +381,13 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
         "db": settings.state_dir.absolute() / "flower",
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    # Flower takes an empty FLOWER_BASIC_AUTH as a password that no user can enter.
-    given = {k: v for k, v in environ.items() if v or not k.startswith("FLOWER_")}
+    # Flower takes an empty FLOWER_BASIC_AUTH as a password that no user can enter, and the
+    # FLOWER_PORT of a Service that is named flower as its port.
+    given = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("FLOWER_") or (value and not is_service_link(name, value))
+    }
     given = {**_FLOWER_DEFAULTS, **given}
     return ChildSpec(
         name="flower",

@@ -47,6 +47,7 @@ def test_the_environment_wins_over_the_command_line_which_wins_over_the_file(
         TS_KEY_FILE="x",
         TS_VMARGS="x",
         TS_METRICS_MODE="",
+        TS_GRPC_INFERENCE_PORT="tcp://10.0.0.1:7070",
     )
     assert found.config.job_queue_size == 9
     assert not found.config.enable_model_api

@@ -40,7 +40,7 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
-from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
+from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
@@ -391,7 +391,7 @@ class BulkSubmitter:
         for (name, version), count in admitted.items():
             self._services.counters.admitted(name, version, count)
 
-    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], WaitingFor]) -> bytes:
+    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], Waiting | None]) -> bytes:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.request is not None:
             model = row.request.model
@@ -411,7 +411,7 @@ class BulkSubmitter:
         return b'{"error":%s}' % reply.body
 
 
-def _fresh(request: ValidatedRequest, created_us: int, waiting_for: WaitingFor) -> bytes:
+def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | None) -> bytes:
     if request.options.metadata is not None:
         return job_object(fresh_job(request, created_us), waiting_for=waiting_for)
     model, state = request.model, fresh_state(request.options)

@@ -49,6 +49,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
         queue_position: its place in the queue, while it is queued; 1 is next.
         waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
             on demand, else `replica`.
+        waiting_reason: while it is queued: why no worker can load the model, if none can.
         due_at: when it joins its queue, while it is scheduled.
         started_at: when it started, once it runs.
         progress: the progress that its handler reports.
@@ -63,6 +64,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     queue_position: int | None = None
     waiting_for: str | None = None
+    waiting_reason: str | None = None
     due_at: datetime | None = None
     started_at: datetime | None = None
     progress: Progress | None = None

@@ -58,12 +58,14 @@ class Session:
         retry_s: how long a failed request is repeated.
         reached: the server has answered before, or accepted a connection.
         on_limit: is called before each wait for a limit (429).
+        on_waiting: is called with the reason for which no worker can load the model of a job.
     """
 
     url: str
     retry_s: float
     reached: bool = False
     on_limit: Callable[[Pause], None] = lambda _: None
+    on_waiting: Callable[[str], None] = lambda _: None
 
 
 class RetryDeadline:

@@ -7,13 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from headrace.cli.doctor import configuration
+from headrace.config.handler_reference import parse_handler
+from headrace.config.model_catalog import load_catalog
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 from headrace.server import components, health_probe
@@ -338,3 +343,26 @@ def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:
     provider = yaml.safe_load((provisioning / "dashboards/headrace.yml").read_text())
     folder = provider["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{folder}:ro" in found["grafana"]["volumes"]
+
+
+def _packages(extras: list[str]) -> set[str]:
+    """The packages that extras of Headrace bring, with those of the extras that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = set()
+    for extra in extras:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            own = requirement.name == "headrace"
+            names |= _packages(sorted(requirement.extras)) if own else {requirement.name}
+    return names
+
+
+def test_the_default_worker_can_run_every_model_of_the_default_models_file() -> None:
+    extras = services(CPU)["worker"]["build"]["args"]["EXTRAS"]
+    packages = _packages(extras.split(","))
+    models = load_catalog(ROOT / "configs/models.yaml").models.values()
+    needs = {
+        name for one in models for name in configuration.NEEDS[parse_handler(one.handler).target]
+    }
+    assert "transformers" in needs
+    assert {"pillow" if name == "PIL" else name for name in needs} <= packages
+    assert f"ARG EXTRAS={extras}" in (ROOT / "deploy/Dockerfile.worker").read_text().splitlines()

@@ -200,8 +200,10 @@ def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     verdict(problem("gone.py"), "fail", "gone.py: No such file")
     verdict(problem("headrace.handler:Handler"), "ok")
     verdict(problem("headrace.nowhere:Handler"), "fail", "no module headrace.nowhere")
-    monkeypatch.setitem(configuration._NEEDS, "echo", ("no_such_package",))
-    verdict(problem("echo"), "warn", "no_such_package not installed", "pip install")
+    monkeypatch.setitem(configuration.NEEDS, "echo", ("no_such_package",))
+    verdict(problem("echo"), "warn", "no_such_package not installed", "headrace[worker,torch]")
+    monkeypatch.setitem(configuration.NEEDS, "language_model", ("no_such_package",))
+    verdict(problem("language_model"), "warn", "not installed", "headrace[worker,generation]")
 
 
 @breaks("weights")

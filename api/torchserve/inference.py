@@ -333,12 +333,10 @@ def handler_headers(services: Services, request: Request, added: Mapping[str, st
         request: the request.
         added: further ones, which win.
     """
-    checked = services.authenticator is not None
-    checked = checked or not config_of(services).disable_token_authorization
     found = {
         name.decode("latin-1"): header_text(value)
         for name, value in request.headers
-        if not (checked and name in _SECRETS)
+        if not (services.asks_who_calls and name in _SECRETS)
     }
     return msgspec.json.encode({**found, **added})
 

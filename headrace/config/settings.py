@@ -135,6 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     payload_prefix: str = "headrace/"
     payload_endpoint_url: _Text | None = None
     max_payload_memory_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] | None = None
+    payload_bytes_per_key: Annotated[int, Meta(ge=1, le=1024**3 * MIB)] | None = None
     input_roots: tuple[Path, ...] = ()
     input_buckets: tuple[_Text, ...] = ()
     file_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 512 * MIB

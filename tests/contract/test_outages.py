@@ -283,9 +283,10 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "jobs/renew": [1], "jobs/release": [queue.name, "free", 3, "", ""],
         "jobs/release_owner": [queue.name, "free", 3, "w"],
         "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
-        "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e", "r", 1,
-        0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 2,
-        "m", "{}"], "files/begin": ["f", 0], "files/part": ["f", "redis:0", 0, 1, 1, 1],
+        "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e",
+        "redis:r", 1, 0, 17, "", "", "more than nothing"], "jobs/canvas_begin": ["x", 1],
+        "workers/report": ["w", 2, "m", "{}"], "files/begin": ["f", 0],
+        "files/part": ["f", "redis:0", 0, 1, 1, 1],
         "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
         "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
@@ -293,7 +294,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
         "background/hold": ["w", "t", "x"],
-        "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2"],
+        "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
         "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel":
         ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
         ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],

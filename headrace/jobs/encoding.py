@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, is_json
+from headrace.jobs.media_types import BINARY_TYPE, BOM, JSON_TYPE, is_json
 
 #: Is called with each JSON text before it is parsed, and may raise.
 Guard: TypeAlias = Callable[[bytes], None]
@@ -332,7 +332,7 @@ def _typed(body: bytes, content_type: str, guard: Guard | None) -> tuple[Any, st
         return loads(body), content_type
     if kind.startswith("text/"):
         try:
-            return body.decode(), content_type
+            return body.removeprefix(BOM).decode(), content_type
         except UnicodeDecodeError as error:
             raise InvalidRequest(
                 f"the input has the type {kind} but is not UTF-8: {error}"

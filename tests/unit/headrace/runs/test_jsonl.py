@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.batches.output import answer_line
 from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.checkpoint_file import LocalCheckpoints
 from headrace.runs.engine import checkpoint as checkpoints
 from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sinks.jsonl import JsonlSink, row_line
 from headrace.runs.sources import jsonl
 from headrace.runs.sources.options import SourceOptions
 
@@ -178,6 +179,22 @@ def test_rows_are_lines(tmp_path: Path) -> None:
         {"n": 3, "key": "k3", "status": "succeeded", "result": None, "attempts": 0,
          "timings": None},
     ]  # fmt: skip
+
+
+def test_rows_are_lines_for_every_reader() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    raw = msgspec.Raw(msgspec.json.encode(text))
+    error = Failure(type="handler-error", message=text, retryable=False)
+    succeeded = Row(0, text, "succeeded", result=raw, carried={text: raw})
+    for line in (
+        row_line(succeeded),
+        row_line(Row(1, text, "failed", error=error)),
+        answer_line("batch_1", "batch_1.0", succeeded),
+        answer_line("batch_1", "batch_1.1", Row(1, text, "failed", error=error)),
+    ):
+        assert len(line.decode().splitlines()) == 1
+    found = json.loads(row_line(succeeded))
+    assert (found["key"], found["result"], found[text]) == (text, text, text)
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"n":9,"key":"k9","status":"succe'])

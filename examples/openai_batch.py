@@ -42,7 +42,7 @@ def ended(client: OpenAI, batch: Any) -> Any:
 
 def rows(client: OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return (
-        [json.loads(row) for row in client.files.content(file_id).text.splitlines()]
+        [json.loads(row) for row in client.files.content(file_id).text.split("\n") if row]
         if file_id
         else []
     )

@@ -57,7 +57,7 @@ def wait(client: Any, batch_id: str) -> Any:
 def rows(client: Any, file_id: str | None) -> list[dict[str, Any]]:
     if file_id is None:
         return []
-    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    return [json.loads(line) for line in client.files.content(file_id).text.split("\n") if line]
 
 
 def answer(prompt: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def main() -> int:
         api_key=os.environ.get("HEADRACE_API_KEY", "none"),
     )
     try:
-        prompts = [line for line in given.prompts.read_text().splitlines() if line.strip()]
+        prompts = [line for line in given.prompts.read_text().split("\n") if line.strip()]
     except OSError as error:
         parser.error(f"{given.prompts} cannot be read: {error.strerror}")
     batch_id = given.batch or start(client, prompts, given.model)

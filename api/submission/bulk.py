@@ -38,6 +38,7 @@ from headrace.errors import (
     StoreUnavailable,
     Throttled,
 )
+from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import Waiting, fresh_line, job_object
@@ -148,7 +149,7 @@ class BulkSubmitter:
             if row.request is not None
         }
         waits = {one: await self._services.model_statuses.waiting_for(*one) for one in asked}
-        return b"\n".join([*(self._answer(row, waits) for row in rows), b""])
+        return without_line_ends(b"\n".join([*(self._answer(row, waits) for row in rows), b""]))
 
     def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
         lines, accepted = [], 0
@@ -162,7 +163,7 @@ class BulkSubmitter:
             lines.append(self._answer(row, {}))
         if accepted:
             lines.append(b'{"accepted":%d}' % accepted)
-        return b"\n".join([*lines, b""])
+        return without_line_ends(b"\n".join([*lines, b""]))
 
     async def _within_rate(self, rows: Sequence[BulkLine]) -> AsyncIterator[Sequence[BulkLine]]:
         """Yield the lines as the key's rate allows them; after `hold_s` refuse those that are left.

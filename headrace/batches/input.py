@@ -20,6 +20,7 @@ from headrace.batches.store import (
     endpoint_version,
 )
 from headrace.errors import InvalidRequest
+from headrace.jobs.media_types import BOM, UTF16_MARKS
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 from headrace.openai.batch_lines import line_job
 from headrace.redis.keys import STEPS
@@ -36,8 +37,6 @@ ERRORS_MAX: Final = 100
 #: A validation calls `check_stop` after this many lines.
 _CHECK_LINES: Final = 1000
 _DIGEST_BYTES: Final = 16
-BOM: Final = b"\xef\xbb\xbf"
-_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 class BatchLine(NamedTuple):
@@ -282,7 +281,7 @@ class Requests:
 
 
 def _decoded(text: bytes) -> _LineFields:
-    if text.startswith(_UTF16):
+    if text.startswith(UTF16_MARKS):
         raise BadLine("invalid_json_line", "the file is UTF-16; convert it to UTF-8")
     try:
         if not text.isascii():

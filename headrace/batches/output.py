@@ -19,6 +19,7 @@ from headrace.batches.store import (
 )
 from headrace.client.models import Failure
 from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
+from headrace.jobs.encoding import without_line_ends
 from headrace.openai.batch_lines import line_answer
 from headrace.openai.errors import failure_of, openai_error
 from headrace.redis.fields import BatchField
@@ -66,7 +67,7 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
         "response": response,
         "error": None if error is None else {"code": error.type, "message": error.message},
     }
-    return _ENCODER.encode(document) + b"\n"
+    return without_line_ends(_ENCODER.encode(document)) + b"\n"
 
 
 def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:

@@ -127,7 +127,7 @@ def recorded(file: Path) -> tuple[float, ...]:
         InvalidRequest: the file cannot be read, has no arrival, or a line is neither.
     """
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidRequest(

@@ -6,7 +6,6 @@ Headrace's jobs API with a submit that waits, TorchServe's predictions, and Trit
 
 from __future__ import annotations
 
-import mimetypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 
 from headrace.bench.measurement import Protocol
 from headrace.errors import InvalidRequest
-from headrace.jobs.media_types import BINARY_TYPE, image_type
+from headrace.jobs.media_types import BINARY_TYPE, image_type, type_by_name
 
 #: The most inputs that a target keeps in memory.
 INPUTS_MAX: Final = 1000
@@ -99,9 +98,7 @@ def read_inputs(path: Path, content_type: str = "") -> tuple[list[Input], str]:
 
 def _read(file: Path, content_type: str) -> Input:
     body = file.read_bytes()
-    guessed, packed = mimetypes.guess_type(file.name)
-    by_name = None if packed else guessed
-    return Input(body, content_type or by_name or image_type(body) or BINARY_TYPE)
+    return Input(body, content_type or type_by_name(file.name) or image_type(body) or BINARY_TYPE)
 
 
 def target_for(

@@ -16,7 +16,6 @@ Pillow and numpy are recognised if the caller has imported them; this module nev
 from __future__ import annotations
 
 import io
-import mimetypes
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ from typing_extensions import override
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, nested_binaries
-from headrace.jobs.media_types import BINARY_TYPE, image_type, is_json
+from headrace.jobs.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"
@@ -103,21 +102,23 @@ def encode_input(value: Any, content_type: str | None = None) -> bytes:
 def _file(path: Path, content_type: str | None) -> bytes:
     try:
         body = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # ValueError: the name has a NUL, or characters that no file name can have.
+        why = error.strerror if isinstance(error, OSError) else None
+        is_folder = isinstance(error, IsADirectoryError)
         raise InvalidRequest(
-            f"the file {path} cannot be read: {error.strerror or error}",
-            hint="Send the files of a folder one by one." if path.is_dir() else "Check the path.",
+            f"the file {str(path)!a} cannot be read: {why or error}",
+            hint="Send the files of a folder one by one." if is_folder else "Check the path.",
         ) from error
-    guessed, packed = mimetypes.guess_type(path.name)
-    # For x.json.gz, guess_type returns the type of the compressed content.
-    by_name = None if packed else guessed
-    return _body(body, content_type or by_name or image_type(body) or BINARY_TYPE, str(path))
+    kind = content_type or type_by_name(path.name) or image_type(body) or BINARY_TYPE
+    return _body(body, kind, str(path))
 
 
 def _body(body: bytes, content_type: str, where: str = "the input") -> bytes:
     kind = content_type.partition(";")[0].strip().lower()
     if not is_json(kind):
         return binary_input(body, content_type)
+    body = body.removeprefix(BOM)
     try:
         body.decode()
         text = bytes(msgspec.json.decode(body, type=msgspec.Raw))

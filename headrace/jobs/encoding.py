@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, is_json
+from headrace.jobs.media_types import BINARY_TYPE, BOM, JSON_TYPE, is_json
 
 #: Is called with each JSON text before it is parsed, and may raise.
 Guard: TypeAlias = Callable[[bytes], None]
@@ -36,9 +36,26 @@ _PLAIN_TYPES: Final = frozenset({int, float, str, bool, type(None)})
 #: A name that needs no quotes in a path (headrace/config/json_path.py).
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
+_LINE_ENDS: Final = tuple(
+    (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
+)
+
 #: A longer input in our form is decoded in one pass, as binascii takes five times as long for its
 #: base64. If that fails, the slow way finds the reason.
 _ONE_PASS_BYTES: Final = 1000
+
+
+def without_line_ends(text: bytes) -> bytes:
+    """Return JSON text without the characters at which some readers of lines split it.
+
+    Python's `str.splitlines` and JavaScript of before 2019 take U+0085, U+2028 and U+2029 for the
+    end of a line. JSON has them only in strings, where an escape is the same character.
+    """
+    if text.isascii():
+        return text
+    for raw, escaped in _LINE_ENDS:
+        text = text.replace(raw, escaped)
+    return text
 
 
 def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
@@ -332,7 +349,7 @@ def _typed(body: bytes, content_type: str, guard: Guard | None) -> tuple[Any, st
         return loads(body), content_type
     if kind.startswith("text/"):
         try:
-            return body.decode(), content_type
+            return body.removeprefix(BOM).decode(), content_type
         except UnicodeDecodeError as error:
             raise InvalidRequest(
                 f"the input has the type {kind} but is not UTF-8: {error}"

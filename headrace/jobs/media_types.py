@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
+import mimetypes
 import struct
 from typing import Final
 
 JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
+#: The byte order mark that some editors write before text. It is no part of the text.
+BOM: Final = codecs.BOM_UTF8
+#: The marks of UTF-16, which is no text here.
+UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
+#: Only Python's own table: with the host's, a type would depend on the host.
+_TYPES: Final = mimetypes.MimeTypes()
 _SIGNATURES: Final = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -33,6 +41,16 @@ def image_type(body: bytes) -> str:
         if body.startswith(signature):
             return kind
     return "image/webp" if body[:4] == b"RIFF" and body[8:12] == b"WEBP" else ""
+
+
+def type_by_name(name: str) -> str | None:
+    """Return the media type of a file or object by the end of its name; None if that shows none.
+
+    A packed file (`x.json.gz`) has no type of its own: its name is that of the content.
+    """
+    # With "./", a colon in a name does not make it a URL.
+    kind, packing = _TYPES.guess_type(f"./{name.rpartition('/')[2]}", strict=False)
+    return None if packing else kind
 
 
 def is_json(kind: str) -> bool:

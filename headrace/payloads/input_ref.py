@@ -10,7 +10,6 @@ root cannot lead a reader out of it, or replace the file after the check.
 from __future__ import annotations
 
 import errno
-import mimetypes
 import os
 import re
 import stat
@@ -27,6 +26,7 @@ from headrace.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
+from headrace.jobs.media_types import BINARY_TYPE, type_by_name
 from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s3_client
 from headrace.payloads.store import PayloadMissing
 
@@ -46,8 +46,6 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 # Without O_NONBLOCK, opening a fifo waits for its writer.
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LINKS: Final = frozenset({errno.ELOOP, errno.EMLINK})
-#: Only Python's own table: with the host's, a job's type would depend on the host.
-_TYPES: Final = mimetypes.MimeTypes()
 
 
 class _File(NamedTuple):
@@ -62,8 +60,7 @@ class _Object(NamedTuple):
 
 def type_of(reference: str) -> str:
     """Return the content type of a name by its suffix, else `application/octet-stream`."""
-    kind, encoding = _TYPES.guess_type(reference.rpartition("/")[2], strict=False)
-    return kind if kind is not None and encoding is None else "application/octet-stream"
+    return type_by_name(reference) or BINARY_TYPE
 
 
 class InputRefs:

@@ -7,9 +7,12 @@ machine's role); none of them are settings.
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError, StoreFull, StoreUnavailable
 from headrace.payloads.store import missing
@@ -25,12 +28,20 @@ READ_TIMEOUT_S: Final = 30
 PAYLOAD_READ_TIMEOUT_S: Final = 10
 #: Tries of one request, with boto's own backoff between them.
 TRIES: Final = 2
+#: The longest pause before a read is repeated.
+_PAUSE_MAX_S: Final = 5.0
 #: Codes of an `S3Failure` that are not the server's own.
 NO_CREDENTIALS: Final = "no credentials"
 NO_ANSWER: Final = "no answer"
 #: Codes of S3 servers, which differ.
 ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchVersion"})
 OUT_OF_RANGE: Final = frozenset({"InvalidRange", "416"})
+#: What a server reports that has too much to do, or fails for a moment.
+_BUSY: Final = frozenset({
+    "SlowDown", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException",
+    "RequestLimitExceeded", "TooManyRequests", "BandwidthLimitExceeded", "RequestTimeout",
+    "429", "500", "502", "503", "504",
+})  # fmt: skip
 _NO_ROOM: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 
 
@@ -39,6 +50,7 @@ def s3_client(
     threads: int,
     tries: int = TRIES,
     read_timeout_s: int = READ_TIMEOUT_S,
+    mode: Literal["standard", "adaptive"] = "standard",
 ) -> S3Client:
     """Return a client of an S3 server. It connects on first use; any thread may use it.
 
@@ -47,6 +59,7 @@ def s3_client(
         threads: how many threads will use it.
         tries: how often one request is tried.
         read_timeout_s: how long the server may send nothing.
+        mode: with `adaptive`, the client sends fewer requests when the server asks for that.
 
     Raises:
         ConfigError: boto3 is not installed, or cannot make a client from its configuration.
@@ -62,7 +75,7 @@ def s3_client(
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=read_timeout_s,
-        retries={"total_max_attempts": tries, "mode": "standard"},
+        retries={"total_max_attempts": tries, "mode": mode},
         max_pool_connections=threads,
         # Not all servers besides AWS know the newer checksums.
         request_checksum_calculation="when_required",
@@ -108,6 +121,10 @@ class Bucket:
     `StoreUnavailable`.
     """
 
+    #: For how long a read is repeated, while the server is busy or its answers break off. One that
+    #: breaks off is repeated once in any case.
+    patience_s = 0.0
+
     def __init__(self, name: str, client: Any) -> None:
         self.name = name
         self.client: Any = client
@@ -125,19 +142,24 @@ class Bucket:
         if start or length is not None:
             last = "" if length is None else str(start + length - 1)
             options["Range"] = f"bytes={start}-{last}"
+        start_s = time.monotonic()
         with self.errors(key, reading=True):
-            try:
-                found = self.client.get_object(Bucket=self.name, Key=key, **options)
-            except self.client.exceptions.ClientError as error:
-                if not etag and _failure(error, key).code in OUT_OF_RANGE:
-                    return b""
-                raise
-            stream = found["Body"]
-            if length is None or found["ContentLength"] <= length:
-                return bytes(stream.read())
-            # This server ignores ranges, and its answer may have any length.
-            with closing(stream):
-                return bytes(stream.read(length))
+            for attempt in count():
+                in_body = False
+                try:
+                    found = self.client.get_object(Bucket=self.name, Key=key, **options)
+                    in_body = True
+                    return _body(found, length)
+                except _boto_errors() as error:
+                    code = _failure(error, key).code
+                    if not etag and code in OUT_OF_RANGE:
+                        return b""
+                    patient = time.monotonic() - start_s < self.patience_s
+                    if not (code in _BUSY | {NO_ANSWER} and (patient or (in_body and not attempt))):
+                        raise
+                if self.patience_s:
+                    time.sleep(random.uniform(0.5, 1) * min(_PAUSE_MAX_S, 0.1 * 2**attempt))  # noqa: S311
+        raise AssertionError  # the loop has no end
 
     def size(self, key: str) -> int:
         """Return the length of an object in bytes."""
@@ -199,6 +221,15 @@ class Bucket:
         return StoreUnavailable(
             "the S3 server does not answer as expected", hint="Try again later."
         )
+
+
+def _body(answer: Any, length: int | None) -> bytes:
+    stream = answer["Body"]
+    if length is None or answer["ContentLength"] <= length:
+        return bytes(stream.read())
+    # This server ignores ranges, and its answer may have any length.
+    with closing(stream):
+        return bytes(stream.read(length))
 
 
 def _boto_errors() -> tuple[type[Exception], ...]:

@@ -90,7 +90,9 @@ def source_for(name: str, options: SourceOptions) -> Source:
     if kind is not None and "://" not in name and not Path(name).is_dir():
         options.refuse(*kind.unused, of=name)
         return kind.open(local_files(name, options.output), options)
-    if "://" not in name and (Path(name).is_dir() or is_pattern(name)):
+    if "://" not in name and (
+        Path(name).is_dir() or (is_pattern(name) and not Path(name).exists())
+    ):
         options.refuse("input", "key", "delimiter", of=name)
         return FolderSource(name, options)
     if "://" not in name and not Path(name).exists():

@@ -36,6 +36,7 @@ from api.routes.jobs.job import visible_job, write_nothing
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
+from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.serialization import Waiting, job_object
@@ -210,7 +211,7 @@ def frame(event_id: str, name: str, data: bytes) -> bytes:
 
     Line breaks in the user's JSON are between tokens only; the client joins the lines.
     """
-    lines = b"".join(b"data: %s\n" % line for line in _LINES.split(data))
+    lines = b"".join(b"data: %s\n" % line for line in _LINES.split(without_line_ends(data)))
     return b"id: %s\nevent: %s\n%s\n" % (event_id.encode(), name.encode(), lines)
 
 

@@ -45,6 +45,7 @@ from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
 from headrace.access.api_key import Caller
 from headrace.errors import BrokerError, JobNotFound
+from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
 from headrace.queue.piece_log import LogEntry
@@ -322,13 +323,16 @@ class _Lines:
     def text(self, event: PieceEvent) -> bytes:
         match event:
             case Pieces(last, pieces):
-                return b'{"index":%d,"pieces":%s}\n' % (last, msgspec.json.encode(pieces))
+                return b'{"index":%d,"pieces":%s}\n' % (
+                    last,
+                    without_line_ends(msgspec.json.encode(pieces)),
+                )
             case Restarted(index):
                 return b'{"index":%d,"restarted":true}\n' % index
             case Missing(first, last):
                 return b'{"index":%d,"missing":[%d,%d]}\n' % (last, first, last)
             case Ended(after, job):
-                return b'{"index":%d,"job":%s}\n' % (after, job_object(job))
+                return b'{"index":%d,"job":%s}\n' % (after, without_line_ends(job_object(job)))
 
     def broken_off(self) -> None:
         """The last line is not that of the job."""

@@ -38,6 +38,7 @@ from api.services import Services
 from headrace.errors import (
     HeadraceError,
 )
+from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job
 from headrace.openai.answers import (
     Answer,
@@ -257,7 +258,7 @@ async def _write_answers(
     try:
         await asyncio.gather(*tasks)
     except HeadraceError as error:
-        await put(write_alone, b"data: %s\n\n" % envelope(error).body)
+        await put(write_alone, b"data: %s\n\n" % without_line_ends(envelope(error).body))
         return False
     finally:
         for task in tasks:
@@ -272,4 +273,4 @@ async def _write_answers(
 
 
 def _event(chunk: Answer) -> bytes:
-    return b"data: %s\n\n" % msgspec.json.encode(chunk)
+    return b"data: %s\n\n" % without_line_ends(msgspec.json.encode(chunk))

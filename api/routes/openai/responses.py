@@ -40,6 +40,7 @@ from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
 from headrace.errors import Conflict, HeadraceError, InvalidParameter, JobNotFound, TooManyStreams
+from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.openai.answers import Generation, read_generation
 from headrace.openai.errors import openai_error
@@ -322,7 +323,8 @@ class _EventStream:
 
     def _text(self, events: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(
-            b"event: %s\ndata: %s\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+            b"event: %s\ndata: %s\n\n"
+            % (event["type"].encode(), without_line_ends(msgspec.json.encode(event)))
             for event in events
             if event["sequence_number"] > self._after
         )

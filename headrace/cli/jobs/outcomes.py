@@ -19,6 +19,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared import output
+from headrace.jobs.encoding import without_line_ends
 
 if TYPE_CHECKING:
     from headrace.client.models import Job
@@ -168,7 +169,7 @@ class ResumeFile:
             OSError: the disk is full, or the file can no longer be written.
         """
         try:
-            self._file.write(self._encoder.encode(record) + b"\n")
+            self._file.write(without_line_ends(self._encoder.encode(record)) + b"\n")
             self._file.flush()
         except OSError:
             self._broken = True

@@ -46,8 +46,9 @@ def run(
         ...,
     ),
     column: str | None = option(
-        "--input COLUMN",
-        "Column that is the input; the others are copied to the output (default: the whole row).",
+        "--input COLUMNS",
+        "Column that is the input, or several (a,b) that are an object; the others are copied to "
+        "the output (default: the whole row).",
     ),
     key: str | None = option(
         "--key COLUMN", "Column with the key of an input (default: its position)."

@@ -14,6 +14,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.jobs.encoding import without_line_ends
 
 if TYPE_CHECKING:
     from headrace.client.models import Job
@@ -54,7 +55,7 @@ def unknown_job(job_id: str) -> ExitCode:
 
 def json_text(value: object) -> str:
     """Return a JSON value as one line, without its end."""
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return without_line_ends(msgspec.json.encode(value, enc_hook=str)).decode()
 
 
 def json_line(value: object) -> None:
@@ -244,7 +245,7 @@ def size(number: float) -> str:
 
 def as_json(value: Any) -> str:
     """Return a JSON value on one line."""
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return json_text(value)
 
 
 def confirm(question: Callable[[], str], *, yes: bool) -> None:

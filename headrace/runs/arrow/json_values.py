@@ -4,7 +4,7 @@
 |---|---|
 | integers, floats, booleans, text, null | the same; NaN and infinity become null |
 | binary | `{"content_type", "base64"}`, as in results |
-| timestamps, dates, times | text in ISO 8601 |
+| timestamps, dates, times | text in ISO 8601, with the digits of the column's unit |
 | decimals | text |
 | durations | the whole number of the column's unit |
 | lists, structs | lists, objects |
@@ -31,11 +31,17 @@ from headrace.jobs.media_types import BINARY_TYPE, image_type
 _Convert: TypeAlias = Callable[[Any], Any] | None
 
 _ENCODER: Final = msgspec.json.Encoder()
-#: A timestamp in ISO 8601: whole seconds, the digits of the fraction, the zone.
-_TIMESTAMP: Final = re.compile(r"(.*?)(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?")
+#: A timestamp in ISO 8601: year, whole seconds, the digits of the fraction, the zone.
+_TIMESTAMP: Final = re.compile(
+    r"([+-]?\d{4,})(-\d\d-\d\dT.*?)(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?"
+)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _SECOND: Final = datetime.timedelta(seconds=1)
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_S: Final = 86_400
+#: The calendar repeats itself after 400 years.
+_CYCLE_YEARS: Final = 400
+_CYCLE_S: Final = 146_097 * _DAY_S
 
 
 def to_json(array: pa.Array) -> list[msgspec.Raw]:
@@ -68,11 +74,7 @@ def from_values(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _python_values(array: pa.Array, convert: _Convert) -> list[Any]:
-    try:
-        values = array.cast(_python_type(array.type, exact=False)).to_pylist()
-    except (pa.ArrowInvalid, ValueError, OverflowError):
-        # Python's own types have no nanoseconds, and no years beyond 9999.
-        values = array.cast(_python_type(array.type, exact=True)).to_pylist()
+    values = array.cast(_map_type(array.type, _python_type)).to_pylist()
     return values if convert is None else [convert(value) for value in values]
 
 
@@ -100,30 +102,20 @@ def _map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -
     return change(kind)
 
 
-def _python_type(kind: pa.DataType, *, exact: bool) -> pa.DataType:
-    """Return the type whose Python values msgspec encodes as the JSON of the table above.
+def _python_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type whose Python values `_to_json` converts to the JSON of the table above.
 
-    Args:
-        kind: a column's type.
-        exact: Arrow formats dates and times, instead of Python.
+    Arrow formats dates and times: Python's types have no nanoseconds, and no years beyond 9999.
     """
-
-    def leaf(inner: pa.DataType) -> pa.DataType:
-        if isinstance(inner, pa.BaseExtensionType):
-            return _map_type(inner.storage_type, leaf)
-        if types.is_dictionary(inner):
-            return _map_type(inner.value_type, leaf)
-        if types.is_duration(inner):
-            return pa.int64()
-        if exact and types.is_temporal(inner):
-            return pa.string()
-        if types.is_timestamp(inner) and inner.unit == "ns":
-            return pa.timestamp("us", inner.tz)
-        if types.is_time(inner) and inner.unit == "ns":
-            return pa.time64("us")
-        return inner
-
-    return _map_type(kind, leaf)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _map_type(kind.storage_type, _python_type)
+    if types.is_dictionary(kind):
+        return _map_type(kind.value_type, _python_type)
+    if types.is_duration(kind):
+        return pa.int64()
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    return kind
 
 
 def _to_json(kind: pa.DataType) -> _Convert:
@@ -132,6 +124,8 @@ def _to_json(kind: pa.DataType) -> _Convert:
         return _to_json(kind.storage_type)
     if _is_binary(kind):
         return _unless_null(binary_json)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return _unless_null(_iso_8601)
     if types.is_struct(kind):
         converts = {field.name: one for field in kind if (one := _to_json(field.type)) is not None}
         if not converts:
@@ -153,7 +147,9 @@ def _from_json(kind: pa.DataType) -> _Convert:
     if types.is_timestamp(kind):
         return _unless_null(lambda text: _ticks(text, _PER_SECOND[kind.unit]))
     if types.is_date(kind):
-        return _unless_null(datetime.date.fromisoformat)
+        unit = "s" if types.is_date32(kind) else "ms"
+        per_tick = _DAY_S if unit == "s" else 1
+        return _unless_null(lambda text: _ticks(text + "T00:00:00", _PER_SECOND[unit]) // per_tick)
     if types.is_decimal(kind):
         return _unless_null(Decimal)
     if types.is_struct(kind):
@@ -191,6 +187,25 @@ def binary_body(value: dict[str, str]) -> bytes:
     return base64.b64decode(value["base64"], validate=True)
 
 
+def _iso_8601(text: str) -> str:
+    """Return a date or timestamp as Arrow formats it in ISO 8601.
+
+    Raises:
+        ValueError: Arrow cannot format it.
+    """
+    if text.startswith("<"):
+        raise ValueError(f"a date or time has no text: {text.strip('<>')}")
+    date, space, time = text.partition(" ")
+    if len(date) != 10:
+        # A year with more than four digits has a sign.
+        date = date if date.startswith("-") else f"+{date}"
+    if not space:
+        return date
+    if time[-5:-4] in ("+", "-"):
+        time = f"{time[:-2]}:{time[-2:]}"
+    return f"{date}T{time}"
+
+
 def _ticks(text: str, per_second: int) -> int:
     """Return a timestamp in units of 1 / `per_second` s since 1970; without a zone it is UTC.
 
@@ -200,9 +215,12 @@ def _ticks(text: str, per_second: int) -> int:
     found = _TIMESTAMP.fullmatch(text)
     if found is None:
         raise ValueError("not a time in ISO 8601")
-    at = datetime.datetime.fromisoformat(found[1] + (found[3] or "+00:00"))
-    fraction = int((found[2] or "").ljust(9, "0"))
-    return (at - _EPOCH) // _SECOND * per_second + fraction * per_second // 10**9
+    # Python's years end at 9999.
+    cycles, year = divmod(int(found[1]) - 2000, _CYCLE_YEARS)
+    at = datetime.datetime.fromisoformat(f"{year + 2000}{found[2]}{found[4] or '+00:00'}")
+    fraction = int((found[3] or "").ljust(9, "0"))
+    seconds = (at - _EPOCH) // _SECOND + cycles * _CYCLE_S
+    return seconds * per_second + fraction * per_second // 10**9
 
 
 def _unless_null(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

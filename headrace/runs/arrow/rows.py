@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from headrace.jobs.encoding import without_line_ends
 from headrace.runs.arrow.json_values import binary_body, from_values, to_json
 
 #: About the bytes and the number of lines that are decoded together.
@@ -92,7 +93,7 @@ def read_parquet(path: Path, out: BinaryIO) -> None:
             for at, has_result in enumerate(succeeded):
                 absent = "error" if has_result else "result"
                 row = {name: msgspec.Raw(values[at]) for name, values in columns if name != absent}
-                out.write(msgspec.json.encode(row) + b"\n")
+                out.write(without_line_ends(msgspec.json.encode(row)) + b"\n")
 
 
 def is_json(field: pa.Field) -> bool:

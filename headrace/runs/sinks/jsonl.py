@@ -12,6 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
+from headrace.jobs.encoding import without_line_ends
 from headrace.payloads.file_store import sync_folder
 from headrace.runs.checkpoint_file import LocalCheckpoints, same_file
 from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink
@@ -39,10 +40,11 @@ def row_line(row: Row) -> bytes:
     else:
         name, value = b"error", _encode(row.error)
     # Results and timings are JSON text already: formatting is faster than an encoder for each row.
-    return b'{"n":%d,"key":%b,"status":%b,"%b":%b,"attempts":%d,"timings":%b%b\n' % (
+    line = b'{"n":%d,"key":%b,"status":%b,"%b":%b,"attempts":%d,"timings":%b%b\n' % (
         row.n, _encode(row.key), _STATUS[row.status], name, value, row.attempts,
         row.timings or _NULL, b",%b" % _encode(row.carried)[1:] if row.carried else b"}",
     )  # fmt: skip
+    return without_line_ends(line)
 
 
 class JsonlSink(Sink):

@@ -1,4 +1,4 @@
-"""Rows of CSV files: one column is the input, the others are carried as text.
+"""Rows of CSV files: a row or some of its columns are the input; the others are carried as text.
 
 The first row names the columns. A quoted cell may contain line feeds. A broken row becomes an item
 with an error, and the rows behind it are read as usual. Broken means too many or too few cells, a
@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.media_types import is_json
+from headrace.jobs.media_types import BOM, is_json
 from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import (
     BROKEN,
@@ -26,16 +26,24 @@ from headrace.runs.sources.files import (
     cut_off,
     is_gzip,
     open_unpacked,
+    text_start,
 )
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.table import END, Item, TableSource, check_column, input_column
+from headrace.runs.sources.table import (
+    END,
+    InputColumns,
+    Item,
+    TableSource,
+    check_column,
+    check_twice,
+    input_columns,
+    media_type,
+)
 
 #: The longest row; a quote that is never closed would otherwise fill the memory.
 ROW_MAX_BYTES: Final = 64 << 20
 #: The names of delimiters for `--delimiter`.
 DELIMITERS: Final = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
-_BOM: Final = b"\xef\xbb\xbf"
-_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -132,7 +140,7 @@ class _Header(NamedTuple):
     """The first row, which columns of it are the input and the key, and where the second begins."""
 
     columns: list[str]
-    input: int
+    input: InputColumns
     key: int | None
     at: int
     number: int
@@ -152,7 +160,7 @@ class CsvSource(TableSource):
         is_tsv = files[0].name.lower().removesuffix(".gz").endswith(".tsv")
         usual = "\t" if is_tsv else ","
         self._delimiter = usual if options.delimiter is None else _delimiter(options.delimiter)
-        self._json = is_json((options.content_type or "").partition(";")[0].strip().lower())
+        self._json = is_json(media_type(options.content_type))
         # This limit is the process's; a cell that is longer than a row may be fails with its row.
         csv.field_size_limit(max(csv.field_size_limit(), ROW_MAX_BYTES))
 
@@ -197,33 +205,39 @@ class CsvSource(TableSource):
         if wrong:
             error = InvalidRequest(f"{file.name}, line {row.line}: {wrong}")
             return Item(str(row.line), error, row.at)
-        carried: Carried = {
-            name: msgspec.Raw(_ENCODE(cell)) for name, cell in zip(columns, cells, strict=True)
-        }
-        del carried[columns[header.input]]
+        others = dict(zip(columns, cells, strict=True))
         key = "" if header.key is None else cells[header.key]
-        value: Any = cells[header.input]
-        if self._json:
-            try:
-                value = msgspec.Raw(msgspec.json.format(value.encode(), indent=-1))
-                msgspec.json.decode(value)
-            except (msgspec.DecodeError, UnicodeError) as error:
-                value = InvalidRequest(
-                    f"{file.name}, line {row.line}, column {columns[header.input]!r}: "
-                    f"not JSON: {error}"
-                )
+        value: Any
+        try:
+            named = {name: self._value(name, others.pop(name)) for name in header.input.names}
+        except ValueError as error:
+            value = InvalidRequest(f"{file.name}, line {row.line}, {error}")
+        else:
+            is_object = header.input.is_object
+            value = msgspec.Raw(_ENCODE(named)) if is_object else named[header.input.names[0]]
+        carried: Carried = {name: msgspec.Raw(_ENCODE(cell)) for name, cell in others.items()}
         return Item(str(row.line), value, row.at, carry(carried), key)
+
+    def _value(self, column: str, cell: str) -> str | msgspec.Raw:
+        """Return a cell of the input: text, or JSON if the content type is JSON.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        if not self._json:
+            return cell
+        try:
+            value = msgspec.Raw(msgspec.json.format(cell.encode(), indent=-1))
+            msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            why = error if cell else "the cell is empty"
+            raise ValueError(f"column {column!r}: not JSON: {why}") from None
+        return value
 
     def _header(self, file: SourceFile) -> _Header:
         with closing(open_unpacked(file)) as stream:
             try:
-                start = stream.read(len(_BOM))
-                if start.startswith(_UTF16):
-                    raise ConfigError(
-                        f"{file.name} is UTF-16, not UTF-8",
-                        hint="Convert it: iconv -f UTF-16 -t UTF-8.",
-                    )
-                begin = len(_BOM) if start == _BOM else 0
+                begin = text_start(file.name, stream.read(len(BOM)))
                 stream.seek(begin)
                 row = next(_Rows(stream, self._delimiter, begin, 0), None)
             except BROKEN as error:
@@ -239,16 +253,13 @@ class CsvSource(TableSource):
 
     def _named(self, file: SourceFile, row: _Row) -> _Header:
         columns, options = row.cells, self.options
-        twice = next((name for name in columns if columns.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"{file.name}, line 1: two columns are called {twice!r}")
+        check_twice(columns, f"{file.name}, line 1")
         if len(columns) == 1 and columns[0] != options.input:
             self._check_delimiter(file, columns[0])
-        column = input_column(columns, options.input, file.name)
         key = None
         if options.key is not None:
             key = columns.index(check_column(columns, options.key, file.name))
-        return _Header(columns, columns.index(column), key, *row.at)
+        return _Header(columns, input_columns(columns, options, file.name), key, *row.at)
 
     def _check_delimiter(self, file: SourceFile, column: str) -> None:
         """Refuse a table of one column whose name contains another delimiter."""

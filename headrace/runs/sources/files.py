@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from glob import iglob
+from glob import escape, iglob
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, cast
@@ -22,7 +22,14 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
-from headrace.runs.sources.patterns import expand_braces, is_of_output, is_pattern, path_text
+from headrace.jobs.media_types import BOM, UTF16_MARKS
+from headrace.runs.sources.patterns import (
+    expand_braces,
+    is_of_output,
+    is_pattern,
+    path_text,
+    plain_parts,
+)
 
 READ_BYTES: Final = 1 << 20
 #: What a read raises if gzip data is broken or ends too early.
@@ -169,7 +176,7 @@ def local_files(name: str, output: str = "") -> list[SourceFile]:
             own = str(Path(output).resolve()) if output else ""
             paths = sorted(
                 path
-                for path in map(Path, iglob(one, recursive=True))
+                for path in map(Path, iglob(_glob(one), recursive=True))
                 if path.is_file() and not is_of_output(str(path.resolve()), own)
             )
             if not paths:
@@ -180,6 +187,13 @@ def local_files(name: str, output: str = "") -> list[SourceFile]:
         else:
             files.append(LocalFile(Path(one)))
     return files
+
+
+def _glob(pattern: str) -> str:
+    """Return a pattern whose existing folders are no patterns."""
+    parts = Path(pattern).parts
+    plain = plain_parts(parts)
+    return os.path.join(*map(escape, parts[:plain]), *parts[plain:])
 
 
 def short_names(files: Sequence[SourceFile]) -> list[str]:
@@ -199,6 +213,23 @@ def changed(file: SourceFile) -> Conflict:
         f"{file.name} has changed since the run began to read it",
         hint="Restore it, or start a new run with another output.",
     )
+
+
+def text_start(name: str, head: bytes) -> int:
+    """Return where text begins: behind its byte order mark, if it has one.
+
+    Args:
+        name: the file, for the message.
+        head: its first bytes.
+
+    Raises:
+        ConfigError: it is UTF-16.
+    """
+    if head.startswith(UTF16_MARKS):
+        raise ConfigError(
+            f"{name} is UTF-16, not UTF-8", hint="Convert it: iconv -f UTF-16 -t UTF-8."
+        )
+    return len(BOM) if head.startswith(BOM) else 0
 
 
 def cut_off(file: SourceFile, error: Exception) -> HeadraceError:

@@ -1,4 +1,4 @@
-"""Inputs from JSON lines: each line, or one column of it with the others carried."""
+"""Inputs from JSON lines: each line, or some of its columns with the others carried."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.jobs.encoding import parses
+from headrace.jobs.media_types import BOM
 from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import (
     BROKEN,
@@ -21,14 +23,14 @@ from headrace.runs.sources.files import (
     cut_off,
     is_gzip,
     open_unpacked,
+    text_start,
 )
-from headrace.runs.sources.table import END, Item, TableSource
+from headrace.runs.sources.table import END, Item, TableSource, is_list, picked
 
 #: A longer line is skipped; a file without line feeds would otherwise fill the memory.
 LINE_MAX_BYTES: Final = 256 << 20
 #: How many lines are searched for the named columns before anything is written.
 CHECKED_LINES: Final = 1000
-_BOM: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
@@ -41,6 +43,7 @@ class JsonlSource(TableSource):
 
     @override
     def describe(self) -> dict[str, Any]:
+        _check_lines(self.files[0])
         self._check_columns(self.files[0])
         return super().describe()
 
@@ -50,20 +53,20 @@ class JsonlSource(TableSource):
         Raises:
             ConfigError: none of the first lines has one of them, or the file cannot be read.
         """
-        named = {
-            name: flag
-            for name, flag in ((self.options.input, "--input"), (self.options.key, "--key"))
-            if name is not None
-        }
-        if not named:
+        wanted, key = self.options.input, self.options.key
+        if wanted is None and key is None:
             return
         known: dict[str, None] = {}
+        named: dict[str, str] = {}
         for columns in islice(_objects(file), CHECKED_LINES):
             known.update(dict.fromkeys(columns))
-            if all(name in known for name in named):
+            named = dict.fromkeys(picked(wanted, known) if wanted is not None else (), "--input")
+            if key is not None:
+                named.setdefault(key, "--key")
+            if known.keys() >= named.keys():
                 return
         for name, flag in named.items():
-            if known and name not in known:
+            if name not in known:
                 raise ConfigError(
                     f"{file.name}: none of its first lines has the column {name!r} of {flag}"
                     f"{did_you_mean(name, known)}",
@@ -95,7 +98,10 @@ class JsonlSource(TableSource):
                         place += _skip_line(stream)
                         yield _too_long(file, number, [place, number])
                         continue
-                    text = line.removeprefix(_BOM) if number == 1 else line
+                    if number == 1:
+                        text_start(file.name, line)
+                    # Several files may have been joined, each with its own mark.
+                    text = line.removeprefix(BOM)
                     if text and not text.isspace():
                         yield self._item(file, text, number, [place, number])
         except BROKEN as error:
@@ -118,20 +124,50 @@ class JsonlSource(TableSource):
             return Item(where, InvalidRequest(wrong), at)
         if column is None:
             return Item(where, _VALUE.decode(line), at, key=key)
-        value: Any = columns.pop(column, None)
-        if value is None:
-            near = did_you_mean(column, columns)
-            value = InvalidRequest(f"{file.name}, line {number}: has no column {column!r}{near}")
-        return Item(where, value, at, carry(columns), key)
+        value: Any
+        names = picked(column, columns)
+        missing = next((name for name in names if name not in columns), None)
+        if missing is not None:
+            near = did_you_mean(missing, columns)
+            value = InvalidRequest(f"{file.name}, line {number}: has no column {missing!r}{near}")
+        elif is_list(column, columns):
+            value = msgspec.Raw(msgspec.json.encode({name: columns[name] for name in names}))
+        else:
+            value = columns[column]
+        others = {name: text for name, text in columns.items() if name not in names}
+        return Item(where, value, at, carry(others), key)
+
+
+def _check_lines(file: SourceFile) -> None:
+    """Refuse a file that is one JSON document of several lines.
+
+    Raises:
+        ConfigError: neither of its first two lines is JSON, and the first begins a list or object.
+    """
+    first = list(islice(filter(bytes.strip, _lines(file)), 2))
+    if len(first) < 2 or not first[0].lstrip().startswith((b"[", b"{")):
+        return
+    if first[0].strip() not in (b"[", b"{") and any(map(parses, first)):
+        return
+    raise ConfigError(
+        f"{file.name}: its first lines are not JSON: it looks like one JSON document of many lines",
+        hint="Write one input to a line, for a list by: jq -c '.[]' FILE > LINES.jsonl.",
+    )
 
 
 def _objects(file: SourceFile) -> Iterator[Carried]:
     """Yield the lines of a file that are objects."""
+    for line in _lines(file):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield _OBJECT.decode(line)
+
+
+def _lines(file: SourceFile) -> Iterator[bytes]:
+    """Yield the lines of a file without byte order marks, as far as it can be read."""
     try:
         with closing(open_unpacked(file)) as stream:
             for line in iter(partial(stream.readline, LINE_MAX_BYTES), b""):
-                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    yield _OBJECT.decode(line.removeprefix(_BOM))
+                yield line.removeprefix(BOM)
     except BROKEN:
         return  # `read` reports it
     except OSError as error:

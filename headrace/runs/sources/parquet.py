@@ -1,4 +1,6 @@
-"""Rows of Parquet files: one column is the input, or a field of a struct (`image.bytes`).
+"""Rows of Parquet files: a row or some of its columns are the input.
+
+A column may be a field of a struct (`image.bytes`).
 
 Needs pyarrow (the extra `tables`). Each row of a row group that cannot be read becomes an item with
 an error. The rows of the other groups are read as usual.
@@ -25,7 +27,8 @@ from headrace.runs.sources.table import (
     Item,
     TableSource,
     check_column,
-    input_column,
+    check_twice,
+    input_columns,
     key_text,
 )
 
@@ -38,11 +41,18 @@ REMOTE_BUFFER_BYTES: Final = 8 << 20
 
 
 class _Columns(NamedTuple):
-    """The path to the input column, the key column, and the other columns."""
+    """Where the columns of the input are, the key column, and what of the others is carried.
 
-    input: list[str]
+    Attributes:
+        input: the path to each column of the input, by its name.
+        is_object: whether the input is an object of these columns.
+        carried: the type of what is left of each column without the input.
+    """
+
+    input: dict[str, list[str]]
+    is_object: bool
     key: str | None
-    others: list[str]
+    carried: dict[str, pa.DataType]
 
 
 class _At(NamedTuple):
@@ -73,12 +83,7 @@ class ParquetSource(TableSource):
         with ExitStack() as stack:
             schema = _open(file, stack).schema_arrow
         columns = self._columns(schema, file)
-        fields = []
-        for field in schema:
-            is_input = field.name == columns.input[0]
-            kind = _without(field.type, columns.input[1:]) if is_input else field.type
-            if kind is not None:
-                fields.append(pa.field(carried_as(field.name), kind))
+        fields = [pa.field(carried_as(name), kind) for name, kind in columns.carried.items()]
         return pa.schema(fields)
 
     @override
@@ -104,18 +109,22 @@ class ParquetSource(TableSource):
 
     def _columns(self, schema: pa.Schema, file: SourceFile) -> _Columns:
         names = schema.names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"{file.name}: two columns are called {twice!r}")
-        wanted = self.options.input
-        path = None if wanted is None or wanted in names else _path(schema, wanted)
-        if path is None:
-            known = names if wanted is None else [*names, *_inner_names(schema)]
-            path = [input_column(known, wanted, file.name)]
-        key = self.options.key
+        check_twice(names, file.name)
+        wanted, key = self.options.input, self.options.key
+        known = names if wanted is None else [*names, *_inner_names(schema)]
+        found = input_columns(known, self.options, file.name)
+        paths = {name: [name] if name in names else _path(schema, name) for name in found.names}
         if key is not None:
             check_column(names, key, file.name)
-        return _Columns(path, key, [name for name in names if name != path[0]])
+        carried: dict[str, pa.DataType] = {}
+        for field in schema:
+            kind: pa.DataType | None = field.type
+            for path in paths.values():
+                if path[0] == field.name and kind is not None:
+                    kind = _without(kind, path[1:])
+            if kind is not None:
+                carried[field.name] = kind
+        return _Columns(paths, found.is_object, key, carried)
 
     def _items(
         self, file: SourceFile, batch: pa.RecordBatch, columns: _Columns, at: _At
@@ -136,7 +145,7 @@ class ParquetSource(TableSource):
         for place, (value, key, carried) in enumerate(found):
             where = at.first + at.row + place
             if value is None:
-                column = ".".join(columns.input)
+                (column,) = columns.input
                 value = InvalidRequest(f"{file.name}, row {where}, column {column!r}: it is null")
             yield Item(str(where), value, [at.group, at.row + place + 1], carried, key)
 
@@ -146,29 +155,43 @@ def _values(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str
 
     All values are converted before the first row is returned, so that errors are raised here.
     """
-    name, inner = columns.input[0], columns.input[1:]
-    whole = batch.column(name)
-    inputs = to_values(pc.struct_field(whole, inner) if inner else whole)
-    carried = {other: to_json(batch.column(other)) for other in columns.others}
-    rest = _without(whole.type, inner) if inner else None
-    if rest is not None:
-        carried[name] = to_json(whole.cast(rest))
+    arrays = {name: _array(batch, path) for name, path in columns.input.items()}
+    inputs: list[Any]
+    if columns.is_object:
+        members = {name: to_json(array) for name, array in arrays.items()}
+        inputs = [
+            msgspec.Raw(msgspec.json.encode(dict(zip(members, row, strict=True))))
+            for row in zip(*members.values(), strict=True)
+        ]
+    else:
+        (array,) = arrays.values()
+        inputs = [
+            value if value is None or isinstance(value, (bytes, str))
+            else msgspec.Raw(msgspec.json.encode(value))
+            for value in to_values(array)
+        ]  # fmt: skip
+    carried = {
+        name: to_json(column if column.type == kind else column.cast(kind))
+        for name, kind in columns.carried.items()
+        for column in [batch.column(name)]
+    }
     keys = (
         None if columns.key is None else list(map(key_text, to_values(batch.column(columns.key))))
     )
-    sent = [
-        value if value is None or isinstance(value, (bytes, str))
-        else msgspec.Raw(msgspec.json.encode(value))
-        for value in inputs
-    ]  # fmt: skip
     return (
         (
             value,
             "" if keys is None else keys[place],
             carry({other: values[place] for other, values in carried.items()}),
         )
-        for place, value in enumerate(sent)
+        for place, value in enumerate(inputs)
     )
+
+
+def _array(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """Return a column, or the field of a struct at a path."""
+    column = batch.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
 def _open(file: SourceFile, stack: ExitStack) -> pq.ParquetFile:
@@ -221,16 +244,16 @@ def _raise_unless_data(file: SourceFile, error: Exception) -> None:
         raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
 
-def _path(schema: pa.Schema, wanted: str) -> list[str] | None:
-    """Return the names that lead to a field of a struct; None if it does not exist."""
+def _path(schema: pa.Schema, wanted: str) -> list[str]:
+    """Return the names that lead to a field of a struct; none if it does not exist."""
     for field in schema:
         if wanted.startswith(f"{field.name}.") and types.is_struct(field.type):
             rest = wanted[len(field.name) + 1 :]
             inner = pa.schema(list(field.type))
             below = [rest] if rest in inner.names else _path(inner, rest)
-            if below is not None:
+            if below:
                 return [field.name, *below]
-    return None
+    return []
 
 
 def _inner_names(schema: pa.Schema) -> Iterator[str]:

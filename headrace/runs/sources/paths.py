@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
@@ -20,8 +22,9 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
+from headrace.runs.sources.files import text_start
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.patterns import is_of_output, is_pattern, path_text, pattern_regex
+from headrace.runs.sources.patterns import is_of_output, path_text, pattern_regex, plain_parts
 
 #: The most names that are sorted in memory.
 SORTED_NAMES: Final = 100_000
@@ -29,10 +32,14 @@ _BLOCK_BYTES: Final = 1 << 16
 _END: Final = b"\0"
 #: A name in a folder, and whether it is a folder itself.
 _Name: TypeAlias = tuple[bytes, bool]
+#: A path below the folder, and why a folder there cannot be read; None for a file.
+_Found: TypeAlias = tuple[bytes, InvalidRequest | None]
 
 
 class FolderSource(Source):
     """Reads the files below a folder; hidden files and links to folders are skipped.
+
+    A folder below it that cannot be read is an input that fails alone.
 
     Args:
         name: a folder, or a pattern such as `photos/**/*.jpg`.
@@ -44,14 +51,13 @@ class FolderSource(Source):
 
     def __init__(self, name: str, options: SourceOptions) -> None:
         parts = Path(name).parts
-        plain = 0
-        while plain < len(parts) and not is_pattern(parts[plain]):
-            plain += 1
+        plain = plain_parts(parts)
         is_folder = Path(name).is_dir()
         below = "" if is_folder else "/".join(parts[plain:])
         self._folder = Path(name if is_folder else Path(*parts[:plain])).resolve()
         self._globs = (*options.glob, *([f"/{below}"] if below else []))
         self._matches = _matcher(options.glob, below)
+        self._reaches = _reacher(options.glob, below)
         self._own = str(Path(options.output).resolve()) if options.output else ""
         if not self._folder.is_dir():
             raise ConfigError(f"{name}: no such folder: {self._folder}")
@@ -81,27 +87,45 @@ class FolderSource(Source):
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
         # A cursor is the path of a file below the folder.
         behind = _path_of(after).split(b"/") if after is not None else []
-        for path in self._walk(b"", behind):
+        for path, unreadable in self._walk(b"", behind):
             name = os.fsdecode(path)
-            if self._is_input(name):
+            if unreadable is not None or self._is_input(name):
                 key = path.decode("utf-8", "backslashreplace")
-                yield Entry(n, key, self._folder / name, NOTHING_CARRIED, _cursor_of(path))
+                value = self._folder / name if unreadable is None else unreadable
+                yield Entry(n, key, value, NOTHING_CARRIED, _cursor_of(path))
                 n += 1
 
     def _is_input(self, path: str) -> bool:
         """Return whether a file below the folder is an input; the run's own files are not."""
         return self._matches(path) and not is_of_output(f"{self._folder}/{path}", self._own)
 
-    def _walk(self, below: bytes, after: Sequence[bytes]) -> Iterator[bytes]:
-        for name, is_folder in self._sorted_names(below):
+    def _walk(self, below: bytes, after: Sequence[bytes]) -> Iterator[_Found]:
+        try:
+            names = self._sorted_names(below)
+        except OSError as error:
+            unreadable = self._unreadable(below, error)
+            if after or not below:
+                raise ConfigError(unreadable.message) from None
+            yield below.removesuffix(b"/"), unreadable
+            return
+        for name, is_folder in names:
             if after and name < after[0]:
                 continue
             path = below + name
             reached = bool(after) and name == after[0]
+            if reached and len(after) == 1:
+                continue
             if is_folder:
                 yield from self._walk(path + b"/", after[1:] if reached else ())
-            elif not reached:
-                yield path
+            else:
+                yield path, None
+
+    def _unreadable(self, below: bytes, error: OSError) -> InvalidRequest:
+        folder = path_text(os.path.join(self._folder, os.fsdecode(below)))
+        return InvalidRequest(
+            f"the folder {folder} cannot be read: {error.strerror}",
+            hint="Make it readable, and start another run for it.",
+        )
 
     def _sorted_names(self, below: bytes) -> Iterator[_Name]:
         names = self._names(below)
@@ -113,18 +137,15 @@ class FolderSource(Source):
         return heapq.merge(*runs)
 
     def _names(self, below: bytes) -> Iterator[_Name]:
-        folder = os.path.join(os.fsencode(self._folder), below)
-        try:
-            with os.scandir(folder) as found:
-                for one in found:
-                    if one.name.startswith(b"."):
-                        continue
-                    if one.is_dir(follow_symlinks=False):
+        with os.scandir(os.path.join(os.fsencode(self._folder), below)) as found:
+            for one in found:
+                if one.name.startswith(b"."):
+                    continue
+                if one.is_dir(follow_symlinks=False):
+                    if self._reaches(os.fsdecode(below + one.name)):
                         yield one.name, True
-                    elif _is_file(one):
-                        yield one.name, False
-        except OSError as error:
-            raise ConfigError(f"{os.fsdecode(folder)}: cannot be read: {error.strerror}") from None
+                elif _is_file(one):
+                    yield one.name, False
 
     def _survey(self) -> tuple[int, int]:
         """Return the number of files, and a digest of their paths that does not depend on order."""
@@ -133,15 +154,34 @@ class FolderSource(Source):
             folders = [b""]
             while folders:
                 below = folders.pop()
-                for name, is_folder in self._names(below):
-                    path = below + name
-                    if is_folder:
-                        folders.append(path + b"/")
-                    elif self._is_input(os.fsdecode(path)):
-                        count += 1
-                        names += int.from_bytes(blake2b(path, digest_size=8).digest())
+                try:
+                    more, digest, inner = self._survey_of(below)
+                except OSError as error:
+                    if not below:
+                        raise ConfigError(self._unreadable(below, error).message) from None
+                    more, digest, inner = 1, _digest(below), []
+                count += more
+                names += digest
+                folders += inner
             self._known = count, names % (1 << 64)
         return self._known
+
+    def _survey_of(self, below: bytes) -> tuple[int, int, list[bytes]]:
+        """Return number and digest of the files of one folder, and the folders in it."""
+        count = names = 0
+        folders = []
+        for name, is_folder in self._names(below):
+            path = below + name
+            if is_folder:
+                folders.append(path + b"/")
+            elif self._is_input(os.fsdecode(path)):
+                count += 1
+                names += _digest(path)
+        return count, names, folders
+
+
+def _digest(path: bytes) -> int:
+    return int.from_bytes(blake2b(path, digest_size=8).digest())
 
 
 def _cursor_of(path: bytes) -> Cursor:
@@ -203,6 +243,35 @@ def _matcher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
     return matches
 
 
+def _reacher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
+    """Return the test of a folder below the folder: a file in it, or further below, may match."""
+    groups = [[below]] if below else []
+    if globs and all("/" in glob for glob in globs):
+        groups.append([glob.lstrip("/") for glob in globs])
+    tests = [[_folder_patterns(pattern) for pattern in group] for group in groups]
+
+    def reaches(path: str) -> bool:
+        names = path.split("/")
+        return all(any(_leads_to(names, patterns) for patterns in group) for group in tests)
+
+    return reaches
+
+
+def _folder_patterns(pattern: str) -> list[re.Pattern[str] | None]:
+    """Return the pattern of each folder; None for one that may match several folders."""
+    parts = pattern.split("/")[:-1] if "**" not in pattern else pattern.split("/")
+    return [None if "**" in part or "[" in part else pattern_regex(part) for part in parts]
+
+
+def _leads_to(names: Sequence[str], patterns: Sequence[re.Pattern[str] | None]) -> bool:
+    for name, pattern in zip(names, patterns, strict=False):
+        if pattern is None:
+            return True
+        if not pattern.fullmatch(name):
+            return False
+    return len(names) <= len(patterns)
+
+
 class PathsSource(Source):
     """Reads paths; blank lines are skipped.
 
@@ -228,14 +297,15 @@ class PathsSource(Source):
         skip, expected = (0, "") if after is None else (int(after[0]), str(after[1]))
         number, digest = 0, b""
         for line in self._lines:
-            name = line.strip(b"\r\n")
             number += 1
+            begin = text_start("standard input", line) if number == 1 else 0
+            name = line[begin:].strip(b"\r\n")
             digest = blake2b(name, digest_size=8, key=digest).digest()
             if number == skip and digest.hex() != expected:
                 break
             if number > skip and name.strip():
                 key = name.decode("utf-8", "backslashreplace")
-                path = _checked(Path(os.fsdecode(name)), key)
+                path = _checked(name, key)
                 yield Entry(n, key, path, NOTHING_CARRIED, [number, digest.hex()])
                 n += 1
         if number <= skip and (digest.hex() != expected if number == skip else skip):
@@ -246,8 +316,18 @@ class PathsSource(Source):
             )
 
 
-def _checked(path: Path, key: str) -> Path | InvalidRequest:
+def _checked(name: bytes, key: str) -> Path | InvalidRequest:
     """Return the path; an error for a pipe or a device, which might never end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if b"\0" in name:
+        return InvalidRequest(
+            f"{key!a} is no file name: it has a NUL",
+            hint="Put each name on a line of its own, in UTF-8; omit -print0 of find.",
+        )
+    path = Path(os.fsdecode(name))
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return path  # the error of its read is the input's
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return InvalidRequest(f"{key} is not a file", hint="Pipes and devices are not read.")
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,14 @@ def is_of_output(path: str, output: str) -> bool:
 def is_pattern(name: str) -> bool:
     """Return whether a name has `*`, `?` or `[`."""
     return _WILDCARD.search(name) is not None
+
+
+def plain_parts(parts: Sequence[str]) -> int:
+    """Return how many parts of a path are before its pattern. An existing name is no pattern."""
+    for count, part in enumerate(parts):
+        if is_pattern(part) and not os.path.lexists(os.path.join(*parts[: count + 1])):
+            return count
+    return len(parts)
 
 
 def plain_prefix(pattern: str) -> str:

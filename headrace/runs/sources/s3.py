@@ -1,22 +1,24 @@
 """S3 as a run uses it, with the credentials of its user: objects as files, and as inputs.
 
 Needs boto3 (the extra `s3`), which finds credentials, region and `AWS_ENDPOINT_URL` by itself.
-During an outage boto retries for about a minute; then the run ends, and can be resumed.
+During an outage it tries again for about a minute; then the run ends, and can be resumed.
 """
 
 from __future__ import annotations
 
 import io
-import mimetypes
+import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest, StoreUnavailable
+from headrace.jobs.media_types import type_by_name
 from headrace.payloads.s3_client import (
     NO_ANSWER,
     NO_CREDENTIALS,
@@ -41,13 +43,13 @@ if TYPE_CHECKING:
 SCHEME: Final = "s3://"
 THREADS: Final = 16
 TRIES: Final = 10
+PATIENCE_S: Final = 60.0
 #: Bytes of one request behind a seek; each request that follows it doubles them, up to the most.
 FETCH_BYTES: Final = 256 << 10
 FETCH_MAX_BYTES: Final = 8 << 20
 #: About the most objects that are fetched ahead, and their bytes.
 AHEAD: Final = 2 * THREADS
 AHEAD_BYTES: Final = 64 << 20
-_TYPES: Final = mimetypes.MimeTypes()
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _DENIED: Final = frozenset({"AccessDenied", "403", "Forbidden", "AllAccessDisabled"})
 _BAD_CREDENTIALS: Final = frozenset(
@@ -65,8 +67,10 @@ class RunBucket(Bucket):
         ConfigError: boto3 is not installed, or cannot make a client.
     """
 
+    patience_s = PATIENCE_S
+
     def __init__(self, name: str, client: Any = None) -> None:
-        super().__init__(name, client or s3_client(None, THREADS, TRIES))
+        super().__init__(name, client or s3_client(None, THREADS, TRIES, mode="adaptive"))
 
     def url(self, key: str) -> str:
         """Return the URL of an object."""
@@ -79,7 +83,13 @@ class RunBucket(Bucket):
             ConfigError: the bucket does not exist or may not be listed.
         """
         first = next(self.list(key), None)
-        return first if first is not None and first.key == key else None
+        if first is not None and first.key == key:
+            return first
+        # Some servers list a key in another form than it was written, such as one with a `+`.
+        with suppress(ConfigError, StoreUnavailable), self.errors(key):
+            head = self.client.head_object(Bucket=self.name, Key=key)
+            return ObjectInfo(key, head["ContentLength"], head["ETag"].strip('"'))
+        return None
 
     def read_object(self, found: ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
         """Read bytes of an object that must not have changed.
@@ -225,11 +235,18 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
     """
     files: list[SourceFile] = []
     bucket: RunBucket | None = None
-    for one in expand_braces(url):
+    names = expand_braces(url)
+    if names != [url] and "{" not in (name := url[len(SCHEME) :].partition("/")[0]):
+        bucket = RunBucket(name)
+        if (whole := bucket.find(split(url)[1])) is not None:
+            return [S3File(bucket, whole)]
+    for one in names:
         name, key = split(one)
         if bucket is None or bucket.name != name:
             bucket = RunBucket(name)
-        if is_pattern(key):
+        # An existing key is no pattern.
+        whole = bucket.find(key)
+        if whole is None and is_pattern(key):
             regex = pattern_regex(key)
             matching = [
                 found
@@ -237,7 +254,6 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
                 if regex.fullmatch(found.key) and bucket.url(found.key) != output
             ]
         else:
-            whole = bucket.find(key)
             matching = [] if whole is None else [whole]
         if not matching:
             of = "" if one == url else f" (of {url})"
@@ -247,13 +263,14 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
 
 
 class S3Objects(Source):
-    """The objects under a prefix: each is an input, in the order of their keys.
+    """The objects under a prefix, or a single one: each is an input, in the order of their keys.
 
     All are listed at the start, because an object must keep its number: if an object was added,
     removed or changed, it is another source. A few objects are fetched ahead of the run, in order.
 
     Args:
-        name: the beginning of their keys; with `*`, `?` or `[` it is a pattern.
+        name: the beginning of their keys; with `*`, `?` or `[` it is a pattern. If it is the key of
+            an object, and no others are below it, it is this object.
         options: `glob` is matched to the key behind the prefix.
 
     Raises:
@@ -271,7 +288,10 @@ class S3Objects(Source):
         if options.glob:
             self._patterns = [pattern_regex(self._prefix + glob) for glob in options.glob]
         self._known: tuple[int, str] | None = None
-        if next(self._found(""), None) is None:
+        is_below = not is_pattern(name) and next(self._found(""), None) is not None
+        if name and not is_below and bucket.find(name) is not None:
+            self._prefix, self._patterns = name, [re.compile(re.escape(name))]
+        if not is_below and next(self._found(""), None) is None:
             raise ConfigError(
                 f"{self._url}: no object",
                 hint=f"For all keys with this beginning, use '{self._url}**'.",
@@ -317,7 +337,7 @@ class S3Objects(Source):
             value = body.result()
         except (InvalidRequest, Conflict) as error:
             value = error.kept()
-        kind = self._options.content_type or _TYPES.guess_type(found.key)[0]
+        kind = self._options.content_type or type_by_name(found.key)
         url = self._bucket.url(found.key)
         return Entry(n, url, value, NOTHING_CARRIED, found.key, kind)
 

@@ -6,22 +6,23 @@ files.py knows which files these are, and a subclass of `TableSource` how one is
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Final
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict
+from headrace.jobs.media_types import is_json
 from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
 from headrace.runs.sources.files import SourceFile, short_names, versions
 from headrace.runs.sources.options import SourceOptions
 
 #: The most remote files that are counted, which reads their ends, only to show progress.
 COUNTED_REMOTE_MAX: Final = 32
-#: The column that is the input if there are several and none is named.
-INPUT: Final = "input"
 #: The place behind all inputs of a file.
 END: Final = "end"
 
@@ -111,30 +112,74 @@ class TableSource(Source):
             at = None
 
 
-def input_column(columns: Sequence[str], wanted: str | None, of: str) -> str:
-    """Return the column that is the input.
+class InputColumns(NamedTuple):
+    """Which columns of a row are the input.
 
-    Args:
-        columns: all columns.
-        wanted: the one that the user named; None for the only one, else the one called `input`.
-        of: the file, for the message.
+    Attributes:
+        names: the columns.
+        is_object: the input is an object of them; else it is the value of the only one.
+    """
+
+    names: Sequence[str]
+    is_object: bool
+
+
+def input_columns(columns: Collection[str], options: SourceOptions, of: str) -> InputColumns:
+    """Return the columns that are the input: those that the user named, else all of them.
+
+    A column whose own name has a comma can be named alone.
 
     Raises:
-        ConfigError: the named column does not exist, or there are several and none is named.
+        ConfigError: a named column does not exist, or the content type is for a single value.
     """
+    wanted = options.input
     if wanted is not None:
-        return check_column(columns, wanted, of)
-    if len(columns) == 1:
-        return columns[0]
-    if INPUT in columns:
-        return INPUT
-    raise ConfigError(
-        f"{of} has the columns {_listed(columns)}, and none is named as the input",
-        hint="Name it with --input.",
-    )
+        names = picked(wanted, columns)
+        for name in names:
+            check_column(columns, name, of)
+        if not is_list(wanted, columns):
+            return InputColumns(names, is_object=False)
+    kind = media_type(options.content_type)
+    if kind and not is_json(kind):
+        raise ConfigError(
+            f"--content-type {options.content_type} means nothing for an input of several columns,"
+            " which is JSON",
+            hint="Name one column with --input, or leave it out.",
+        )
+    return InputColumns(list(columns) if wanted is None else names, is_object=True)
 
 
-def check_column(columns: Sequence[str], wanted: str, of: str) -> str:
+def is_list(wanted: str, columns: Collection[str]) -> bool:
+    """Return whether the text of `--input` names several columns."""
+    return "," in wanted and wanted not in columns
+
+
+def picked(wanted: str, columns: Collection[str]) -> list[str]:
+    """Return the columns that the text of `--input` names."""
+    if not is_list(wanted, columns):
+        return [wanted]
+    names = [name if name in columns else name.strip() for name in wanted.split(",")]
+    return list(dict.fromkeys(names))
+
+
+def media_type(content_type: str | None) -> str:
+    """Return a content type without its parameters, in lower case; "" for none."""
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
+def check_twice(columns: Sequence[str], of: str) -> None:
+    """Check that every column has a name of its own.
+
+    Raises:
+        ConfigError: two columns have the same name.
+    """
+    if len(set(columns)) == len(columns):
+        return
+    twice = next(name for name, count in Counter(columns).items() if count > 1)
+    raise ConfigError(f"{of}: two columns are called {twice!r}")
+
+
+def check_column(columns: Collection[str], wanted: str, of: str) -> str:
     """Return the column that the user named.
 
     Raises:
@@ -155,6 +200,6 @@ def key_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _listed(columns: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, columns[:20]))
+def _listed(columns: Collection[str]) -> str:
+    shown = ", ".join(map(repr, islice(columns, 20)))
     return f"{shown} and {len(columns) - 20} more" if len(columns) > 20 else shown or "none"

@@ -1,14 +1,13 @@
 """Samples of WebDataset tar shards: consecutive members with the same name are one input.
 
 A member's name is the name of its sample, up to the first dot behind the last slash, and then its
-kind. So `0001.seg.png` is the member `seg.png` of the sample `0001`. One member is the input;
-`.json`, `.cls` and `.txt` members are carried. A broken sample becomes an item with an error. The
-rest of a shard that is cut off becomes one item with an error.
+kind. So `0001.seg.png` is the member `seg.png` of the sample `0001`. One member or an object of
+several is the input; `.json`, `.cls` and `.txt` members are carried. A broken sample becomes an
+item with an error. The rest of a shard that is cut off becomes one item with an error.
 """
 
 from __future__ import annotations
 
-import mimetypes
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,14 +18,16 @@ from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.media_types import BINARY_TYPE, BOM, image_type, type_by_name
 from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
 from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.patterns import path_text
 from headrace.runs.sources.table import END, Item, TableSource
 
 #: The kinds of members that a row carries, by the end of their name.
 CARRIED: Final = ("json", "cls", "txt")
-_TYPES: Final = mimetypes.MimeTypes()
 
 
 class _Broken(Exception):
@@ -52,30 +53,28 @@ class _Sample:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: list[str] = []
+        # The members, and of these the ones that cannot be carried, in order.
+        self.members: dict[str, None] = {}
+        self.not_carried: dict[str, None] = {}
         self.kept: dict[str, bytes] = {}
         self.wrong = ""
-
-    def kinds(self, *, carried: bool) -> list[str]:
-        """Return its members that can be carried, or the others."""
-        return [kind for kind in self.members if _is_carried(kind) == carried]
 
 
 class TarSource(TableSource):
     """The samples of tar shards.
 
-    The input is the member that the options name: `jpg`, or the first that exists of `jpg;png`.
+    The input is the member that the options name: `jpg`, or the first that exists of `jpg;png`. For
+    `jpg;png,cls` it is an object of two members, `jpg` and `cls`.
     """
 
     kind = "tar"
 
     def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
         super().__init__(files, options)
-        self._wanted = [
-            name.strip().lower().removeprefix(".")
-            for name in (options.input or "").replace(",", ";").split(";")
-            if name.strip()
-        ]
+        # For each member of the input the names that it may have.
+        named = [_kinds(names) for names in (options.input or "").split(",")]
+        self._wanted = [kinds for kinds in named if kinds]
+        self._all_wanted = {kind for kinds in self._wanted for kind in kinds}
 
     @override
     def count_in(self, file: SourceFile) -> int | None:
@@ -91,8 +90,8 @@ class TarSource(TableSource):
                 for tar, member, place in _members(
                     stream, begin, seekable=file.local and not is_gzip(file)
                 ):
-                    name, kind = _split(member.name)
-                    if not name or not member.isreg():
+                    name, kind = _split(path_text(member.name))
+                    if not name or not (member.isreg() or member.islnk() or member.issym()):
                         continue
                     if sample is None or sample.name != name:
                         if sample is not None:
@@ -110,42 +109,73 @@ class TarSource(TableSource):
     ) -> None:
         if kind in sample.members:
             sample.wrong = f"it has two members {kind!r}"
-        sample.members.append(kind)
-        is_input = kind in self._wanted if self._wanted else not _is_carried(kind)
-        if is_input and not self._wanted and len(sample.kinds(carried=False)) > 1:
+        sample.members[kind] = None
+        is_carried = _is_carried(kind)
+        if not is_carried:
+            sample.not_carried[kind] = None
+        is_input = kind in self._all_wanted if self._wanted else not is_carried
+        if is_input and not self._wanted and len(sample.not_carried) > 1:
             return  # the sample fails: none of several is named
-        if is_input or _is_carried(kind):
+        if not (is_input or is_carried):
+            return
+        if member.isreg():
             stream = tar.extractfile(member)
             sample.kept[kind] = b"" if stream is None else stream.read()
+        else:
+            sample.kept[kind] = b""
+            what = "hard" if member.islnk() else "symbolic"
+            sample.wrong = (
+                f"its member {kind!r} is a {what} link, which is not followed: pack the shard with "
+                "tar --dereference --hard-dereference"
+            )
 
     def _item(self, file: SourceFile, sample: _Sample, at: Any) -> Item:
-        wanted = next((kind for kind in self._wanted if kind in sample.kept), None)
-        if not self._wanted:
-            found = sample.kinds(carried=False) or sample.members
-            wanted = found[0] if len(found) == 1 else None
         try:
+            found = self._input_kinds(sample) if not sample.wrong else []
             carried: Carried = {
                 kind: _json(_value(kind, body))
                 for kind, body in sample.kept.items()
-                if kind != wanted and _is_carried(kind)
+                if kind not in found and _is_carried(kind)
             }
             if sample.wrong:
                 raise ValueError(sample.wrong)  # noqa: TRY301
-            if wanted is None:
-                raise ValueError(self._missing(sample))  # noqa: TRY301
-            value = _value(wanted, sample.kept[wanted])
+            values = [_value(kind, sample.kept[kind]) for kind in found]
         except (ValueError, msgspec.DecodeError) as error:
             wrong = InvalidRequest(f"{file.name}, sample {sample.name!r}: {error}")
             return Item(sample.name, wrong, at)
-        guessed, _ = _TYPES.guess_type(f"x.{wanted}") if isinstance(value, bytes) else (None, None)
-        return Item(sample.name, value, at, carry(carried), "", guessed)
+        if len(self._wanted) > 1:
+            names = [kinds[0] for kinds in self._wanted]
+            members = map(_member_json, found, values)
+            value = _json(dict(zip(names, members, strict=True)))
+            return Item(sample.name, value, at, carry(carried))
+        (value,) = values
+        kind = type_by_name(f"x.{found[0]}") if isinstance(value, bytes) else None
+        return Item(sample.name, value, at, carry(carried), "", kind)
 
-    def _missing(self, sample: _Sample) -> str:
-        listed = ", ".join(map(repr, sample.members))
+    def _input_kinds(self, sample: _Sample) -> list[str]:
+        """Return the members of a sample that are the input.
+
+        Raises:
+            ValueError: one of them is missing, or none of several is named.
+        """
         if not self._wanted:
-            return f"it has {listed}: name the one that is the input with --input"
-        name = ";".join(self._wanted)
-        return f"it has no member {name!r}{did_you_mean(name, sample.members)}; it has {listed}"
+            found = list(sample.not_carried or sample.members)
+            if len(found) > 1:
+                listed = ", ".join(map(repr, sample.members))
+                raise ValueError(f"it has {listed}: name the one that is the input with --input")
+            return found
+        found = []
+        for kinds in self._wanted:
+            kind = next((kind for kind in kinds if kind in sample.kept), None)
+            if kind is None:
+                name = ";".join(kinds)
+                near, listed = (
+                    did_you_mean(name, sample.members),
+                    ", ".join(map(repr, sample.members)),
+                )
+                raise ValueError(f"it has no member {name!r}{near}; it has {listed}")
+            found.append(kind)
+        return found
 
 
 def _members(
@@ -153,7 +183,9 @@ def _members(
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, int]]:
     """Yield the members, each with the place of its header in the whole file."""
     mode: Any = "r:" if seekable else "r|"
-    with tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member, errorlevel=2) as tar:
+    with tarfile.open(
+        fileobj=stream, mode=mode, tarinfo=_Member, encoding="utf-8", errorlevel=2
+    ) as tar:
         while (member := tar.next()) is not None:
             yield tar, member, member.offset + (0 if seekable else begin)
             # tarfile would keep all members, which can be millions.
@@ -178,6 +210,7 @@ def _value(kind: str, body: bytes) -> Any:
     last = kind.rpartition(".")[2]
     if last not in CARRIED:
         return body
+    body = body.removeprefix(BOM)
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -191,6 +224,19 @@ def _value(kind: str, body: bytes) -> Any:
     if last == "cls" and text.strip().isdecimal():
         return int(text)
     return text.strip() if last == "cls" else text
+
+
+def _kinds(names: str) -> list[str]:
+    """Return the kinds of a text such as `.JPG;png`."""
+    return [name.strip().lower().removeprefix(".") for name in names.split(";") if name.strip()]
+
+
+def _member_json(kind: str, value: Any) -> msgspec.Raw:
+    """Return the JSON of a member in an input of several."""
+    if not isinstance(value, bytes):
+        return _json(value)
+    content_type = type_by_name(f"x.{kind}") or image_type(value) or BINARY_TYPE
+    return msgspec.Raw(binary_input(value, content_type))
 
 
 def _json(value: Any) -> msgspec.Raw:

@@ -141,6 +141,25 @@ def test_the_other_formats(site: Site) -> None:
     assert behind.text == "end"
 
 
+def test_no_line_of_an_answer_has_another_end_in_it(site: Site) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    job_id = site.submit({"pieces": [text]})
+    lines = site.lines(job_id)
+    assert lines[0]["pieces"] == [text]
+    assert lines[-1]["job"]["result"] == text
+    events = f"{site.api.url}/api/v1/jobs/{job_id}"
+    bulk = f"{site.api.url}/api/v1/jobs/bulk"
+    answers = [
+        httpx2.get(site.url(job_id), headers={"accept": "text/event-stream"}, timeout=60),
+        httpx2.get(f"{events}/events", timeout=60),
+        httpx2.post(bulk, content=json.dumps({"model": text}, ensure_ascii=False), timeout=60),
+    ]
+    for answer in answers:
+        body = answer.content.decode()
+        assert "\\u2028" in body
+        assert len(body.splitlines()) == body.count("\n")
+
+
 def test_what_a_handler_returns_takes_the_place_of_the_pieces(site: Site) -> None:
     *lines, last = site.lines(site.submit({"pieces": WORDS}, "returning"))
     assert [piece for line in lines for piece in line["pieces"]] == WORDS

@@ -5,15 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from typing_extensions import override
 
+from headrace.client.inputs import encode_input
 from headrace.errors import ConfigError, Conflict, StoreUnavailable
 from headrace.payloads.s3_client import s3_client
 from headrace.runs.registry import sink_for
@@ -21,6 +29,7 @@ from headrace.runs.sinks import s3 as s3_sink
 from headrace.runs.sources import s3 as runs_s3
 from headrace.runs.sources.patterns import pattern_regex
 from headrace.server.ports import free_port
+from tests.harness.fakes.proxy import Carrier, shut
 from tests.harness.runs.sinks import begun, ended, recovered, row
 from tests.harness.runs.sources import errors, inputs, opened, read_all, resumes_everywhere
 from tests.harness.servers.s3 import S3Server, s3_server
@@ -41,7 +50,7 @@ def client(server: S3Server) -> Any:
 def s3(server: S3Server, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server, with one client for all: to make one takes longer than most of these tests."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setattr(runs_s3, "s3_client", lambda *_: client)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_, **__: client)
     monkeypatch.setenv("HEADRACE_SPOOL_DIR", str(tmp_path / "spool"))
     return server
 
@@ -263,7 +272,7 @@ class Dying:
 def finish_with(client: Any, url: str, mark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume an output and end it, or die."""
     with monkeypatch.context() as patched:
-        patched.setattr(runs_s3, "s3_client", lambda *_: client)
+        patched.setattr(runs_s3, "s3_client", lambda *_, **__: client)
         sink = sink_for(url)
         assert recovered(sink, mark) == set()
         try:
@@ -353,7 +362,7 @@ def test_a_write_that_is_refused_is_known_at_the_start(
             return getattr(self._client, name)
 
     refusing = Refusing(client, behind=False)
-    monkeypatch.setattr(runs_s3, "s3_client", lambda *_: refusing)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_, **__: refusing)
     with pytest.raises(ConfigError, match="S3 denies access: AccessDenied"):
         sink_for(f"s3://{bucket}/out.jsonl").recover(None)
 
@@ -374,9 +383,95 @@ def test_patterns_of_keys(pattern: str, fits: list[str], not_: list[str]) -> Non
     assert not any(pattern_regex(pattern).fullmatch(key) for key in not_)
 
 
+class Breaking(Carrier):
+    """Breaks off the next answers with bodies, each after so many bytes."""
+
+    def __init__(self, to_port: int) -> None:
+        self.fates: list[int] = []
+        super().__init__(to_port)
+
+    @override
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        for source, target in ((client, server), (server, client)):
+            threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self.fates and b"BODY" in data and b"HTTP/1.1 200" not in data:
+                    fate = self.fates.pop()
+                    target.sendall(data[:fate])
+                    break
+                target.sendall(data)
+        shut(source)
+        shut(target)
+
+
+def test_an_answer_that_breaks_off_is_repeated(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"BODY" * 1000
+    put(s3, bucket, **{f"in/{n}": body for n in range(3)}, **{"x.jsonl": b'"BODY"\n'})
+    network = Breaking(int(s3.url.rpartition(":")[2]))
+    client = s3_client(f"http://127.0.0.1:{network.port}", 4)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_, **__: client)
+    with closing(network):
+        source, lines = opened(f"s3://{bucket}/in/"), opened(f"s3://{bucket}/x.jsonl")
+        network.fates = [10, 0, 700]
+        assert inputs(source) == [body] * 3
+        assert not network.fates
+        network.fates = [3]
+        assert inputs(lines) == [("json", "BODY")]
+        assert not network.fates
+
+
+def test_a_server_that_is_busy_is_asked_again(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(s3, bucket, **{"in/1": b"1"})
+    # One try of boto's own, as when its budget of tries is used up.
+    client = s3_client(s3.url, 4, tries=1)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_, **__: client)
+    busy = ["SlowDown", "InternalError"]
+    seen = []
+
+    def answer(request: Any, **_: Any) -> Any:
+        if not busy or request.method != "GET" or "/in/1" not in request.url:
+            return None
+        seen.append(code := busy.pop())
+        xml = f"<Error><Code>{code}</Code><Message>x</Message></Error>".encode()
+        raw = SimpleNamespace(stream=lambda *_, **__: iter([xml]))
+        return AWSResponse(request.url, 503, HTTPHeaders(), raw)
+
+    source = opened(f"s3://{bucket}/in/")
+    client.meta.events.register("before-send.s3.GetObject", answer)
+    assert inputs(source) == [b"1"]
+    assert seen == ["InternalError", "SlowDown"]
+
+
+def test_an_existing_key_is_no_pattern(s3: S3Server, bucket: str) -> None:
+    put_all(s3, bucket, ["a+b.txt", "[2026].png", "2.png", "in[1]/x.png"])
+    put(s3, bucket, **{"[2026].csv": b"x\n1\n", "2.csv": b"x\n2\n", "{a,b}.csv": b"x\n3\n"})
+    for key in ("a+b.txt", "[2026].png"):
+        assert inputs(opened(f"s3://{bucket}/{key}")) == [key.encode()]
+    assert inputs(opened(f"s3://{bucket}/[2026].csv", input="x")) == ["1"]
+    assert inputs(opened(f"s3://{bucket}/{{a,b}}.csv", input="x")) == ["3"]
+    assert inputs(opened(f"s3://{bucket}/[29].csv", input="x")) == ["2"]
+
+
+def test_a_packed_name_has_no_type(s3: S3Server, bucket: str) -> None:
+    packed = gzip.compress(b"{}")
+    put(s3, bucket, **{"in/a.json.gz": packed, "in/b.json": b"\xef\xbb\xbf{}"})
+    first, second = read_all(opened(f"s3://{bucket}/in/"))
+    assert (first["input"], first["content_type"]) == (packed, None)
+    assert second["content_type"] == "application/json"
+    assert encode_input(second["input"], second["content_type"]) == b"{}"
+    assert b"application/octet-stream" in encode_input(first["input"], first["content_type"])
+
+
 def test_errors_of_shards_in_s3(s3: S3Server, bucket: str) -> None:
     put(s3, bucket, **{"a.tar": b"no tar", "b.csv": b"x\n1\n"})
     assert "the tar is cut off" in errors(opened(f"s3://{bucket}/a.tar"))[0]
-    assert inputs(opened(f"s3://{bucket}/b.csv")) == ["1"]
+    assert inputs(opened(f"s3://{bucket}/b.csv")) == [("json", {"x": "1"})]
     assert msgspec.json.encode(opened(f"s3://{bucket}/b.csv").describe())
     assert os.environ["AWS_ENDPOINT_URL"] == s3.url

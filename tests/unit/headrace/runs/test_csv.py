@@ -165,7 +165,8 @@ def test_the_delimiter_is_not_part_of_the_source(tmp_path: Path) -> None:
     [
         ("", "text", "is empty: its first row must name the columns"),
         ("text,b\n", "txet", "no column 'txet'; did you mean text"),
-        ("text,b\n", None, "has the columns 'text', 'b', and none is named"),
+        ("text,b\n", "text,c", "no column 'c'"),
+        ("text,b\n", "text,", "no column ''"),
         ('"text;b"\n', None, "line 1: the only column is 'text;b', which contains another"),
         ("a,a\n", "a", "two columns are called 'a'"),
         ("a,b\n".encode("utf-16"), "a", "is UTF-16, not UTF-8"),
@@ -183,6 +184,45 @@ def test_a_first_row_that_does_not_fit(
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.csv.gz"])
+def test_a_row_is_an_object(tmp_path: Path, name: str) -> None:
+    tab = "\t" if "tsv" in name else ","
+    body = tab.join(["id", "x", "a b"]) + "\n" + tab.join(["w1", "0.5", "y"]) + "\n"
+    path = _file(tmp_path, gzip.compress(body.encode()) if name.endswith("gz") else body, name)
+    (entry,) = resumes_everywhere(lambda: opened(path, key="id"))
+    assert entry["input"] == ("json", {"id": "w1", "x": "0.5", "a b": "y"})
+    assert (entry["key"], entry["carried"]) == ("w1", {})
+    (entry,) = read_all(opened(path, input="x, a b"))
+    assert entry["input"] == ("json", {"x": "0.5", "a b": "y"})
+    assert entry["carried"] == {"id": "w1"}
+    (entry,) = read_all(opened(path, input="id"))
+    assert (entry["input"], entry["carried"]) == ("w1", {"x": "0.5", "a b": "y"})
+
+
+def test_a_row_of_one_column_and_a_column_with_a_comma(tmp_path: Path) -> None:
+    assert inputs(opened(_file(tmp_path, "input\nx\n"))) == [("json", {"input": "x"})]
+    path = _file(tmp_path, '"a,b",a,b\n1,2,3\n')
+    assert inputs(opened(path, input="a,b")) == ["1"]
+    assert inputs(opened(path, input="b,a")) == [("json", {"b": "3", "a": "2"})]
+
+
+def test_a_row_of_json(tmp_path: Path) -> None:
+    path = _file(tmp_path, "a,b\n1,true\n2,x\n3,\n")
+    given = inputs(opened(path, content_type="application/json"))
+    assert given[0] == ("json", {"a": 1, "b": True})
+    assert "line 3, column 'b': not JSON" in given[1][2]
+    assert "line 4, column 'b': not JSON: the cell is empty" in given[2][2]
+    with pytest.raises(ConfigError, match="--content-type text/plain means nothing"):
+        opened(path, content_type="text/plain").describe()
+
+
+def test_a_row_with_many_columns_takes_no_time(tmp_path: Path) -> None:
+    names = [f"column {number}" for number in range(100_000)]
+    path = _file(tmp_path, ",".join(names) + "\n" + ",".join(["1"] * len(names)) + "\n")
+    ((_, value),) = inputs(opened(path))
+    assert value == dict.fromkeys(names, "1")
+
+
 def test_cells_that_are_json(tmp_path: Path) -> None:
     path = _file(tmp_path, 'x,b\n"[1, 2]",\nnope,\n')
     given = inputs(opened(path, input="x", content_type="application/json"))
@@ -193,10 +233,10 @@ def test_cells_that_are_json(tmp_path: Path) -> None:
 def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b-1", "a-2", "a-1"):
         _file(tmp_path, f"text\n{name}\n", f"{name}.csv")
-    entries = resumes_everywhere(lambda: opened(tmp_path / "*.csv"))
+    entries = resumes_everywhere(lambda: opened(tmp_path / "*.csv", input="text"))
     assert [e["input"] for e in entries] == ["a-1", "a-2", "b-1"]
     assert [e["key"] for e in entries] == ["a-1.csv:2", "a-2.csv:2", "b-1.csv:2"]
-    ranged = opened(tmp_path / "{b-1,a-1}.csv")
+    ranged = opened(tmp_path / "{b-1,a-1}.csv", input="text")
     assert inputs(ranged) == ["b-1", "a-1"]
     assert ranged.count() == 2
 

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.errors import ConfigError, Conflict
+from headrace.client.inputs import encode_input
+from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import Source
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sources import paths as folder_source
+from headrace.runs.sources.files import local_files
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.paths import PathsSource
+from tests.harness.runs.sources import resumes_everywhere
 
 
 def folder(named: Path | str, *globs: str) -> Source:
@@ -128,6 +133,65 @@ def test_what_leads_nowhere_or_waits_for_ever_is_no_input(photos: Path) -> None:
     assert "pipe is not a file" in str(first)
     assert "/dev/zero is not a file" in str(second)
     assert third == Path("/no/such")  # which fails as it is sent
+
+
+def test_a_folder_that_cannot_be_read_fails_alone(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def scandir(path: bytes) -> Any:
+        if path == os.fsencode(photos) + b"/a/":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    # The tests may run as root, who may read all folders.
+    monkeypatch.setattr(os, "scandir", scandir)
+    entries = resumes_everywhere(lambda: folder(photos))
+    assert [entry["key"] for entry in entries] == ["a", "a.jpg", "b.png", "link.jpg"]
+    assert f"the folder {photos}/a/ cannot be read: Permission denied" in entries[0]["input"][2]
+    assert keys(folder(photos, "a/*.jpg")) == ["a"]
+    assert keys(folder(photos, "b/*.jpg", "*/[z]/*", "b.*")) == ["a", "b.png"]
+    assert keys(folder(photos / "?.png")) == ["b.png"]
+    with pytest.raises(ConfigError, match="photos/a/ cannot be read: Permission"):
+        folder(photos / "a/")
+
+
+def test_names_of_a_list_that_are_none_fail_alone(photos: Path) -> None:
+    body = b"\xef\xbb\xbf%b\na\0b\n%b\n" % (os.fsencode(photos / "b.png"), b"x" * 5000)
+    entries = list(PathsSource(io.BytesIO(body)).entries(None, 0))
+    assert entries[0].input == photos / "b.png"
+    assert "it has a NUL" in str(entries[1].input)
+    with pytest.raises(InvalidRequest, match="cannot be read: File name too long"):
+        encode_input(entries[2].input)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        encode_input(Path("a\0b"))
+    for mark in ("utf-16", "utf-16-be"):
+        body = "\ufeffa.png\n".encode(mark) if mark != "utf-16" else "a.png\n".encode(mark)
+        with pytest.raises(ConfigError, match="standard input is UTF-16"):
+            list(PathsSource(io.BytesIO(body)).entries(None, 0))
+
+
+def test_an_existing_name_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("[1]/x.png", "1/y.png", "[1].csv", "1.csv", "[1]/z.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n1\n")
+    assert keys(folder(tmp_path / "[1]/*.png")) == ["x.png"]
+    assert keys(folder(tmp_path / "[1]")) == ["x.png", "z.csv"]
+    for name in ("[1].csv", "[1]/*.csv"):
+        (file,) = local_files(str(tmp_path / name))
+        assert file.name == str(tmp_path / name.replace("*", "z"))
+
+
+def test_a_packed_file_has_no_type_and_a_mark_is_no_json(tmp_path: Path) -> None:
+    for name, kind in (
+        ("x.json.gz", "application/octet-stream"), ("x.tgz", "application/octet-stream"),
+        ("x.svgz", "application/octet-stream"), ("a:b.jpg", "image/jpeg"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(b"\x1f\x8b")
+        assert kind in encode_input(tmp_path / name).decode()
+    (tmp_path / "x.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert encode_input(tmp_path / "x.json") == b'{"a": 1}'
 
 
 def test_a_name_that_is_not_utf_8_can_be_gone_on_behind(tmp_path: Path) -> None:

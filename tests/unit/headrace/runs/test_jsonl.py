@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.batches.output import answer_line
 from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.checkpoint_file import LocalCheckpoints
 from headrace.runs.engine import checkpoint as checkpoints
 from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sinks.jsonl import JsonlSink, row_line
 from headrace.runs.sources import jsonl
 from headrace.runs.sources.options import SourceOptions
 
@@ -73,6 +74,40 @@ def test_it_goes_on_behind_any_entry_without_reading_what_lies_before(lines: Pat
         assert [(e.n, e.key, e.cursor) for e in rest] == [
             (e.n, e.key, e.cursor) for e in whole[entry.n + 1 :]
         ]
+
+
+def test_some_columns_are_an_object(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": 1, "b": [2], "c": 3}\n{"a": 1}\n{"a,b": 5}\n')
+    source = source_of(path, input="b, a")
+    source.describe()
+    found = seen(list(source.entries(None, 0)))
+    assert found[0] == (0, "1", {"b": [2], "a": 1}, {"c": 3})
+    assert "line 2: has no column 'b'" in str(found[1][2])
+    assert seen(list(source_of(path, input="a,b").entries(None, 0)))[2][2] == 5
+    with pytest.raises(ConfigError, match="the column 'd' of --input"):
+        source_of(path, input="a,d").describe()
+
+
+def test_marks_of_joined_files_and_other_encodings(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\xef\xbb\xbf{"a": 2}\n\xef\xbb\xbf\n')
+    assert [one[2] for one in seen(list(source_of(path).entries(None, 0)))] == [{"a": 1}, {"a": 2}]
+    path.write_text('{"a": 1}\n', encoding="utf-16")
+    with pytest.raises(ConfigError, match="is UTF-16, not UTF-8"):
+        source_of(path).describe()
+
+
+@pytest.mark.parametrize(
+    "text", ['[\n{"a": 1},\n{"a": 2}\n]\n', '[{"a": 1},\n {"a": 2}]', '{\n  "a": 1\n}\n']
+)
+def test_a_json_document_is_no_file_of_lines(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="looks like one JSON document"):
+        source_of(path).describe()
+    path.write_text('[{"a": 1}, {"a": 2}]\n{"a"\n')
+    source_of(path).describe()  # a list is an input, too
 
 
 def test_a_file_that_has_changed_is_another_source(lines: Path) -> None:
@@ -144,6 +179,22 @@ def test_rows_are_lines(tmp_path: Path) -> None:
         {"n": 3, "key": "k3", "status": "succeeded", "result": None, "attempts": 0,
          "timings": None},
     ]  # fmt: skip
+
+
+def test_rows_are_lines_for_every_reader() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    raw = msgspec.Raw(msgspec.json.encode(text))
+    error = Failure(type="handler-error", message=text, retryable=False)
+    succeeded = Row(0, text, "succeeded", result=raw, carried={text: raw})
+    for line in (
+        row_line(succeeded),
+        row_line(Row(1, text, "failed", error=error)),
+        answer_line("batch_1", "batch_1.0", succeeded),
+        answer_line("batch_1", "batch_1.1", Row(1, text, "failed", error=error)),
+    ):
+        assert len(line.decode().splitlines()) == 1
+    found = json.loads(row_line(succeeded))
+    assert (found["key"], found["result"], found[text]) == (text, text, text)
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"n":9,"key":"k9","status":"succe'])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,6 +107,57 @@ def test_the_member_that_is_the_input_and_what_is_carried(tmp_path: Path) -> Non
 def test_inputs_by_their_kind(tmp_path: Path, kind: str, body: bytes, given: object) -> None:
     (entry,) = _one(tmp_path, [(f"1.{kind}", body), ("1.other", b"")], input=kind)
     assert entry["input"] == given
+
+
+def test_several_members_are_an_object(tmp_path: Path) -> None:
+    members = [("1.png", b"\x89PNG"), ("1.cls", b"3"), ("1.txt", b"x"), ("1.npy", b"-")]
+    (entry,) = _one(tmp_path, members, input="jpg;png, cls")
+    image = {"content_type": "image/png", "base64": "iVBORw=="}
+    assert entry["input"] == ("json", {"jpg": image, "cls": 3})
+    assert entry["carried"] == {"txt": "x"}
+    (message,) = errors(opened(tmp_path / "x.tar", input="png,seg.png"))
+    assert "it has no member 'seg.png'" in message
+
+
+def test_a_packed_member_has_no_type_and_a_mark_is_no_text(tmp_path: Path) -> None:
+    packed, mark = gzip.compress(b"{}"), b"\xef\xbb\xbf"
+    (entry,) = _one(tmp_path, [("1.json.gz", packed)])
+    assert (entry["input"], entry["content_type"]) == (packed, None)
+    (entry,) = _one(
+        tmp_path,
+        [("1.json", mark + b"[1]"), ("1.txt", mark + b"x"), ("1.cls", mark + b"3")],
+        input="json",
+    )
+    assert (entry["input"], entry["carried"]) == (("json", [1]), {"txt": "x", "cls": 3})
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_names_that_are_not_utf8(tmp_path: Path, form: int) -> None:
+    path = tmp_path / "x.tar"
+    names = [os.fsdecode(name) for name in (b"caf\xe9.bin", b"caf\xe9.n\xe9.txt")]
+    path.write_bytes(shard([(name, b"x") for name in names], form))
+    (entry,) = resumes_everywhere(lambda: opened(path))
+    assert entry["key"] == "caf\\xe9"
+    assert entry["carried"] == {"n\\xe9.txt": "x"}
+    assert msgspec.json.encode(entry["key"])
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_sample_of_a_link_fails_alone(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("1.bin", "2.bin", "3.bin"):
+            info = tarfile.TarInfo(name)
+            if name == "2.bin":
+                info.type, info.linkname = kind, "1.bin"
+            else:
+                info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+    entries = resumes_everywhere(lambda: opened(path))
+    assert [entry["key"] for entry in entries] == ["1", "2", "3"]
+    (message,) = errors(opened(path))
+    assert "sample '2': its member 'bin' is a" in message
+    assert "--hard-dereference" in message
 
 
 def test_what_belongs_to_no_sample_is_passed_over(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import redis
 import redis.exceptions
 
 from headrace.batches.store import BatchStore
-from headrace.config.paths import ENV_URL, server_root
+from headrace.config.paths import ENV_URL
 from headrace.config.settings import ENV_CONFIG, Settings, is_service_link
+from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.queue.recovery import release_incarnation
@@ -77,16 +78,8 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
 
     The Redis URL is a variable and not an argument, because it may hold a password.
     """
-    cwd = os.getcwd()
-    given = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # A folder `api` or `workers` in the user's working directory must not hide ours. Celery puts
-    # that directory first on the path unless the path has it already, so it goes last.
-    path = dict.fromkeys([str(server_root()), *given, cwd])
     result = {
-        **environ,
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
+        **with_server_path(environ),
         "HEADRACE_REDIS_URL": redis_url,
         "HEADRACE_MODELS_FILE": str(settings.models_file.absolute()),
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),

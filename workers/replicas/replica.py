@@ -10,11 +10,11 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace.config.user_environment import launch_command, with_server_path
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import FrameSocket, readable
@@ -184,15 +184,16 @@ class Replica:
         self._life = f"{mark}:{secrets.token_hex(8)}"
         with theirs:
             passed = (theirs.fileno(), self._stacks.fileno())
+            environ = with_server_path(self.environ)
             module, packages = "workers.model_process", self.init.get("requirements") or {}
             if packages:
                 module = "workers.model_process.packaged"
             self.core_set = self.core_sets.take(self.core_set)
             pinned = {CPUS_VARIABLE: ",".join(map(str, self.core_set))} if self.core_set else {}
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, (*passed, *packages.values()))],
+                launch_command(module, *map(str, (*passed, *packages.values()))),
                 pass_fds=passed,
-                env={**self.environ, **pinned, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
+                env={**environ, **pinned, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

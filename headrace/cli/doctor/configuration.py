@@ -149,11 +149,12 @@ def _module_file(dotted: str) -> Path | None:
     Raises:
         ModuleNotFoundError: the module does not exist.
     """
-    path: list[str] | None = [*sys.path, os.getcwd(), str(server_root())]
+    ours = [str(server_root())]
+    path = [*(entry for entry in sys.path if entry not in ours), os.getcwd()]
     spec = None
     for depth in range(1, dotted.count(".") + 2):
         name = ".".join(dotted.split(".")[:depth])
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path) or PathFinder.find_spec(name, ours)
         if spec is None:
             raise ModuleNotFoundError(f"no module {name} on this host")
         path = list(spec.submodule_search_locations or ())

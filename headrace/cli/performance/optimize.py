@@ -222,14 +222,13 @@ def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None)
 
     import msgspec
 
-    from headrace.config.paths import server_root
-    from headrace.models.requirements import installed, with_packages
+    from headrace.config.user_environment import with_packages, with_server_path
+    from headrace.models.requirements import installed
     from headrace.optimize.report import read_lines
 
-    path = dict.fromkeys([str(server_root()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     # A build that is ended for want of time leaves semaphores, which Python removes with a warning.
-    variables.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    quiet = {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
+    variables = with_server_path({**quiet, **os.environ})
     if config.requirements is not None:
         wanted = config.requirements
         packages = installed(Path(wanted.file), Path(wanted.environments))

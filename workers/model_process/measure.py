@@ -30,6 +30,7 @@ import psutil
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
+from headrace.observability.machine import load_facts
 from headrace.optimize.failures import cause, ended
 from headrace.optimize.report import BatchTime, Comparison, Variant, median_interval
 from workers.model_process.batch_state import StageTimes, SubBatch
@@ -453,7 +454,7 @@ def environment() -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 2),
+        **load_facts(),
         "python": platform.python_version(),
     }
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from headrace.bench import statistics
-from headrace.bench.environment import environment, load_average
+from headrace.bench.environment import environment
 from headrace.bench.measurement import Load, Measurement, Objective, Peak, Usage
 from headrace.bench.plan import Cut, Plan, Sent
 from headrace.bench.probe import Probe
@@ -27,6 +27,7 @@ from headrace.bench.summary import summarise
 from headrace.bench.targets import Target
 from headrace.bench.usage import Meter, metered, processes_of
 from headrace.errors import InvalidRequest
+from headrace.observability.machine import load_average
 
 #: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
 PRECISION: Final = 1.05

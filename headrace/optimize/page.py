@@ -8,10 +8,11 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
+from headrace.observability.machine import busy_warning
 from headrace.optimize.report import BatchTime, Comparison, Variant
 from headrace.pages.charts import COLOURS, Bar, bar_chart
 from headrace.pages.elements import element
-from headrace.pages.page import facts, figure, page, section
+from headrace.pages.page import facts, figure, page, section, warning
 from headrace.pages.page import table as html_table
 
 #: The kinds of bars, with their colours. A bar has one part, at the place of its colour.
@@ -109,6 +110,7 @@ def html(comparison: Comparison) -> str:
     charts = [_chart(comparison, size) for size in sizes_of(comparison)]
     return page(
         f"Variants of {comparison.model}",
+        warning(busy_warning(comparison.environment)),
         *(element("p", f"{text}.") for text in list(remarks(comparison))[-1:]),
         _html_table(comparison),
         *(

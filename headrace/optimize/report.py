@@ -46,6 +46,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         agreement: the share of calibration inputs with the same best class as eager; None if the
             outputs have no classes.
         refused: why it is not used: wrong, slower, not installed, or failed to build; "" if it is.
+        kept_s: how old the comparison of its outputs is, in seconds; 0 if it is of this run.
     """
 
     optimize: Optimize
@@ -56,6 +57,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     agreement: float | None = None
     refused: str = ""
+    kept_s: float = 0.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

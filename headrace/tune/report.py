@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measurement import Objective
+from headrace.observability.machine import busy_warning
 from headrace.tune.calibration import LeftOut
 from headrace.tune.confirmation import Confirmation, Confirmed
 from headrace.tune.search import Trial
@@ -36,7 +37,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
         environ: the workers' variables to change.
         patch: a unified diff of the models file; "" if nothing changes.
         revert: the command that takes the change back, if it was applied.
-        load: the average load of the machine at the start and at the end.
+        environment: the load of the machine at the start, as `load_facts` has it.
+        load_after: the load average at the end.
     """
 
     model: str
@@ -54,7 +56,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     environ: dict[str, str] = {}
     patch: str = ""
     revert: str = ""
-    load: tuple[float, float] = (0.0, 0.0)
+    environment: dict[str, Any] = {}
+    load_after: float | None = None
     format: int = FORMAT
 
     @property
@@ -89,10 +92,12 @@ def markdown(report: TuneReport) -> str:
     complete = "" if report.complete else "; the budget ended the search"
     parts = [
         f"# headrace tune {report.model}",
+        *filter(None, [f"**{busy}**" if (busy := busy_warning(report.environment)) else ""]),
         f"Objective: p{objective.percentile:g} within {objective.latency_ms:g} ms. "
         f"Input: {report.input}. {len(report.trials)} of {report.points:,} points were measured in "
         f"{report.seconds / 60:.1f} minutes{complete}. "
-        f"Load average: {report.load[0]:.1f} before, {report.load[1]:.1f} after.",
+        f"Load average: {_load(report.environment.get('load_before'))} before, "
+        f"{_load(report.load_after)} after.",
         f"**{report.verdict}**",
     ]
     if report.confirmation is not None:
@@ -108,6 +113,10 @@ def markdown(report: TuneReport) -> str:
             _table(("what", "reason"), [(one.what, one.reason) for one in report.left_out])
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _load(average: float | None) -> str:
+    return "unknown" if average is None else f"{average:.1f}"
 
 
 def _change(report: TuneReport) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.client.models import Model
 from headrace.errors import ConfigError
+from headrace.observability.machine import busy_warning, load_average, load_facts
 from headrace.optimize.report import Comparison
 from headrace.tune.calibration import Calibration, calibrated, start_of
 from headrace.tune.confirmation import ROUNDS, ROUNDS_MIN, Confirmation, confirm
@@ -123,7 +123,9 @@ def tune(
             model cannot be served with its present options.
         ServerUnreachable: a server that this tuning did not start has ended; `resume` continues.
     """
-    began, load = time.monotonic(), os.getloadavg()[0]
+    began, machine = time.monotonic(), load_facts()
+    if busy := busy_warning(machine):
+        progress.on_text(busy)
     journal = Journal(plan.folder / NAME)
     try:
         journal.begin(_header(plan), resume=plan.resume)
@@ -141,7 +143,7 @@ def tune(
     finally:
         journal.close()
         deployment.close()
-    report = _report(plan, measured, journal.spent_s, load)
+    report = _report(plan, measured, journal.spent_s, machine)
     write(plan.folder, report)
     return report
 
@@ -235,7 +237,12 @@ def _measurements(folder: Path, report: TuneReport) -> list[Measurement]:
         return []
     shown = [report.confirmation.present, *report.confirmation.others[:1]]
     files = [one.trials[-1].measurement for one in shown]
-    return [read_measurement(folder / name) for name in files if name]
+    found = [read_measurement(folder / name) for name in files if name]
+    # Before each trial the machine has the load of the trial before it.
+    return [
+        msgspec.structs.replace(one, environment={**one.environment, **report.environment})
+        for one in found
+    ]
 
 
 def _header(plan: Plan) -> Header:
@@ -307,7 +314,7 @@ def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
     )
 
 
-def _report(plan: Plan, measured: _Measured, spent_s: float, load_before: float) -> TuneReport:
+def _report(plan: Plan, measured: _Measured, spent_s: float, machine: dict[str, Any]) -> TuneReport:
     """Return the report of what was measured, with the options to change."""
     calibration, confirmation = measured.calibration, measured.confirmation
     report = TuneReport(
@@ -322,7 +329,8 @@ def _report(plan: Plan, measured: _Measured, spent_s: float, load_before: float)
         trials=measured.found.trials,
         left_out=calibration.left_out if calibration is not None else [],
         confirmation=confirmation,
-        load=(load_before, os.getloadavg()[0]),
+        environment=machine,
+        load_after=load_average(),
     )
     return _with_change(plan, report, confirmation, measured.found.present.candidate)
 

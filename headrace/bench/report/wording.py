@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measurement import Load, Measurement, Objective, Spread
+from headrace.observability.machine import busy_warning
 from headrace.pages.elements import NOTHING, number
 
 #: The percentiles that a `Spread` has.
@@ -99,6 +100,13 @@ def notes(load: Load) -> list[str]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(load.errors.items()))
         found.append(f"{name}: failed requests: {kinds}")
     return found
+
+
+def busy_warnings(measurements: Sequence[Measurement]) -> list[str]:
+    """Return the warnings about busy machines, each once."""
+    return list(
+        dict.fromkeys(filter(None, (busy_warning(one.environment) for one in measurements)))
+    )
 
 
 def all_notes(measurement: Measurement) -> list[str]:

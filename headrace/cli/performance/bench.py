@@ -311,6 +311,8 @@ def _progress(load: Load) -> None:
 def _print(found: Measurement) -> None:
     from headrace.bench.report import wording
 
+    for text in wording.busy_warnings([found]):
+        output.message(text)
     output.table(_COLUMNS, [_row(load) for load in found.loads])
     # Of a search only the end is of interest.
     searched = found.peak is not None

@@ -140,8 +140,11 @@ def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison
 
 
 def _print(comparison: Comparison) -> None:
+    from headrace.observability.machine import busy_warning
     from headrace.optimize import page
 
+    if busy := busy_warning(comparison.environment):
+        output.message(busy)
     columns, rows = page.table(comparison)
     output.table(columns, rows)
     for text in page.remarks(comparison):

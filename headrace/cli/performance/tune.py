@@ -339,6 +339,10 @@ def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> Tune
 
 
 def _print(report: TuneReport, folder: Path, *, applied: bool) -> None:
+    from headrace.observability.machine import busy_warning
+
+    if busy := busy_warning(report.environment):
+        output.message(busy)
     output.line(report.verdict)
     if report.better is not None:
         output.line(report.patch.rstrip())

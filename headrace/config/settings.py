@@ -7,7 +7,6 @@ The caller passes the environment: nothing here reads `os.environ`.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -19,6 +18,7 @@ from typing_extensions import override
 from headrace.config.allowed_urls import read_prefix
 from headrace.config.labels import Label
 from headrace.config.paths import server_root
+from headrace.config.service_links import is_service_link
 from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import convert, load_yaml, read_fields
 from headrace.errors import ConfigError
@@ -52,13 +52,6 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_WORKER_SHARE",
     }
 )
-
-#: What Kubernetes adds to a container's environment for each Service of its namespace. For the
-#: Service `name`: `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT…`, `NAME_PORT…`.
-_SERVICE_LINK: Final = re.compile(
-    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?"
-)
-_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://\S+")
 
 #: The models file if no setting names one: the first of these in the working directory. If it has
 #: none, the last of these in the folder of the servers' code, as in a wheel.
@@ -308,13 +301,6 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, 
         elif text:  # a Compose file writes `NAME=` for an unset variable
             _take(values, known[variable], text, f"environment: {variable}", problems, strict=False)
     return values
-
-
-def is_service_link(variable: str, value: str) -> bool:
-    """Return whether Kubernetes, and not the operator, has set a variable, for a Service."""
-    if variable.endswith("_PORT") and _SERVICE_URL.fullmatch(value):
-        return True
-    return _SERVICE_LINK.fullmatch(variable) is not None
 
 
 def _from_overrides(overrides: Mapping[str, object], problems: list[str]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import redis.exceptions
 
 from headrace.batches.store import BatchStore
 from headrace.config.paths import ENV_URL
-from headrace.config.settings import ENV_CONFIG, Settings, is_service_link
+from headrace.config.service_links import is_service_link
+from headrace.config.settings import ENV_CONFIG, Settings
 from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs

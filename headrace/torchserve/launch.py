@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from headrace.config.settings import is_service_link
+from headrace.config.service_links import is_service_link
 from headrace.errors import ConfigError
 from headrace.torchserve import snapshot
 from headrace.torchserve.config import (

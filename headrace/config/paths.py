@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Final
 
 #: Here and not in the client, which servers do not import.
 ENV_URL: Final = "HEADRACE_URL"
+
+
+def name_problem(path: str) -> str:
+    """Return why no file can have a path, whatever is on the disk; "" if one can."""
+    try:
+        os.lstat(path)
+    except ValueError as error:
+        return str(error)  # a NUL, or half of a surrogate pair
+    except OSError as error:
+        return "File name too long" if error.errno == errno.ENAMETOOLONG else ""
+    return ""
 
 
 def server_root() -> Path:

@@ -23,6 +23,7 @@ from api.http.messages import (
     Request,
     Scope,
     Send,
+    segments_of,
 )
 from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
@@ -151,7 +152,7 @@ class Router:
     async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an error is answered as a problem, or as OpenAI writes it."""
         request = Request(scope, receive)
-        segments = request.path.split("/")
+        segments = segments_of(scope)
         label, by_method = self.find(segments)
         route = by_method.get(request.method)
         parameters: Sequence[str] = ()
@@ -175,7 +176,7 @@ class Router:
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
-            await send_reply(send, reply, request)
+            await send_reply(send, reply)
         else:
             await send_stream(send, reply)
 

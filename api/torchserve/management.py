@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import PurePosixPath
@@ -156,7 +157,8 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     store, url = services.settings.model_store, read_query(request).text("url") or ""
     name = PurePosixPath(url).name
     known = PurePosixPath(name).stem in services.catalog.pipelines
-    if not known and (store is None or not name or "\0" in name or not (store / name).exists()):
+    there = store is not None and await asyncio.to_thread(os.path.exists, store / name)
+    if not known and not (name and there):
         raise TorchServeError(
             404, WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )

@@ -25,6 +25,7 @@ from api.torchserve.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
+from headrace.config.paths import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
@@ -211,6 +212,9 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
         raise _no_download(url, "it names no file")
     _check_kind(Path(name), name)
     target = store / name
+    # A file that is being fetched has the longest name.
+    if problem := name_problem(str(_partial_path(target))):
+        raise _no_download(url, problem)
     if target.exists():
         raise _exists(target)
     return target
@@ -245,6 +249,10 @@ def _no_download(url: str, why: str) -> TorchServeError:
     return TorchServeError(400, DOWNLOAD, f"{text} cannot be downloaded: {why}")
 
 
+def _partial_path(target: Path) -> Path:
+    return target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
+
+
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """Yield the name of a new file in the folder of the target, which is removed in the end.
@@ -252,7 +260,7 @@ def _partial(target: Path) -> Iterator[Path]:
     After an error it stays if `keep` has given the file its name: a model may be registered, and
     the next fetch finds out.
     """
-    path = target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
+    path = _partial_path(target)
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:

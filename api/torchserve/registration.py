@@ -237,10 +237,13 @@ def _options(
     handler = parameters.text("handler")
     if not handler and (model is None or "handler" not in model.options):
         handler = config.default_service_handler
-    if handler and model is not None:
-        options["handler"] = archive_handler(model.folder, handler)
-    elif handler:
-        options["handler"] = f"{TORCHSERVE}{handler}"
+    try:
+        if handler and model is not None:
+            options["handler"] = archive_handler(model.folder, handler)
+        elif handler:
+            options["handler"] = f"{TORCHSERVE}{handler}"
+    except ConfigError as error:
+        raise TorchServeError(400, BAD_REQUEST, error.message) from None
     return options
 
 

@@ -98,7 +98,7 @@ def register_model_with_params(
     params: Mapping[str, Any] | Sequence[tuple[str, Any]],
 ) -> httpx2.Response:
     """Register a model with these parameters; return the answer of the management API."""
-    return httpx2.post(_URL, params=dict(params), timeout=_TIMEOUT_S)
+    return httpx2.post(_URL, params=dict(params), timeout=_TIMEOUT_S, trust_env=False)
 
 
 def _command() -> list[str]:

@@ -94,8 +94,8 @@ def unpack(path: Path, folder: Path, limits: Limits, label: str = "") -> None:
             written.append(place)
         # After a crash of the machine, a folder that is there is complete.
         for place in written:
-            with place.open("rb") as file:
-                os.fsync(file.fileno())
+            with place.open("rb") as content:
+                os.fsync(content.fileno())
     except OSError as error:
         raise ConfigError(f"{label}: cannot be unpacked: {error.strerror or error}") from error
 

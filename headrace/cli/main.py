@@ -288,7 +288,7 @@ def archive(
         raise typer.Exit(archive.check(path, _settings(), as_json=as_json))
     if output is None:
         raise ConfigError("the archive has no name", hint="add -o model.tar.gz, or --check")
-    archive.pack_folder(path, output, force=force)
+    archive.pack_folder(path, output, _settings(), force=force)
 
 
 @app.command("try")

@@ -28,8 +28,10 @@ ARCHIVES: Final = (".mar", ".zip", ".tar.gz", ".tgz")
 _TARS: Final = (".tar.gz", ".tgz")
 
 _CHUNK_BYTES: Final = MIB
-#: The largest header of a tar that is read: names are short, and the rest is not used.
-_HEADER_MAX_BYTES: Final = MIB
+#: The most bytes of all headers of one member of a tar: names are short, and the rest is not used.
+_HEADER_MAX_BYTES: Final = 64 * 1024
+#: The most PAX keys of a member. tarfile copies those of the whole archive for each member.
+_PAX_KEYS_MAX: Final = 100
 #: The most bytes of a zip's directory for each member that is allowed.
 _ENTRY_BYTES: Final = 2048
 _ENCRYPTED: Final = 0x1
@@ -74,7 +76,11 @@ def unpack(path: Path, folder: Path, limits: Limits, label: str = "") -> None:
     def refuse(problem: str) -> None:
         raise ConfigError(f"{label}: {problem}", hint=f"headrace archive --check {label}")
 
+    written = []
     try:
+        # An archive that is refused at its last member has written nothing.
+        for _ in read_archive(path, limits, refuse, label):
+            pass
         for member, chunks in read_archive(path, limits, refuse, label):
             place = folder / member.path
             if member.folder:
@@ -85,9 +91,11 @@ def unpack(path: Path, folder: Path, limits: Limits, label: str = "") -> None:
             with os.fdopen(os.open(place, flags, 0o644), "wb") as file:
                 for chunk in chunks:
                     file.write(chunk)
-                file.flush()
-                # After a crash of the machine, a folder that is there is complete.
-                os.fsync(file.fileno())
+            written.append(place)
+        # After a crash of the machine, a folder that is there is complete.
+        for place in written:
+            with place.open("rb") as content:
+                os.fsync(content.fileno())
     except OSError as error:
         raise ConfigError(f"{label}: cannot be unpacked: {error.strerror or error}") from error
 
@@ -95,7 +103,7 @@ def unpack(path: Path, folder: Path, limits: Limits, label: str = "") -> None:
 def read_archive(
     path: Path, limits: Limits, report: Report, label: str = ""
 ) -> Iterator[tuple[Member, Iterator[bytes]]]:
-    """Yield the members of an archive with their content, which must be read before the next.
+    """Yield the members of an archive with their content, which can be read before the next.
 
     Args:
         path: the archive.
@@ -210,12 +218,19 @@ def _tar(
     with gzip.GzipFile(fileobj=file) as plain:
         stream = _Forward(plain, rules)
         with tarfile.open(fileobj=stream, mode="r:") as archive:
-            for info in archive:
+            while (info := archive.next()) is not None:
+                # tarfile would keep all members.
+                archive.members.clear()  # type: ignore[attr-defined]
+                stream.end_header()
+                if len(info.pax_headers) > _PAX_KEYS_MAX:
+                    raise tarfile.ReadError(f"a header has more than {_PAX_KEYS_MAX} keys")
                 # The stream counts the bytes, as far as they are there.
                 rules.count(0)
                 member = _tar_member(info, rules, report)
                 if member is not None:
                     yield member, _whole(_tar_chunks(archive, info), member, label)
+                stream.begin_header()
+            stream.end_header()
         stream.read_rest()
 
 
@@ -267,11 +282,26 @@ class _Forward(io.RawIOBase):
         self._rules = rules
         self._at = 0
         self._last = b""
+        self._in_header = True
+        self._header_bytes = 0
+
+    def begin_header(self) -> None:
+        """Count what is read as headers of the next member."""
+        self._in_header, self._header_bytes = True, 0
+
+    def end_header(self) -> None:
+        """Count what is read as content."""
+        self._in_header = False
 
     @override
     def read(self, size: int = -1, /) -> bytes:
-        if not 0 <= size <= max(_HEADER_MAX_BYTES, _CHUNK_BYTES):
+        if self._in_header:
+            self._header_bytes += size
+        if not 0 <= size <= _CHUNK_BYTES or self._header_bytes > _HEADER_MAX_BYTES:
             raise tarfile.ReadError("a header is too long")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
         found = self._stream.read(size)
         self._at += len(found)
         self._last = found
@@ -284,7 +314,7 @@ class _Forward(io.RawIOBase):
             return self._at
         if whence != os.SEEK_SET or offset < self._at:
             raise tarfile.ReadError("its members overlap")
-        while self._at < offset and self.read(min(_CHUNK_BYTES, offset - self._at)):
+        while self._at < offset and self._take(min(_CHUNK_BYTES, offset - self._at)):
             pass
         return self._at
 

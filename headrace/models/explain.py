@@ -97,17 +97,19 @@ def _read(path: Path, folder: Path, limits: Limits, about: Explanation) -> None:
             about.problems.append(problem)
 
     try:
+        for member, _ in read_archive(path, limits, report):
+            about.members += not member.folder
+            about.unpacked_bytes += member.bytes
+        if about.problems:
+            return
         for member, chunks in read_archive(path, limits, report):
             if member.folder:
                 continue
-            about.members += 1
-            about.unpacked_bytes += member.bytes
             small = member.bytes <= _READ_MAX_BYTES
             body = b"".join(chunk for chunk in chunks if small)
-            if not about.problems:
-                place = folder / member.path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(body)
+            place = folder / member.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(body)
     except ConfigError as error:
         about.problems.append(_text(error, path))
     except OSError as error:

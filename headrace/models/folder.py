@@ -27,6 +27,7 @@ from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
+from headrace.models.members import is_of_system
 from headrace.torchserve.model_config import ModelYaml, read_model_config, why_refused, yaml_options
 from headrace.torchserve.workflow import SUFFIX as WORKFLOW
 
@@ -158,7 +159,7 @@ def read_file(path: Path, label: str) -> ModelFolder:
 
 def _inner(folder: Path) -> Path:
     """Return the only folder in a folder, as many archives have it; else the folder itself."""
-    entries = [entry for entry in folder.iterdir() if entry.name != "__MACOSX"]
+    entries = [entry for entry in folder.iterdir() if not is_of_system(entry.name)]
     if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF":
         return entries[0]
     return folder
@@ -323,7 +324,9 @@ def _program(found: ModelFolder, label: str, has_weights: bool) -> ModelFolder:
         return found._replace(options={**found.options, "handler": TENSOR_HANDLER})
     weights = found.options.get("weights")
     programs = sorted(
-        file.name for file in found.folder.iterdir() if file.suffix.lower() in PROGRAMS
+        file.name
+        for file in found.folder.iterdir()
+        if file.suffix.lower() in PROGRAMS and not is_of_system(file.name)
     )
     if weights is None and len(programs) == 1:
         weights = programs[0]

@@ -15,9 +15,16 @@ from headrace.errors import ConfigError
 MIB: Final = 1024 * 1024
 _NAME_MAX_BYTES: Final = 255
 _PATH_MAX_BYTES: Final = 1024
+_DEPTH_MAX: Final = 50
 _SHOWN_CHARS: Final = 80
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
+_OF_SYSTEMS: Final = frozenset({"__macosx", "thumbs.db", "desktop.ini", "__pycache__"})
 _DRIVE: Final = re.compile("^[A-Za-z]:")
+
+
+def is_of_system(name: str) -> bool:
+    """Return whether a system adds files of this name on its own: they are no part of a model."""
+    return name.startswith(".") or name.lower() in _OF_SYSTEMS
 
 
 class Limits(NamedTuple):
@@ -85,9 +92,10 @@ class MemberRules:
             ConfigError: the archive holds too many, or too much.
         """
         self._entries += 1
-        if self._entries > self._limits.entries:
+        # A folder that is only part of a path costs as much as a member does.
+        if max(self._entries, len(self._seen)) > self._limits.entries:
             raise ConfigError(
-                f"{self._label}: it has more than {self._limits.entries:,} members",
+                f"{self._label}: it has more than {self._limits.entries:,} members and folders",
                 hint="put small files of data into one file",
             )
         self.grow(size)
@@ -120,22 +128,17 @@ class MemberRules:
             inner = depth < len(parts)
             is_folder = inner or folder
             key = unicodedata.normalize("NFC", part).casefold()
-            spelling, was_folder = self._seen.setdefault(key, (part, is_folder))
+            if key not in self._seen:
+                self._seen[key] = part, is_folder
+                continue
+            spelling, was_folder = self._seen[key]
             if spelling != part:
                 return f"{shown(path)} differs from {shown(spelling)} only in case or accents"
             if was_folder != is_folder:
                 return f"{shown(part)} is both a file and a folder"
-            if not is_folder and not inner and self._entered(key):
+            if not is_folder:
                 return f"{shown(path)} is in it twice"
         return ""
-
-    def _entered(self, key: str) -> bool:
-        """Return whether a file was there before, and mark it."""
-        marked = f"{key}\0"
-        if marked in self._seen:
-            return True
-        self._seen[marked] = ("", False)
-        return False
 
 
 def shown(name: str) -> str:
@@ -159,6 +162,8 @@ def _name_problem(name: str) -> str:
         encoded = [part.encode() for part in parts]
     except UnicodeEncodeError:
         return f"{shown(name)} is not UTF-8"
+    if len(parts) > _DEPTH_MAX:
+        return f"{shown(name)} is more than {_DEPTH_MAX} folders deep"
     if max(map(len, encoded)) > _NAME_MAX_BYTES or sum(map(len, encoded)) > _PATH_MAX_BYTES:
         return f"{shown(name)} is too long"
     return ""

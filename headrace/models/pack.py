@@ -14,26 +14,29 @@ from typing import IO, Final
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
 from headrace.models.folder import read_folder
+from headrace.models.members import Limits, MemberRules, is_of_system
 
 #: The first time that a zip can express.
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE: Final = 0o100644
 _UNIX: Final = 3
-_LEFT_OUT: Final = frozenset({"__pycache__", "__MACOSX"})
 
 
-def pack(folder: Path, output: Path, *, force: bool = False) -> list[str]:
+def pack(folder: Path, output: Path, limits: Limits, *, force: bool = False) -> list[str]:
     """Pack a model's folder; return the paths of its members.
 
-    Hidden files and Python's caches are left out. The archive appears when it is complete.
+    Hidden files, files of systems and Python's caches are left out. The archive appears when it is
+    complete.
 
     Args:
         folder: the model's folder.
         output: the archive; its suffix decides its format.
+        limits: how much it may hold, so that a reader with the same limits accepts it.
         force: whether to replace a file that exists.
 
     Raises:
-        ConfigError: the folder is no model or has links, or the archive cannot be written.
+        ConfigError: the folder is no model or has links, a reader would refuse a name or the
+            archive, or the archive cannot be written.
     """
     if not is_archive(output.name):
         raise ConfigError(
@@ -45,11 +48,13 @@ def pack(folder: Path, output: Path, *, force: bool = False) -> list[str]:
         raise ConfigError(f"{folder}: there is no such folder", hint="give the model's folder")
     read_folder(folder, str(folder))
     members = sorted(_members(folder, output), key=lambda member: member[0])
+    total_bytes = _checked_bytes(members, folder, limits)
     write = _zip if output.name.lower().endswith((".zip", ".mar")) else _tar
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with temporary.open("xb") as file:
             write(file, members)
+        MemberRules(str(output), temporary.stat().st_size, limits).grow(total_bytes)
         temporary.replace(output)
     except OSError as error:
         raise ConfigError(f"{output}: it cannot be written: {error.strerror or error}") from error
@@ -61,7 +66,7 @@ def pack(folder: Path, output: Path, *, force: bool = False) -> list[str]:
 def _members(folder: Path, output: Path) -> Iterator[tuple[str, Path]]:
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)
-        if any(part.startswith(".") or part in _LEFT_OUT for part in relative.parts):
+        if any(map(is_of_system, relative.parts)):
             continue
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ConfigError(
@@ -69,6 +74,21 @@ def _members(folder: Path, output: Path) -> Iterator[tuple[str, Path]]:
             )
         if path.is_file() and path.suffix != ".pyc" and path.resolve() != output.resolve():
             yield relative.as_posix(), path
+
+
+def _checked_bytes(members: list[tuple[str, Path]], folder: Path, limits: Limits) -> int:
+    """Return how many bytes the members have together.
+
+    Raises:
+        ConfigError: a reader would refuse one of the names, or the number of members.
+    """
+    rules = MemberRules(str(folder), limits.total_bytes, limits)
+    for name, path in members:
+        rules.count(path.stat().st_size)
+        _, problem = rules.path_of(name, folder=False)
+        if problem:
+            raise ConfigError(f"{folder}: {problem}", hint="rename or remove the file")
+    return rules.total_bytes
 
 
 def _tar(file: IO[bytes], members: list[tuple[str, Path]]) -> None:

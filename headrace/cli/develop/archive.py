@@ -26,13 +26,14 @@ from headrace.torchserve.workflow import SUFFIX, Workflow, read_workflow
 MODELS_FILE: Final = "models.yaml"
 
 
-def pack_folder(folder: Path, output: Path, *, force: bool) -> None:
+def pack_folder(folder: Path, output: Path, settings: Settings, *, force: bool) -> None:
     """Pack a model's folder; print the archive's digest.
 
     Raises:
         ConfigError: the folder is no model, or the archive cannot be written.
     """
-    members = pack(folder, output, force=force)
+    limits = Limits(total_bytes=settings.model_limit_bytes)
+    members = pack(folder, output, limits, force=force)
     message(f"packed {count(len(members), 'file')}, {size(output.stat().st_size)}")
     typer.echo(f"{output}  sha256:{digest_of(output)}")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.jobs.job import Job, State
+from headrace.models.members import Limits
 from headrace.models.pack import pack
 from headrace.models.requirements import prune
 from tests.harness.archives import HANDLER, write_folder, write_tar, write_wheel, write_zip
@@ -80,7 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
     """One worker with a model of each kind."""
     folder = tmp_path_factory.mktemp("served")
     twice = {"model.yaml": "handler: handler.py\nversion: '3'\n", "handler.py": SPY}
-    pack(write_folder(folder / "twice", twice), folder / "twice.tar.gz")
+    pack(write_folder(folder / "twice", twice), folder / "twice.tar.gz", Limits())
     manifest = {"model": {"modelName": "m", "modelVersion": "2", "handler": "handler.py"}}
     archive = [("MAR-INF/MANIFEST.json", json.dumps(manifest).encode())]
     write_zip(folder / "ours.mar", [*archive, ("handler.py", HANDLER.encode())])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 import struct
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.models.archive import is_archive, unpack
+from headrace.models.archive import is_archive, read_archive, unpack
 from headrace.models.members import MIB, Limits
 from headrace.models.store import UnpackedModels
 from tests.harness.archives import (
@@ -197,6 +198,52 @@ def test_a_tar_whose_headers_or_gaps_are_the_bomb_is_refused(tmp_path: Path) -> 
     assert "a header is too long" in refusal(path, tmp_path)
     path.write_bytes(gzip.compress(_entry("a", b"")) + packed_zeros(300 * MIB))
     assert "times its size" in refusal(path, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XGLTYPE, tarfile.XHDTYPE])
+@pytest.mark.parametrize("keys", [4_000, 20_000])
+def test_a_header_of_many_keys_is_refused(kind: bytes, keys: int, tmp_path: Path) -> None:
+    """tarfile copies the keys of a global header for each member."""
+    records = b"".join(b"12 k%05d=v\n" % key for key in range(keys))
+    header = tarfile.TarInfo("h")
+    header.type, header.size = kind, len(records)
+    path = tmp_path / "a.tgz"
+    members = b"".join(_entry(f"{n}", b"") for n in range(50))
+    body = header.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512) + members
+    path.write_bytes(gzip.compress(body + bytes(1024)))
+    told = refusal(path, tmp_path)
+    assert "a header has more than 100 keys" in told or "a header is too long" in told
+
+
+def test_a_header_after_the_other_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("h")
+    header.type = tarfile.XGLTYPE
+    one = header.tobuf(tarfile.USTAR_FORMAT)
+    path = tmp_path / "a.tgz"
+    path.write_bytes(gzip.compress(one * 5000 + _entry("a", b"") + bytes(1024)))
+    assert "a header is too long" in refusal(path, tmp_path)
+
+
+def test_names_take_no_more_memory_than_members_do(tmp_path: Path) -> None:
+    """Each folder of a path is remembered, also one that has no member of its own."""
+    limits = LIMITS._replace(entries=100)
+    deep = [(f"{n}/" + "/".join("abcdefgh" * 5) + "/x", b"") for n in range(99)]
+    deeper = [("a/" * 60 + "x", b"")]
+    for write, suffix in ((write_zip, "zip"), (write_tar, "tgz")):
+        path = write(tmp_path / f"a.{suffix}", deep)
+        assert "more than 100 members and folders" in refusal(path, tmp_path, limits)
+        path = write(tmp_path / f"b.{suffix}", deeper)
+        assert "more than 50 folders deep" in refusal(path, tmp_path, limits)
+
+
+def test_the_members_of_a_tar_are_not_kept(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tgz", [(f"{n}", b"x") for n in range(90)])
+    gc.collect()
+    before = sum(isinstance(one, tarfile.TarInfo) for one in gc.get_objects())
+    for _, chunks in read_archive(path, LIMITS, pytest.fail):
+        assert b"".join(chunks) == b"x"
+        seen = sum(isinstance(one, tarfile.TarInfo) for one in gc.get_objects())
+        assert seen - before < 10
 
 
 def test_a_zip_that_lies_about_sizes_is_refused(tmp_path: Path) -> None:

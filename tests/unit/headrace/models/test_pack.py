@@ -29,9 +29,9 @@ def test_the_same_folder_gives_the_same_bytes(name: str, tmp_path: Path) -> None
     digests = set()
     for folder in (first, second):
         output = tmp_path / folder.name / name
-        assert pack(folder, output) == ["data/a", "data/b", "handler.py", "model.yaml"]
+        assert pack(folder, output, LIMITS) == ["data/a", "data/b", "handler.py", "model.yaml"]
         # The archive itself is in the folder, and is no part of it.
-        pack(folder, output, force=True)
+        pack(folder, output, LIMITS, force=True)
         digests.add(digest_of(output))
     assert len(digests) == 1
     if name.endswith("gz"):
@@ -59,9 +59,43 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(tmp_path: Path) -> 
     cases.append((linked, output, "only plain files"))
     for source, target, problem in cases:
         with pytest.raises(ConfigError, match=problem):
-            pack(source, target)
+            pack(source, target, LIMITS)
     assert not output.exists()
     assert (tmp_path / "b.zip").read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", [".tgz", ".zip"])
+def test_what_a_reader_refuses_is_not_packed(tmp_path: Path, suffix: str) -> None:
+    for number, (name, problem) in enumerate((
+        ("a\\b.py", "has a backslash"), ("a\nb.py", "has a control character"),
+        ("C:x.py", "is an absolute path"), (os.fsdecode(b"caf\xe9.py"), "is not UTF-8"),
+        ("Handler.py", "only in case"), ("/".join(["d"] * 60), "folders deep"),
+    )):  # fmt: skip
+        folder = write_folder(tmp_path / str(number), {**MODEL, name: ""})
+        with pytest.raises(ConfigError, match=problem):
+            pack(folder, tmp_path / f"{number}{suffix}", LIMITS)
+    zeros = write_folder(tmp_path / "zeros", {**MODEL, "data": "0" * 2_000_000})
+    few = Limits(entries=2, total_bytes=LIMITS.total_bytes, free_bytes=1_000_000)
+    with pytest.raises(ConfigError, match="200 times its size"):
+        pack(zeros, tmp_path / f"zeros{suffix}", few._replace(entries=9))
+    with pytest.raises(ConfigError, match="more than 2 members"):
+        pack(zeros, tmp_path / f"zeros{suffix}", few)
+    assert [path for path in tmp_path.iterdir() if not path.is_dir()] == []
+
+
+def test_files_of_systems_beside_the_model_are_no_part_of_it(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini", "._model.pt", "__MACOSX/._model.yaml"):
+        write_folder(folder, {name: "x"})
+    assert pack(folder, tmp_path / "a.zip", LIMITS) == ["handler.py", "model.yaml"]
+    outer = [(f"twice/{name}", body) for name, body in good_members()]
+    systems = [(name, b"x") for name in (".DS_Store", "Thumbs.db", "__MACOSX/twice/._handler.py")]
+    for path in (
+        write_zip(tmp_path / "b.zip", [*systems, *outer]),
+        write_tar(tmp_path / "b.tgz", [*systems, *outer]),
+    ):
+        found = explain(path, LIMITS)
+        assert (found.name, found.problems) == ("twice", [])
 
 
 def test_a_good_archive_is_explained(tmp_path: Path) -> None:

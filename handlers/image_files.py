@@ -6,7 +6,7 @@ Pillow refuses a file with, for example, a broken comment or colour profile. Vie
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from typing import Any, Final
 
 from PIL import Image, ImageFile
 
@@ -80,7 +80,7 @@ def scale_key(image: Image.Image) -> None:
     key = image.info.get("transparency")
     if image.format != "PNG" or key is None or not isinstance(image, ImageFile.ImageFile):
         return
-    arguments = image.tile[0].args
+    arguments: Any = image.tile[0].args if image.tile else ""
     scale = _KEY_SCALES.get(arguments if isinstance(arguments, str) else str(arguments[0]))
     if scale is not None:
         scaled = [int(tone * scale) for tone in (key if isinstance(key, tuple) else (key,))]

@@ -33,7 +33,7 @@ from headrace.optimize.report import BatchTime, Comparison, Variant, median_inte
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.startup import context_of, die_with_parent, handler_of
+from workers.model_process.startup import context_of, die_with_parent, handler_of, initialize
 from workers.model_process.variant import has_module, inputs_of, install_variant, refusal
 
 MIB: Final = 1024 * 1024
@@ -286,7 +286,7 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
 
 def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
     handler, context = handler_of(config), context_of(config, Context)
-    handler.initialize(context)
+    initialize(handler.initialize, context)
     executor = BatchExecutor(handler, context)
     found = install_variant(executor, config, refused_too=True)
     torch = sys.modules.get("torch")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from headrace.config.handler_reference import (
 )
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
+from headrace.generator import Generator
 from headrace.handler import Handler
 from headrace.torchserve.manifest import read_manifest, read_settings
 from headrace.torchserve.model_config import is_continuous
@@ -52,6 +54,7 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
             hint="inherit from headrace.Handler, or define all four verbs",
         )
     _check_overrides(parsed, found)
+    _check_plain(parsed, found)
     return cast("type[Handler] | Handler", found)
 
 
@@ -97,6 +100,17 @@ def _check_overrides(spec: HandlerReference, found: Any) -> None:
             f"{spec.label}: {_describe(found)} defines none of preprocess, inference, postprocess",
             hint="define inference(self, items), which returns one result per item",
         )
+
+
+def _check_plain(spec: HandlerReference, found: Any) -> None:
+    """Refuse coroutines: they would be made and never run."""
+    for name in dir(Generator):
+        method = getattr(found, name, None)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise ConfigError(
+                f"{spec.label}: {_describe(found)} defines {name} with async def",
+                hint="define it with def; call asyncio.run(...) in it to await something",
+            )
 
 
 def _nearly(name: str, verb: str) -> bool:

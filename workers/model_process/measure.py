@@ -36,7 +36,7 @@ from headrace.optimize.report import BatchTime, Comparison, Variant, median_inte
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.startup import context_of, die_with_parent, handler_of
+from workers.model_process.startup import context_of, die_with_parent, handler_of, initialize
 from workers.model_process.variant import has_module, inputs_of, install_variant, refusal
 
 MIB: Final = 1024 * 1024
@@ -350,7 +350,7 @@ def _load(
     config: dict[str, Any], connection: Connection
 ) -> tuple[BatchExecutor, Keep, dict[str, Any]]:
     handler, context = handler_of(config), context_of(config, Context)
-    handler.initialize(context)
+    initialize(handler.initialize, context)
     executor = BatchExecutor(handler, context)
     connection.send({"step": "its build, comparison or load"})
     found = install_variant(executor, config, refused_too=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -50,6 +51,23 @@ def handler_of(config: dict[str, Any]) -> Handler:
     """
     loaded = load_handler(config["handler"], Path(config["model_dir"]))
     return loaded() if isinstance(loaded, type) else loaded
+
+
+def initialize(load: Callable[[Context], Any], context: Context) -> None:
+    """Run the `initialize` of a handler, or its `initialize_preprocess`.
+
+    Raises:
+        ConfigError: it returned a coroutine, which loads nothing.
+        Exception: what it raises.
+    """
+    returned = load(context)
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise ConfigError(
+            f"initialize returned a {type(returned).__name__}, so nothing was loaded",
+            hint="call asyncio.run(...) in it to await something",
+        )
 
 
 def context_of(config: dict[str, Any], kind: type[Context]) -> Context:

@@ -20,10 +20,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from headrace.config.user_environment import launch_command, with_server_path
-from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.errors import ConfigError, InputError
 from headrace.observability import logs
 from workers.model_process.context import TRACES, Input
-from workers.model_process.executor import BatchExecutor
+from workers.model_process.executor import BatchExecutor, checked_list
 from workers.model_process.outcomes import RaisedError
 from workers.model_process.progress_reporter import Row
 from workers.protocol.frames import FrameSocket
@@ -215,10 +215,7 @@ def _joined(parts: list[Any], shares: list[list[Input]]) -> Any:
         return whole
     joined: list[Any] = []
     for part, share in zip(parts, shares, strict=True):
-        items = list(part)
-        if len(items) != len(share):
-            raise HandlerError(f"preprocess returned {len(items)} values for {len(share)} inputs")
-        joined += items
+        joined += checked_list(part, len(share), "preprocess")
     return joined
 
 

@@ -363,12 +363,14 @@ class Replica:
         limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
         if not self.stacks_requested and self.process is not None:
             self.stacks_requested = True
+            # The last line of an error is what is wrong.
             self.error = f"{limit}; the process was killed"
             self.due_at = now + STACKS_S
             self.process.send_signal(TRACE_SIGNAL)
             return False
         trace = self.trace()
-        self.error = f"{limit}; its stacks:\n{trace}" if trace else self.error
+        if trace:
+            self.error = f"The stacks of the process:\n{trace.rstrip()}\n{self.error}"
         return True
 
     def hangs(self, batch: Batch, now: float) -> bool:

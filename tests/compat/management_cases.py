@@ -223,15 +223,16 @@ ALONE: Final = (
                     manage("DELETE", "/models/echo"),
                 )
             ),
+            # TorchServe keeps a model of which no worker has started at times only.
             *(
                 ask
                 for number in (0, -5)
                 for ask in (
-                    register("echo", startup_timeout=number),
-                    manage("GET", "/models/echo"),
-                    register("echo", startup_timeout=number, initial_workers=0),
-                    manage("GET", "/models/echo"),
-                    manage("DELETE", "/models/echo"),
+                    register("echo", startup_timeout=number, model_name=f"late{number}"),
+                    register(
+                        "echo", startup_timeout=number, model_name=f"off{number}", initial_workers=0
+                    ),
+                    manage("GET", f"/models/off{number}"),
                 )
             ),
             # These count as not given.
@@ -246,7 +247,7 @@ ALONE: Final = (
             manage("GET", "/models/echo"),
             manage("DELETE", "/models/echo"),
             register("zeros"),
-            manage("GET", "/models/zeros"),
+            manage("GET", "/models/zeros", differs="default-timeouts"),
             predict("zeros", b"x"),
         ),
     ),
@@ -264,9 +265,9 @@ ALONE: Final = (
             manage("PUT", "/models/echo?min_worker=0"),
             manage("GET", "/models/echo"),
             manage("DELETE", "/models/echo"),
-            register("init_error", initial_workers=2, synchronous="false"),
-            manage("GET", "/models/init_error"),
-            manage("DELETE", "/models/init_error"),
+            register("import_error", initial_workers=2, synchronous="false"),
+            manage("GET", "/models/import_error"),
+            manage("DELETE", "/models/import_error"),
             register("echo", url="a/folder/echo.mar", initial_workers=0),
             manage("GET", "/models/echo"),
         ),

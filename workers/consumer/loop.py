@@ -88,8 +88,9 @@ class Consumer:
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._replica_manager = ReplicaManager(
-            self._selector, leases, observer, orphan_guard, placement
-        )
+            self._selector, leases, observer, orphan_guard, placement,
+            torchserve=metrics is not None,
+        )  # fmt: skip
         self._frames = ReplicaFrames(
             leases, notifications, observer, transfer, self._held_jobs, self._replica_manager,
             profiles, metrics,

@@ -19,7 +19,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.text_utils import get_tokenizer, ngrams_iterator
 from ts.handler_utils.timer import timed
 from ts.metrics.emission import MetricRow
-from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_cache_yaml_impl import DEFAULT, MetricsCacheYamlImpl
 from ts.model_service.model_service import SingleNodeService
 from ts.torch_handler.base_handler import BaseHandler
 
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 
 def context_of(folder: Path, config: dict[str, Any] | None = None, **model: str) -> Context:
-    metrics = MetricsCacheYamlImpl()
+    metrics = MetricsCacheYamlImpl(DEFAULT)
     metrics.initialize_cache()
     manifest = {"model": {"modelName": "m", **model}}
     return Context("m", str(folder), manifest, 1, None, "0.12.0", True, metrics, config)

@@ -51,14 +51,14 @@ class Found(NamedTuple):
     Attributes:
         source: the option `source`.
         model: the manifest of its folder; None for a file that is no archive, despite its name.
-        url: where it is fetched from; "" if it was there.
+        url: the parameter of the request, without the query of a URL.
         fetched: the complete file that gets its name by `keep`; None if nothing was fetched.
         target: the file that `keep` makes.
     """
 
     source: str
     model: ModelFolder | None
-    url: str = ""
+    url: str
     fetched: Path | None = None
     target: Path | None = None
 
@@ -78,6 +78,13 @@ class Found(NamedTuple):
             raise TorchServeError(
                 500, INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
             ) from None
+
+    def leave(self) -> None:
+        """Keep a fetched file in the model store although no model has it."""
+        with contextlib.suppress(TorchServeError):
+            self.keep()
+        if self.fetched is not None:
+            self.fetched.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the file that `keep` has made."""
@@ -157,7 +164,7 @@ def found_model(
         source = str(path)
         if store is not None and path.is_relative_to(store):
             source = str(path.relative_to(store))
-        yield Found(source, _read(reader, path, source, has_handler=has_handler))
+        yield Found(source, _read(reader, path, source, has_handler=has_handler), url)
         return
     target = _target(store, allowed, url)
     with _partial(target) as file:

@@ -259,7 +259,7 @@ def _with_paths(
         metrics_config=folder / metrics if metrics is not None else None,
         key_file=folder / KEY_FILE,
         log_location=logs,
-        metrics_location=folder / (environ.get("METRICS_LOCATION") or logs),
+        metrics_location=folder / (environ.get("METRICS_LOCATION") or LOGS),
         snapshot_folder=snapshots,
     )
 

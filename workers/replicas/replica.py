@@ -34,6 +34,8 @@ from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 logger = logging.getLogger(__name__)
 
 IDLE: Final = GenerationState()
+#: The beginning of the last line of the error of a load that was too slow.
+LOAD_TOO_LONG: Final = "the load took longer than load_timeout_s"
 RESTART_MIN_S: Final = 0.5
 RESTART_MAX_S: Final = 60.0
 STOP_S: Final = 5.0
@@ -361,15 +363,17 @@ class Replica:
             return False
         if self.state not in STARTING:
             return True
-        limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
+        limit = f"{LOAD_TOO_LONG}, {self.load_timeout_s:g} s"
         if not self.stacks_requested and self.process is not None:
             self.stacks_requested = True
+            # The last line of an error is what is wrong.
             self.error = f"{limit}; the process was killed"
             self.due_at = now + STACKS_S
             self.process.send_signal(TRACE_SIGNAL)
             return False
         trace = self.trace()
-        self.error = f"{limit}; its stacks:\n{trace}" if trace else self.error
+        if trace:
+            self.error = f"The stacks of the process:\n{trace.rstrip()}\n{self.error}"
         return True
 
     def hangs(self, batch: Batch, now: float) -> bool:

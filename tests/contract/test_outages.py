@@ -298,7 +298,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
         ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
         "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
-        "jobs/append_pieces": ["m", "x", 1, 1, 1, "[1]", ""], "jobs/read_pieces": [10, 10, "x", 0],
+        "jobs/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
+        "jobs/read_pieces": [10, 10, "x", 0, ""],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
         "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],

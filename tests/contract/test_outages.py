@@ -304,6 +304,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "jobs/isolate": ["x", 1, "either", "here"],
         "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],
         "profiles/save": ["p", "", "", "", 60, 8],
+        "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
         "torchserve/metrics": ["h", 10], "torchserve/sequences": ["end", "m@1", "s", ""],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],

@@ -224,14 +224,15 @@ def _job_event(event: ServerEvent) -> tuple[list[JobEvent], bool]:
     return [msgspec.convert({**data, **names}, JobEvent)], ended
 
 
-def stream(session: Session, job: str | Job, *, starting_after: int = 0) -> Stream[Any]:
+def stream(session: Session, job: str | Job, *, starting_after: int | str = 0) -> Stream[Any]:
     """Yield the pieces of a streaming job until it has ended, also while the server restarts.
 
     A job of a model that does not stream yields none; `result` has its result.
 
     Args:
         job: the job, or its id.
-        starting_after: yield only the pieces behind this index; indexes count from 1.
+        starting_after: yield only the pieces behind this one: the `place` of an error, or an index;
+            indexes count from 1.
 
     Raises:
         StreamRestarted: the job began again, so the pieces that were yielded do not count.
@@ -251,9 +252,10 @@ def _pieces(job_id: str, event: ServerEvent) -> tuple[list[Any], bool]:
         case "pieces":
             return event.data["items"], False
         case "restarted":
-            raise StreamRestarted(job_id, int(event.event_id))
+            raise StreamRestarted(job_id, event.event_id)
         case "missing":
-            raise PiecesMissing(job_id, event.data["first"], event.data["last"])
+            first, last = event.data["first"], event.data["last"]
+            raise PiecesMissing(job_id, first, last, event.event_id)
         case "ended":
             job = msgspec.convert(event.data, Job)
             if not job.succeeded:

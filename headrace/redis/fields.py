@@ -52,7 +52,7 @@ class JobField:
     WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
     WEBHOOK_STARTED: Final = "ws"  # the same for its first start, until it is sent
     PROGRESS: Final = "pg"  # progress: token of the claim, a number, and JSON
-    PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index
+    PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index, run
     TRACE: Final = "tr"  # id of the trace in which it was submitted
     SHADOW_OF: Final = "sh"  # the job of which this is a copy for a shadow version
     TOKENS: Final = "tk"  # of a schedule by tokens: "tokens deadline prefix", ~ and - for none

@@ -58,6 +58,7 @@ from headrace.openai.requests import (
     OpenAIRequest,
     read_request,
 )
+from headrace.queue.piece_log import Place
 from headrace.redis.clock import US_PER_S
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -122,7 +123,7 @@ async def _start_stream(
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
             following = follow_pieces(
-                services, caller, job, hang_up.receive, after=0, most_s=math.inf
+                services, caller, job, hang_up.receive, after=Place(), most_s=math.inf
             )
             place = asked.place_of(index, len(submitted))
             answers.append(_AnswerStream(services, asked, chunks, index, place, following))

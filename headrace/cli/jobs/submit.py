@@ -264,7 +264,7 @@ class _Run:
 
     def _print_pieces(self, job: Job) -> bool:
         """Print the pieces of a job, and return whether it had any."""
-        after, line_open, some = 0, False, False
+        after, line_open, some = "0", False, False
         while True:
             problem: errors.HeadraceError
             try:
@@ -274,11 +274,11 @@ class _Run:
                     output.write_bytes(text.encode("utf-8", "backslashreplace"))
                     line_open = not text.endswith("\n") if text else line_open
             except errors.StreamRestarted as restarted:
-                after, problem = restarted.index, restarted
+                after, problem = restarted.place, restarted
             except errors.PiecesMissing as missing:
-                after, problem = missing.last, missing
+                after, problem = missing.place, missing
             else:
-                return some or after > 0
+                return some or after != "0"
             finally:
                 if line_open:
                     output.line("")

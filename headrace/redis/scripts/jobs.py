@@ -421,27 +421,29 @@ def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
-def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, bytes]]) -> Command:
+def append_pieces(
+    model: str, rows: Iterable[tuple[str, str, int, int, int, bytes, bytes]]
+) -> Command:
     """Append pieces to the logs of leased jobs; the reply is how many rows were of lost leases.
 
     Args:
         model: the model of the jobs.
-        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, and a
-            JSON array of them. The last value is an array of their tokens, or the JSON of a
+        rows: id, token, run, number of the first piece in its attempt (from 1), how many pieces,
+            and a JSON array of them. The last value is an array of their tokens, or the JSON of a
             `ResponseDetails` that begins with them, or b"". One piece and b"" are a restart mark.
             No piece, as the first row of an attempt: it goes on where the last one ended.
     """
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 
 
-def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int]]) -> Command:
-    """Read at most so many entries and bytes of each log, behind an index: id and index of each."""
+def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]) -> Command:
+    """Read at most so many entries and bytes of each log behind a place: id, index and run."""
     return script("jobs/read_pieces").call([], most, most_bytes, *(v for log in logs for v in log))
 
 
 def read_log(job_id: str, after: int, most: int) -> Command:
     """Read so many entries of a log behind an index at most; `read_entries` reads the reply."""
-    return ("XRANGE", keys.pieces(job_id), f"({after}-0", "+", "COUNT", most)
+    return ("XRANGE", keys.pieces(job_id), f"{after + 1}-0", "+", "COUNT", most)
 
 
 def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:

@@ -111,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model_api: bool = False
     job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
+    failed_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = 7 * DAY_S
+    failures_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 10_000
     timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
@@ -177,6 +179,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 hint="set it, or start everything with `headrace up`",
             )
         return self.redis_url
+
+    @property
+    def failures_kept(self) -> str:
+        """How failures are kept, as the scripts take it: seconds, and how many of a model."""
+        return f"{self.failed_ttl_s} {self.failures_max}"
 
     @property
     def tls(self) -> bool:

@@ -89,6 +89,11 @@ orphaned: Final = Prefix("hr:untold:")
 orphaned_ends: Final = Prefix("hr:ends:")
 #: zset, 62 days from the last submit: id of a model's job -> created, the newest job_index_max.
 job_index: Final = Prefix("hr:jobs:")
+#: zset, failed_ttl_s from the last failure: "<group> <created> <API key or -> <id>" of a model's
+#: failed job -> when it failed, the newest failures_max.
+failures: Final = Prefix("hr:failures:")
+#: string, as the record: the message of a failed job, for a retry.
+failed: Final = Prefix("hr:failed:")
 #: zset, 62 days: version of a model that jobs have asked for -> when they last did, in us.
 versions: Final = Prefix("hr:versions:")
 #: set: queues from which nothing is claimed; a model's own queue means all its queues.

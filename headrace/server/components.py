@@ -252,7 +252,7 @@ def worker_child(
         }
 
     def release(end: Exit) -> None:
-        release_leases(url, end.environment[INCARNATION], settings.max_deliveries, report)
+        release_leases(url, end.environment[INCARNATION], settings, report)
 
     return _celery_worker(
         device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
@@ -396,11 +396,15 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
 
 
 def release_leases(
-    redis_url: str, incarnation: str, max_deliveries: int | None, report: Callable[[str], None]
+    redis_url: str, incarnation: str, settings: Settings | None, report: Callable[[str], None]
 ) -> None:
-    """Release the leases of a dead worker. After an error they expire by themselves."""
+    """Release the leases of a dead worker; without settings no crash is charged.
+
+    After an error they expire by themselves.
+    """
+    charged = () if settings is None else (settings.max_deliveries, settings.failures_kept)
     try:
-        released = release_incarnation(redis_url, incarnation, max_deliveries)
+        released = release_incarnation(redis_url, incarnation, *(charged or (None,)))
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         report(f"leases of {incarnation} not released, they expire by themselves: {error}")
         return

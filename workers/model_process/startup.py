@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import inspect
 import logging
 import os
@@ -17,13 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
-from handlers import loader
 from handlers.loader import load_handler
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.media_types import BINARY_TYPE, image_type
+from workers.model_process.author_frames import leads_to_author
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
@@ -135,19 +134,8 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:
-    own = Path(loader.__file__)
-    ours = (
-        str(Path(__file__).parent),
-        str(own),
-        *(
-            str(own.parent / "torchserve" / name)
-            for name in ("handler.py", "entry.py", "process.py")
-        ),
-        "<frozen importlib",
-    )
-    importlib_folder = str(Path(importlib.__file__).parent)
     while frames is not None:
-        if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):
+        if not leads_to_author(frames.tb_frame.f_code.co_filename):
             return frames
         frames = frames.tb_next
     return None

@@ -17,11 +17,12 @@ local function is_dead_letter(model, id)
 end
 
 -- Microseconds until an input is looked at again; nil if it is not needed. Like the message, it is needed as long as its
--- dead letter exists. A record without a state belongs to a requeued job that waits.
+-- dead letter, or the message of its failure, exists. A record without a state belongs to a requeued job that waits.
 local function input_needed_us(ref, id, model)
   local state, input = unpack(read(id, 's', 'ir'))
   if input and input ~= ref then return nil end
   if input and not (state and FINAL[state]) then return NEEDED_US end
+  if redis.call('EXISTS', FAILED .. id) == 1 then return NEEDED_US end
   return is_dead_letter(model, id) and NEEDED_US or nil
 end
 

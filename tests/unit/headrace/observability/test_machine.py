@@ -38,6 +38,7 @@ def test_the_facts_of_this_machine_are_enough() -> None:
     assert facts["host_cores"] > 0
     assert busy_warning({**facts, "load_before": 1e6})
     assert busy_warning({}) == ""
+    assert busy_warning({"load_before": "9", "host_cores": [1]}) == ""
 
 
 def test_all_reports_begin_with_the_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,7 +223,9 @@ class Trials:
             start = max(floor * growth, expected)
             lower = min(objective.confidence, _SEARCH_CONFIDENCE)
             objective = msgspec.structs.replace(objective, confidence=lower)
-        options = LoadOptions(duration_s=_LOAD_S, stop_early=True, on_load=self._in_budget)
+        options = LoadOptions(
+            duration_s=_LOAD_S, stop_early=True, on_begin=self._fits, on_load=self._in_budget
+        )
         try:
             measured = self._find(
                 self._target_of(self._deployment.url), objective, options, start=start,
@@ -249,6 +251,11 @@ class Trials:
         name = f"{place}-{sum(1 for _ in folder.glob(f'{place}-*.json')) + 1}.json"
         (folder / name).write_bytes(msgspec.json.encode(measured))
         return f"{_MEASUREMENTS}/{name}"
+
+    def _fits(self, length_s: float) -> None:
+        # At a low rate a load takes minutes.
+        if time.monotonic() + length_s > self._deadline:
+            raise BudgetSpent
 
     def _in_budget(self, load: Load) -> None:
         self._on_load(load)

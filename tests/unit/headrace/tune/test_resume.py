@@ -82,6 +82,19 @@ class SlowServer(SimulatedServer):
         return super().find(target, objective, options, name=name, earlier=(), **limits)
 
 
+def test_a_load_that_is_longer_than_the_budget_is_not_sent(tmp_path: Path, clock: Clock) -> None:
+    server = SlowServer(clock)
+
+    def begin(target: Target, objective: Objective, options: LoadOptions, **_: object) -> None:
+        assert options.on_begin is not None
+        options.on_begin(1001.0)
+        pytest.fail("the load is sent")
+
+    server.find = begin  # type: ignore[method-assign, assignment]
+    with pytest.raises(ConfigError, match="ended before one trial"):
+        run(tmp_path, server, budget_s=1000.0)
+
+
 def test_five_minutes_find_and_confirm_the_fastest_variant(tmp_path: Path, clock: Clock) -> None:
     server = SlowServer(clock)
 

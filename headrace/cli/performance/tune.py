@@ -107,7 +107,7 @@ def _tuned(subject: _Subject, plan: Plan, inputs: Path | None, sent: list[Input]
     private = subject.config is not None
     try:
         with InterruptHandler(None):
-            calibration = _Calibration(subject, inputs, plan.budget_s)
+            calibration = _Calibration(subject, inputs, plan)
             return tuning.tune(
                 msgspec.structs.replace(plan, calibrates=calibration.measures),
                 _deployment(subject, plan.folder),
@@ -225,13 +225,14 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
 class _Calibration:
     """The calibration of a model of the models file: kept from an earlier run, or measured."""
 
-    def __init__(self, subject: _Subject, inputs: Path | None, budget_s: float) -> None:
+    def __init__(self, subject: _Subject, inputs: Path | None, plan: Plan) -> None:
         from headrace.cli.performance.optimize import frame_of, inputs_of
         from headrace.optimize import kept
         from headrace.server.gpus import worker_devices
         from headrace.tune.budget import calibration_s
 
-        self._short = calibration_s(budget_s) < _SHORT_S
+        # A resumed one measures what the first one has left out.
+        self._short = calibration_s(plan.budget_s) < _SHORT_S and not plan.resume
         self._subject, self._config = subject, subject.config
         self._found: tuple[Comparison, float] | None = None
         if self._config is None or subject.models_file is None:
@@ -292,9 +293,10 @@ class _Calibration:
         from headrace.optimize.report import LATE, Variant
 
         output.message("measures the variants of the model without a server")
-        sizes = FEW_SIZES if self._short else SIZES
+        short = limit_s < _SHORT_S
+        sizes = FEW_SIZES if short else SIZES
         wanted = self._variants()
-        slow = [one for one in wanted if self._short and one.backend in FIXED_SHAPES]
+        slow = [one for one in wanted if short and one.backend in FIXED_SHAPES]
         # Other sizes than now are possible too.
         largest = max(*sizes, self._config.max_batch_size)
         wider = msgspec.structs.replace(

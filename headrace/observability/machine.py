@@ -31,7 +31,8 @@ def busy_warning(environment: Mapping[str, Any]) -> str:
         environment: that of the measurement, with `load_facts`.
     """
     load, cores = environment.get("load_before"), environment.get("host_cores")
-    if not load or not cores or load < cores * _BUSY:
+    # Files that were written elsewhere may have anything.
+    if not isinstance(load, int | float) or not isinstance(cores, int) or load < cores * _BUSY:
         return ""
     noun = "core" if cores == 1 else "cores"
     return (

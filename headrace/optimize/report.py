@@ -14,6 +14,8 @@ from headrace.config.optimize import Optimize
 FORMAT: Final = 1
 #: Half the width of the 95 % interval of a median, in places, for the root of the count.
 _HALF: Final = 0.98
+#: The reason why a variant was not measured for want of time.
+LATE: Final = "it was not built and loaded in time"
 
 
 class BatchTime(msgspec.Struct, frozen=True, kw_only=True):

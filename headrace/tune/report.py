@@ -11,7 +11,7 @@ from headrace.bench.measurement import Objective
 from headrace.observability.machine import busy_warning
 from headrace.tune.calibration import LeftOut
 from headrace.tune.confirmation import Confirmation, Confirmed
-from headrace.tune.search import Trial
+from headrace.tune.search import Trial, rate_text
 from headrace.tune.space import Candidate
 
 FORMAT: Final = 1
@@ -69,8 +69,11 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """Return the result in a sentence."""
         if self.confirmation is None:
+            best = max(self.trials, key=lambda trial: trial.rate)
             return (
                 "not confirmed: the budget ended before the best candidates were measured again; "
+                f"the best so far is {best.candidate.label or 'the present options'} with "
+                f"{rate_text(best)}, and the present options have {rate_text(self.trials[0])}; "
                 "use --resume with a longer --budget"
             )
         present, better = self.confirmation.present, self.better
@@ -149,11 +152,11 @@ def _trials(trials: list[Trial]) -> str:
     rows = []
     for trial in trials:
         above = f"below {trial.high:.1f}" if trial.high is not None else "no rate was too high"
-        result = trial.error or (f"{above}: {trial.cut}" if trial.cut else above)
+        result = trial.error or ("ended early" if trial.cut else above)
         # The first one is of the present options.
         label = labelled(trial.candidate, present=trial is trials[0])
-        rows.append((label, f"{trial.rate:.1f}", result, f"{trial.seconds:.0f} s"))
-    return _table(("options", "met the objective, requests/s", "limit", "time"), rows)
+        rows.append((label, rate_text(trial), result, f"{trial.seconds:.0f} s"))
+    return _table(("options", "met the objective", "limit", "time"), rows)
 
 
 def labelled(candidate: Candidate, *, present: bool) -> str:

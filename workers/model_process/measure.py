@@ -248,7 +248,7 @@ class Measured:
             self.facts["refused"] = found["verdict"]
 
     def _asked(self, question: int | dict[int, list[tuple[float, float]]]) -> dict[str, Any] | None:
-        """Return the answer of the process; None if there is none, which refuses the variant."""
+        """Return the answer of the process; without one None, and the variant is refused."""
         if not self.alive:
             return None
         with suppress(OSError):  # then there is no answer either

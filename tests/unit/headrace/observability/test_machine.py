@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from headrace.observability.machine import busy_warning, load_facts
 from headrace.optimize import page
 from headrace.optimize.report import Comparison
 from headrace.tune.report import TuneReport, markdown
+from headrace.tune.search import Trial
+from headrace.tune.space import Candidate
 from tests.harness.measurements import measurement
 
 BUSY: dict[str, Any] = {"load_before": 15.9, "host_cores": 2}
@@ -35,25 +38,28 @@ def test_the_facts_of_this_machine_are_enough() -> None:
     assert facts["host_cores"] > 0
     assert busy_warning({**facts, "load_before": 1e6})
     assert busy_warning({}) == ""
+    assert busy_warning({"load_before": "9", "host_cores": [1]}) == ""
 
 
 def test_all_reports_begin_with_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
     found = measurement(environment=BUSY)
     compared = Comparison(model="m", device="cpu", variants=[], environment=BUSY)
+    trial = Trial(candidate=Candidate(label="", options={}), rate=1.0, low=1.0)
     tuned = TuneReport(
         model="m", objective=Objective(percentile=99, latency_ms=1.0), where="private", input="x",
-        budget_s=1, seconds=1, points=1, complete=False, trials=[], environment=BUSY,
+        budget_s=1, seconds=1, points=1, complete=False, trials=[trial], environment=BUSY,
     )  # fmt: skip
     for text in (bench_report.html([found, found]), page.html(compared)):
         assert text.count(TEXT) == 1
         assert text.partition("</h1>")[2].startswith('<div class="box missed"><p class="bad">The')
     assert bench_report.markdown([found]).startswith(f"**{TEXT}")
     assert markdown(tuned).splitlines()[2].startswith(f"**{TEXT}")
-    for print_report in (
+    prints: list[Callable[[], None]] = [
         lambda: bench._print(found),
         lambda: optimize._print(compared),
         lambda: tune._print(tuned, Path(), applied=False),
-    ):
+    ]
+    for print_report in prints:
         print_report()
         assert capsys.readouterr().err.startswith(f"headrace: {TEXT}")
 

@@ -158,6 +158,25 @@ def test_the_end_of_a_process_names_the_step_and_the_signal(exit_code: int, text
     assert ended(exit_code, "a batch of 4").startswith(text)
 
 
+def test_the_rounds_of_the_table_decide_over_the_speed() -> None:
+    class Timed:
+        def __init__(self, ms: float) -> None:
+            self.ms, self.judged = ms, 0
+            self.times: dict[int, Any] = {}
+            self.pairs: dict[int, Any] = {}
+
+        def run(self, size: int) -> measure.Times:
+            return (0.0, self.ms * size, 0.0)
+
+        def judge(self) -> None:
+            self.judged += 1
+
+    eager, own = Timed(2.0), Timed(1.0)
+    measure._rounds(cast("list[measure.Measured]", [eager, own]), 4, 3)
+    assert own.pairs == {4: [(8.0, 4.0)] * 3}
+    assert (eager.judged, own.judged) == (0, 1)
+
+
 class FakeMeasured:
     """Replaces `Measured`: a variant without a process, which loads at once."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Final
 
 from api.http.messages import (
@@ -17,6 +16,7 @@ from api.http.messages import (
     StreamingReply,
 )
 from api.http.uvicorn_protocol import write_whole
+from headrace.errors import drop_tracebacks
 
 #: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
 #: answer instead of a reset connection.
@@ -57,10 +57,12 @@ async def send_stream(send: Send, stream: StreamingReply) -> None:
     async def write(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    # uvicorn closes the connection of an incomplete answer.
-    with contextlib.suppress(ClientGone, ResponseCutShort):
+    try:
         await stream.run(write)
         await send({"type": "http.response.body", "body": b""})
+    except (ClientGone, ResponseCutShort) as error:
+        # uvicorn closes the connection of an incomplete answer.
+        drop_tracebacks(error)
 
 
 async def _drain(receive: Receive) -> None:

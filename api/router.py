@@ -29,7 +29,7 @@ from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
 from api.routes.table import Endpoint, Operation
 from api.services import Services
-from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
+from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -167,7 +167,8 @@ class Router:
                 reply = await route.endpoint(services, request, *parameters)
         except HeadraceError as error:
             reply = _error_reply(error, request.path)
-        except ClientGone:
+        except ClientGone as gone:
+            drop_tracebacks(gone)
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             reply = _unexpected_reply(error, request.path)

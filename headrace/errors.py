@@ -66,8 +66,21 @@ class HeadraceError(Exception):
 
         A traceback holds every frame that the error has passed, with what those frames hold.
         """
-        self.__traceback__ = self.__context__ = self.__cause__ = None
+        drop_tracebacks(self)
         return self
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the traceback of an error that is answered, and those of the errors before it.
+
+    A frame that raises one of its variables is a cycle: the error holds the frame by its traceback.
+    The cycle, and with it the body of the request, would stay until the collector runs.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        before = left.__cause__ or left.__context__
+        left.__traceback__ = left.__cause__ = left.__context__ = None
+        left = before
 
 
 class ConfigError(HeadraceError, code="config-error", title="Configuration error"):
@@ -248,7 +261,7 @@ class QueueFull(Throttled, code="queue-full", title="Queue full"):
 
 
 class RateLimited(Throttled, code="rate-limited", title="Rate limit"):
-    """The API key makes more requests a second than its limit, or its jobs need more tokens."""
+    """The API key exceeds its rate of requests and jobs, or its jobs need more tokens."""
 
 
 class TokensUsed(RateLimited):

@@ -28,6 +28,7 @@ SLOW: Final = (
     "compat",
     "e2e",
     "integration/api/test_conformance.py",
+    "integration/api/test_refused_bodies.py",
     "integration/background/test_refused_writes.py",
     "integration/batches/test_kills.py",
     "integration/batches/test_windows.py",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from api.http.messages import (
     BODILESS,
     ClientGone,
@@ -13,6 +11,7 @@ from api.http.messages import (
     StreamingReply,
 )
 from api.http.uvicorn_protocol import write_whole
+from headrace.errors import drop_tracebacks
 
 
 async def send_reply(send: Send, reply: Reply) -> None:
@@ -41,7 +40,9 @@ async def send_stream(send: Send, stream: StreamingReply) -> None:
     async def write(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    # uvicorn closes the connection of an incomplete answer.
-    with contextlib.suppress(ClientGone, ResponseCutShort):
+    try:
         await stream.run(write)
         await send({"type": "http.response.body", "body": b""})
+    except (ClientGone, ResponseCutShort) as error:
+        # uvicorn closes the connection of an incomplete answer.
+        drop_tracebacks(error)

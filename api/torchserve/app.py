@@ -31,7 +31,7 @@ from api.torchserve import descriptions, inference, management, metrics, tokens
 from api.torchserve.endpoints import Found, Interfaces
 from api.torchserve.errors import NOT_FOUND, TorchServeError, error_reply, reply_to, unexpected
 from api.torchserve.replies import REQUEST_ID, fixed_headers, new_request_id
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, drop_tracebacks
 from headrace.torchserve.config import TorchServeConfig
 
 #: The label of requests for unknown paths in metrics, as in api.router.
@@ -72,7 +72,8 @@ class TorchServe:
             trace.routed(_NO_ROUTE if found is None else found.label, "", request)
         try:
             answer = await self._answer(services, request, found)
-        except ClientGone:
+        except ClientGone as gone:
+            drop_tracebacks(gone)
             return True
         if isinstance(answer, Delegated):
             return False

@@ -168,6 +168,8 @@ async def _receive(files: FileService, request: Request, upload: Upload) -> Stor
             # A client that hung up does not wait for it, and no other client can see the file.
             await asyncio.shield(files.run(receiver.draft.abandon))
         raise
+    finally:
+        upload.close()
 
 
 async def list_files(services: Services, request: Request) -> Reply:

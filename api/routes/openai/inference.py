@@ -106,7 +106,8 @@ async def _start_stream(
 ) -> Reply | StreamingReply:
     """Begin a stream once the first text is there, so that an error before it has its status."""
     caller = request.caller
-    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
+    keyed = services.authenticator is not None
+    services.stream_limit.take(caller.key_id, keyed=keyed, count=jobs.count)
     hang_up = HangUp(request.receive)
     answers: list[_AnswerStream] = []
 
@@ -114,7 +115,7 @@ async def _start_stream(
         for one in answers:
             await one.close()
         hang_up.close()
-        services.stream_limit.leave(caller.key_id)
+        services.stream_limit.leave(caller.key_id, jobs.count)
         if not ended:
             await jobs.cancel()
 

@@ -278,7 +278,11 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
         ({"prompt": "a", "top_p": 0}, "top_p: Expected `float` > 0"),
         ({"prompt": "a", "logprobs": 21}, "logprobs: Expected `int` <= 20"),
-        ({"prompt": "a", "stop": [""]}, "stop takes up to 16 texts, none of them empty"),
+        (
+            {"prompt": "a", "stop": [""]},
+            "stop takes up to 16 texts, each with 1 to 1,024 characters",
+        ),
+        ({"prompt": "a", "stop": "b" * 1025}, "each with 1 to 1,024 characters"),
         ({"prompt": [9] * 1020, "max_tokens": 5}, "set max_tokens to 4 or less"),
         ({"prompt": [9] * 1024}, "the prompt has 1,024 tokens, and the model takes 1,024"),
         ({"messages": []}, "messages is empty"),

@@ -146,6 +146,12 @@ class ModelNotFound(RequestError, code="model-not-found", status=404, title="Mod
     """No model of that name (and version) is registered."""
 
 
+class ModelNotLoaded(
+    RequestError, code="model-not-loaded", status=503, retryable=True, title="Model not loaded"
+):
+    """No worker can load the model; the error names the reason."""
+
+
 class PathNotFound(RequestError, code="not-found", status=404, title="Not found"):
     """The API has no such path."""
 

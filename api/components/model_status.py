@@ -173,12 +173,8 @@ class ModelStatuses:
             return None
         if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
             return "it has 0 replicas"
-        states = self._states(model)
-        if not states or any(state.state not in _ENDED for state in states):
-            return None
-        errors = (state.error for state in states if state.state == "failed")
-        error = next(errors, None)
-        return None if error is None else f"it cannot be loaded: {last_line(error)}"
+        error = self._load_error(model) if self._states(model) else ""
+        return f"it cannot be loaded: {error}" if error else None
 
     def is_served(self, model: ModelConfig) -> bool:
         """Return whether a model has a model process, or one that loads, as by its options."""
@@ -231,22 +227,43 @@ class ModelStatuses:
         await self.refresh()
         if ((model, version) if version else model) in self._ready:
             return None
-        config = self._catalog.models.get(model)
-        if version:
-            config = self._catalog.versions.get(model, {}).get(version, config)
+        config = self._config(model, version)
         reason = "" if config is None else self._why_not_loaded(config)
         if config is None or not config.on_demand or model not in self._taken:
             return Waiting("replica", reason)
         return Waiting("load", reason)
 
+    async def load_error(self, model: str, version: str = "") -> str:
+        """Return the error with which no worker can load a model; "" if one can, or none runs."""
+        await self.refresh()
+        config = self._config(model, version)
+        if config is None or ((model, version) if version else model) in self._ready:
+            return ""
+        return self._load_error(config)
+
+    def _config(self, model: str, version: str) -> ModelConfig | None:
+        config = self._catalog.models.get(model)
+        if version:
+            config = self._catalog.versions.get(model, {}).get(version, config)
+        return config
+
     def _why_not_loaded(self, model: ModelConfig) -> str:
         """Return in words why no worker can load a model; "" if one can."""
         if reason := self.why_stopped(model) or self.why_unfit(model):
             return reason
-        status = self._latest.get(model.name)
-        if status is None or not status.problem or self._states(model):
+        error = self._load_error(model)
+        return f"it cannot be loaded: {error}" if error else ""
+
+    def _load_error(self, model: ModelConfig) -> str:
+        """Return the last line of the error of a model that no worker has loaded or loads."""
+        states = self._states(model)
+        if any(state.state not in _ENDED for state in states):
             return ""
-        return f"it cannot be loaded: {last_line(status.problem)}"
+        status = self._latest.get(model.name)
+        errors = [state.error for state in states if state.state == "failed"]
+        if not states and status is not None:
+            errors = [status.problem]
+        return last_line(errors[0]) if errors and errors[0] else ""
 
     async def refresh(self) -> None:
         """Read the state of the models, unless it was read less than FRESH_S seconds ago.

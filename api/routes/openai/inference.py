@@ -33,6 +33,7 @@ from api.routes.openai.jobs import (
     next_events,
     restarted,
     result_of,
+    while_loadable,
 )
 from api.services import Services
 from headrace.errors import (
@@ -126,6 +127,7 @@ async def _start_stream(
             following = follow_pieces(
                 services, caller, job, hang_up.receive, after=Place(), most_s=math.inf
             )
+            following = while_loadable(services, job, following)
             place = asked.place_of(index, len(submitted))
             answers.append(_AnswerStream(services, asked, chunks, index, place, following))
         await answers[0].begin()

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
 
 from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
 from api.http.openai_errors import envelope
+from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.stream import PieceEvent
 from api.routes.openai.limits import admit_jobs
 from api.services import Services
@@ -33,6 +35,7 @@ from headrace.errors import (
     HandlerError,
     HeadraceError,
     InvalidInput,
+    ModelNotLoaded,
     ReplicaLost,
 )
 from headrace.jobs.failure import error_of
@@ -154,6 +157,7 @@ class RequestJobs:
             HeadraceError: a job is refused, or has failed.
         """
         hang_up = HangUp(self._request.receive)
+        loading = asyncio.create_task(self._watch_load(hang_up))
         waits: list[asyncio.Task[Job]] = []
         failed: list[int] = []
         try:
@@ -172,11 +176,25 @@ class RequestJobs:
                 wait.cancel()
             await asyncio.wait(waits)
             await self._cancel(len(waits))
+            if loading.done():
+                raise loading.result() from None
             raise
         finally:
+            loading.cancel()
             hang_up.close()
             # Their errors hold this frame.
             waits.clear()
+
+    async def _watch_load(self, hang_up: HangUp) -> HeadraceError:
+        """End the waits once no worker can load the model, and return the error."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            fields = self._requests[0]
+            if error := await load_problem(
+                self._services, fields.model.name, fields.model.asked_version
+            ):
+                hang_up.end_waits()
+                return error
 
     async def _success(
         self, index: int, request: ValidatedRequest, hang_up: HangUp, failed: list[int]
@@ -276,6 +294,30 @@ def restarted() -> ReplicaLost:
 
 
 Following = AsyncGenerator[list[PieceEvent], None]
+
+
+async def load_problem(services: Services, model: str, version: str) -> ModelNotLoaded | None:
+    """Return the error for requests that wait for a model which no worker can load."""
+    reason = await services.model_statuses.load_error(model, version)
+    if not reason:
+        return None
+    hint = f"`headrace models {model}` shows the whole error."
+    return ModelNotLoaded(f"no worker can load model {model}: {reason}", hint=hint)
+
+
+async def while_loadable(services: Services, job: Job, following: Following) -> Following:
+    """Follow a job; before its first piece, a silence ends if no worker can load its model.
+
+    Raises:
+        ModelNotLoaded: no worker can load the model.
+    """
+    begun = False
+    async with aclosing(following):
+        async for events in following:
+            begun = begun or bool(events)
+            if not begun and (error := await load_problem(services, job.model, job.asked_version)):
+                raise error
+            yield events
 
 
 async def next_events(following: Following) -> list[PieceEvent]:

@@ -35,6 +35,7 @@ from api.routes.openai.jobs import (
     restarted,
     result_of,
     text_of,
+    while_loadable,
 )
 from api.services import Services
 from api.submission.decoding import read_query
@@ -207,6 +208,8 @@ async def _start_stream(
         services, caller, job, hang_up.receive, after=Place(last_piece), most_s=math.inf
     )
     cancelled = jobs is not None and not _echo(job)[0].background
+    if cancelled:
+        following = while_loadable(services, job, following)
     first: list[PieceEvent] = []
 
     async def close(*, ended: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from api.routes.jobs import stream as job_stream
+from api.routes.openai import jobs as openai_jobs
 from headrace.cli.doctor import workers
 from headrace.config.model_catalog import load_catalog
 from headrace.registry.catalog import read_declared
@@ -176,6 +179,34 @@ def test_jobs_of_one_that_cannot_be_loaded_show_why_and_run_once_it_can(
         (tmp_path / "broken").unlink()
         assert [process.wait(120) for process in (waiting, streaming)] == [0, 0]
     assert "waiting_reason" not in place.ended(job["id"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_of_openai_ends_with_the_reason_that_no_worker_can_load_its_model(
+    place: Place,
+    fragile: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+) -> None:
+    for module in (openai_jobs, job_stream):
+        monkeypatch.setattr(module, "HEARTBEAT_S", 0.5)
+    (tmp_path / "broken").touch()
+    place.call("PUT", "models/more/versions/1.0", options=fragile)
+    body = {"model": "more", "prompt": "x", "stream": stream}
+    found = place.api.http.post("/v1/completions", json=body, timeout=120)
+    if found.status_code == 200:  # the stream had begun, with a comment
+        (error,) = [line[6:] for line in found.text.splitlines() if line.startswith("data: {")]
+    else:
+        assert found.status_code == 503
+        error = found.text
+    assert "no worker can load model more: RuntimeError: the weights are broken" in error
+    assert json.loads(error)["error"]["code"] == "model-not-loaded"
+    (queue,) = [one for one in place.call("GET", "queues")["queues"] if one["model"] == "more"]
+    assert (sum(queue["depth"].values()), queue["in_flight"]) == (0, 0), "it is cancelled"
+    (tmp_path / "broken").unlink()
+    job = place.call("POST", "jobs", model="more", input={"n": 1})
+    assert place.ended(job["id"])["status"] == "succeeded"
 
 
 def test_a_loaded_one_serves_on_if_its_reload_fails(

@@ -81,11 +81,13 @@ class Request:
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
+        body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "caller", "drain", "headers", "method", "path", "query_string", "receive",
+        "_headers", "body_bytes", "caller", "drain", "headers", "method", "path", "query_string",
+        "receive",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -94,6 +96,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
         self.drain = False
+        self.body_bytes = 0
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]
         self._headers: dict[bytes, bytes] = dict(self.headers)

@@ -37,7 +37,7 @@ def refuse(body: Body) -> None:
         earlier = BrokerUnavailable("away")
         raise earlier
     except BrokerUnavailable:
-        assert body
+        repr(body)
         raise refusal from None
 
 

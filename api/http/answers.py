@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Final
+
 from api.http.messages import (
     BODILESS,
     ClientGone,
     Reply,
+    Request,
     ResponseCutShort,
     Send,
     StreamingReply,
@@ -13,9 +17,34 @@ from api.http.messages import (
 from api.http.uvicorn_protocol import write_whole
 from headrace.errors import drop_tracebacks
 
+#: The first status of a refusal.
+REFUSED: Final = 400
+#: How many bytes of refused bodies make the collector run. It counts objects, and a body that a
+#: cycle still holds is a few objects.
+COLLECT_BYTES: Final = 64 * 1024 * 1024
 
-async def send_reply(send: Send, reply: Reply) -> None:
+
+class _RefusedBodies:
+    """Counts the bytes of refused bodies since the last collection."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        """Count a body; collect if they are many bytes."""
+        self._bytes += size
+        if self._bytes >= COLLECT_BYTES:
+            self._bytes = 0
+            gc.collect()
+
+
+_refused_bodies: Final = _RefusedBodies()
+
+
+async def send_reply(send: Send, reply: Reply, request: Request) -> None:
     """Send an answer. What its client still sends of the request is dropped by the protocol."""
+    if reply.status >= REFUSED and request.body_bytes:
+        _refused_bodies.add(request.body_bytes)
     bodiless = reply.status in BODILESS
     body = b"" if bodiless else reply.body
     if bodiless:  # a 204 may have neither length nor type, and a 304 would have those of the 200

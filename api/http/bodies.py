@@ -51,8 +51,10 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
     if not message.get("more_body"):
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes, f"has {len(body)} bytes", fixed)
-        return body
-    return await _read_rest(request, limit_bytes, body, fixed)
+    else:
+        body = await _read_rest(request, limit_bytes, body, fixed)
+    request.body_bytes = len(body)
+    return body
 
 
 async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bool) -> bytes:

@@ -92,11 +92,13 @@ class Request:
         path: decoded.
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
+        body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "caller", "headers", "method", "path", "query_string", "receive",
+        "_headers", "body_bytes", "caller", "headers", "method", "path", "query_string",
+        "receive",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -104,6 +106,7 @@ class Request:
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
+        self.body_bytes = 0
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]
         self._headers: dict[bytes, bytes] = dict(self.headers)

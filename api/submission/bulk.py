@@ -132,7 +132,8 @@ class BulkSubmitter:
         todo: list[BulkLine] = []
         held: list[BulkLine] = []
         async for allowed in self._within_rate(rows):
-            self._validate(allowed)
+            if self._rates is not None:
+                self._validate(allowed)
             part = [row for row in allowed if row.outcome is None]
             todo += part
             if part:
@@ -198,7 +199,7 @@ class BulkSubmitter:
             row.line, row.outcome = None, refused.kept()
 
     def _validate(self, rows: Sequence[BulkLine]) -> None:
-        """Validate the lines that are not read yet; an invalid line affects no other."""
+        """Validate lines; an invalid line affects no other."""
         now_s = self._services.queue.clock.now_s()
         fresh_ids = ids_on_demand()
         for row in rows:

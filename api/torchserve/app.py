@@ -88,7 +88,7 @@ class TorchServe:
         label = _NO_ROUTE if found is None else found.label
         services.counters.answered(label, request.method, answer.status)
         if isinstance(answer, Reply):
-            await send_reply(send, answer._replace(headers=headers))
+            await send_reply(send, answer._replace(headers=headers), request)
         else:
             await send_stream(send, answer._replace(headers=headers))
         if services.torchserve_reporter is not None:

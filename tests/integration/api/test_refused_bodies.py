@@ -21,8 +21,8 @@ from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
-BODY_BYTES: Final = 10_000_000
-COUNT: Final = 50
+BODY_BYTES: Final = 5_000_000
+COUNT: Final = 20
 #: What may differ by chance: a few bodies, of which the allocator keeps the memory.
 MOST_BYTES: Final = 5 * BODY_BYTES
 LONG: Final = "x" * BODY_BYTES
@@ -139,6 +139,19 @@ TORCHSERVE: Final = {
 }  # fmt: skip
 #: A short text, so that the number of answers is what is wrong.
 SHORT: Final = {"role": "user", "content": LONG[:9000]}
+#: What is accepted leaves nothing behind either.
+ACCEPTED: Final = {
+    "bytes": Way("POST", f"{ECHO}?wait=60", X, 200, "text/plain"),
+    "JSON": Way("POST", f"{JOBS}?wait=60", job(), 200),
+    "a form": Way("POST", f"{ECHO}?wait=60", form(("data", X)), 200, FORM),
+    "lines": Way("POST", f"{JOBS}/bulk", job(), 200, NDJSON, b"queued"),
+    "a chat": Way("POST", "/v1/chat/completions", chat(), 200),
+    "a stream": Way("POST", "/v1/chat/completions", chat(stream=True), 200),
+    "a response": Way(
+        "POST", "/v1/responses", json.dumps({"model": "echo", "input": LONG}).encode(), 200
+    ),
+    "a file": Way("POST", "/v1/files", form(("purpose", b"batch"), ("file", X)), 200, FORM),
+}
 LIMITED: Final = {
     "a key at its limit": Way("POST", ECHO, X, 429, "text/plain"),
     "a chat of a key at its limit": Way("POST", "/v1/chat/completions", chat(), 429),
@@ -230,6 +243,14 @@ def test_a_job_that_cannot_be_queued_or_fails(redis_db: RedisServer) -> None:
         for model, name in (("full", "first"), ("echo", "taken")):
             assert api.http.put(f"{JOBS}/{name}", json={"model": model, "input": 1}).is_success
         assert kept(api, WITH_ROOM) == {}
+
+
+def test_a_request_that_is_accepted(redis_db: RedisServer) -> None:
+    with (
+        serving(redis_db) as api,
+        FakeWorker(redis_db.url, "echo", lambda _: Answer(result=b'"text"')),
+    ):
+        assert kept(api, ACCEPTED) == {}
 
 
 def test_a_payload_store_without_room(redis_db: RedisServer) -> None:

@@ -176,7 +176,7 @@ class Router:
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
-            await send_reply(send, reply)
+            await send_reply(send, reply, request)
         else:
             await send_stream(send, reply)
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from typing import Final
 
 from api.http.messages import (
     BODILESS,
     ClientGone,
+    Receive,
     Reply,
+    Request,
     ResponseCutShort,
     Send,
     StreamingReply,
 )
 from api.http.uvicorn_protocol import write_whole
 
+#: For how long the rest of a refused body is read and dropped, and for how long none of it may
+#: come. A client that sends everything before it reads gets the answer, and no reset connection.
+DRAIN_MAX_S: Final = 60.0
+DRAIN_IDLE_S: Final = 2.0
 
-async def send_reply(send: Send, reply: Reply) -> None:
-    """Send an answer. What its client still sends of the request is dropped by the protocol."""
+
+async def send_reply(send: Send, reply: Reply, request: Request) -> None:
+    """Send an answer; after a refused body drain the rest and close the connection."""
     bodiless = reply.status in BODILESS
     body = b"" if bodiless else reply.body
     if bodiless:  # a 204 may have neither length nor type, and a 304 would have those of the 200
@@ -25,10 +34,17 @@ async def send_reply(send: Send, reply: Reply) -> None:
         headers = [(b"content-length", b"%d" % len(body)), *reply.headers]
         if reply.content_type:
             headers.insert(0, (b"content-type", reply.content_type))
-    if not bodiless and write_whole(send, reply.status, headers, body):
+    if request.drain:
+        headers.append((b"connection", b"close"))
+    elif not bodiless and write_whole(send, reply.status, headers, body):
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    if not request.drain:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def send_stream(send: Send, stream: StreamingReply) -> None:
@@ -45,3 +61,14 @@ async def send_stream(send: Send, stream: StreamingReply) -> None:
     with contextlib.suppress(ClientGone, ResponseCutShort):
         await stream.run(write)
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _drain(receive: Receive) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_MAX_S), asyncio.timeout(DRAIN_IDLE_S) as idle:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+                idle.reschedule(loop.time() + DRAIN_IDLE_S)

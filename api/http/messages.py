@@ -92,11 +92,12 @@ class Request:
         path: decoded.
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
+        drain: the body was refused before all of it was received.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "caller", "headers", "method", "path", "query_string", "receive",
+        "_headers", "caller", "drain", "headers", "method", "path", "query_string", "receive",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -104,6 +105,7 @@ class Request:
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
+        self.drain = False
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]
         self._headers: dict[bytes, bytes] = dict(self.headers)

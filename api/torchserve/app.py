@@ -78,7 +78,7 @@ class TorchServe:
             return False
         headers = (*answer.headers, *self._headers)
         has_id = bool(answer.headers) and answer.headers[0][0] == REQUEST_ID
-        if answer.status == 413:  # it has no further headers
+        if request.drain:  # the 413 for a body that is too large has no further headers
             headers = answer.headers
         elif trace is not None and trace.id:  # the access log adds the id
             headers = headers[1:] if has_id else headers
@@ -87,7 +87,7 @@ class TorchServe:
         label = _NO_ROUTE if found is None else found.label
         services.counters.answered(label, request.method, answer.status)
         if isinstance(answer, Reply):
-            await send_reply(send, answer._replace(headers=headers))
+            await send_reply(send, answer._replace(headers=headers), request)
         else:
             await send_stream(send, answer._replace(headers=headers))
         if services.torchserve_reporter is not None:

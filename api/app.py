@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
@@ -21,7 +23,7 @@ from api.observability.access_log import (
 from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation
-from api.routes.table import TABLE
+from api.routes.table import TABLE, answer_headers
 from api.services import Services
 from api.torchserve.app import TorchServe
 from headrace import __version__
@@ -29,15 +31,43 @@ from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
 from headrace.registry.model import DeclaredModels
 
-#: The headers that pages of other origins may send, and those of an answer that they may read.
-_CORS_REQUEST: Final = (
-    "Authorization", "X-API-Key", "Content-Type", "Idempotency-Key", "Prefer", "Range", "If-Range",
-    "Last-Event-ID", "traceparent", "tracestate", "X-Request-ID",
+#: The headers that any operation reads, besides those that the table declares.
+_READ_BY_ALL: Final = (
+    "Authorization", "X-API-Key", "Content-Type", "traceparent", "tracestate", "X-Request-ID",
 )  # fmt: skip
-_CORS_ANSWER: Final = (
-    "Location", "Retry-After", "Idempotency-Replayed", "Preference-Applied", "ETag",
-    "Content-Range", "Accept-Ranges", "X-Request-ID",
-)  # fmt: skip
+#: How the headers begin that OpenAI's SDK adds to each request.
+_OF_OPENAI: Final = ("x-stainless-", "openai-")
+
+
+class Cors(CORSMiddleware):
+    """Answers the preflight requests of the pages that may call.
+
+    They may use the methods and send the headers of the table, and send the headers that a model
+    declares.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], catalog: Catalog) -> None:
+        declared = {header.name for operation in TABLE for header in operation.headers}
+        answered = {header.name for operation in TABLE for header in answer_headers(operation)}
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=sorted({operation.method for operation in TABLE} | {"HEAD"}),
+            allow_headers=(*_READ_BY_ALL, *declared),
+            expose_headers=sorted({*answered, "Retry-After", "X-Request-ID"}),
+        )
+        self._catalog = catalog
+        self._fixed = frozenset(self.allow_headers)
+
+    @override
+    def preflight_response(self, request_headers: Headers) -> Response:
+        asked = request_headers.get("access-control-request-headers", "").lower().split(",")
+        of_sdk = {name.strip() for name in asked if name.strip().startswith(_OF_OPENAI)}
+        # The models may change while the server runs.
+        of_models = {name for model in self._catalog.served for name in model.headers}
+        self.allow_headers = sorted(self._fixed | of_models | of_sdk)
+        self.preflight_headers["Access-Control-Allow-Headers"] = ", ".join(self.allow_headers)
+        return super().preflight_response(request_headers)
 
 
 class Application(FastAPI):
@@ -143,12 +173,6 @@ def create_app(
     app.catalog = catalog
     app.operations = Router(TABLE, super(Application, app).__call__)
     if settings.cors_origins:
-        app.cors = CORSMiddleware(
-            app.serve,
-            allow_origins=settings.cors_origins,
-            allow_methods=("GET", "HEAD", "POST", "PUT", "DELETE"),
-            allow_headers=_CORS_REQUEST,
-            expose_headers=_CORS_ANSWER,
-        )
+        app.cors = Cors(app.serve, settings.cors_origins, catalog)
     app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

@@ -7,7 +7,6 @@ error, not ignored.
 
 from __future__ import annotations
 
-import base64
 import io
 import warnings
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from typing_extensions import override
 from handlers.image_files import pixels_only, scale_key
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.config.yaml_file import convert
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, InvalidRequest
 from headrace.handler import Context, Handler
+from headrace.jobs.encoding import unbase64
 from headrace.jobs.orientation import UPRIGHT, exif_orientation
 from headrace.jobs.orientation import upright as turned_upright
 
@@ -140,8 +140,8 @@ def from_base64(text: str) -> bytes:
         InputError: it is no base64.
     """
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except ValueError:
+        return unbase64(text)
+    except InvalidRequest:
         raise InputError(
             f"expected an image, got text that is not base64; {SEND_AN_IMAGE}"
         ) from None
@@ -221,6 +221,13 @@ def _too_large(size: str, max_pixels: int | None) -> InputError:
 def _json_name(data: object) -> str:
     if isinstance(data, str):
         return "text"
+    if isinstance(data, dict):
+        files = [str(name)[:64] for name, value in data.items() if isinstance(value, bytes)]
+        if len(files) > 1:
+            shown = ", ".join(map(repr, files[:3]))
+            return f"{len(files)} files ({shown}) in one job; send one job for each"
+        if files:
+            return f"the file {files[0]!r} with other parts; send the file alone"
     names = {dict: "a JSON object", list: "a JSON array", type(None): "null", bool: "a boolean"}
     return names.get(type(data), "a JSON number")
 

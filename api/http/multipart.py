@@ -36,6 +36,9 @@ class PartHead(NamedTuple):
     content_type: str
 
 
+_LET_THE_CLIENT: Final = "Let your HTTP client write this header and the body, as curl -F does."
+
+
 class MultipartReader:
     """Parses a form and passes on its parts; `close` it at the end.
 
@@ -55,7 +58,7 @@ class MultipartReader:
         if not boundary:
             raise InvalidRequest(
                 "Content-Type multipart/form-data names no boundary",
-                hint="Let your HTTP client write this header, as curl -F does.",
+                hint=_LET_THE_CLIENT,
             )
         self._begun = self._complete = False
         self._outside_bytes = 0
@@ -85,7 +88,10 @@ class MultipartReader:
             try:
                 self._parser.write(piece)
             except FormParserError as error:
-                raise InvalidRequest(f"the multipart body cannot be read: {error}") from None
+                what = f"the multipart body cannot be read: {error}"
+                if not self._begun:
+                    what = "the multipart body does not begin with the boundary of its Content-Type"
+                raise InvalidRequest(what, hint=_LET_THE_CLIENT) from None
             if self._begun:
                 return
         self._outside_bytes += len(piece)

@@ -78,6 +78,13 @@ class Operation(NamedTuple):
     body: type | Body | None = None
 
 
+def answer_headers(operation: Operation) -> list[Header]:
+    """Return the headers that the successful answers of an operation have."""
+    answers = operation.answers
+    several = answers.values() if isinstance(answers, Mapping) else [answers]
+    return [header for one in several if isinstance(one, Success) for header in one.headers]
+
+
 _SUBMIT, _READ, _MANAGE = Scope.SUBMIT, Scope.READ, Scope.MANAGE
 _MODELS: Final = "/api/v1/models"
 _MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"

@@ -14,6 +14,8 @@ from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
 from headrace.config.choices import not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.jobs.encoding import BOM
+from headrace.jobs.media_types import BOM
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
@@ -38,6 +40,7 @@ class JsonDecoder(Generic[Shape]):
         Raises:
             InvalidRequest: it is not JSON in UTF-8, or a member is not valid.
         """
+        body = body.removeprefix(BOM)
         try:
             decoded = self._decode(body)
             if not body.isascii():

@@ -22,7 +22,8 @@ from headrace.config.service_links import is_service_link
 from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import convert, load_yaml, read_fields
 from headrace.errors import ConfigError
-from headrace.redis.connection import SCHEMES, parse_sentinel, redact_url
+from headrace.redis.connection import redact_url
+from headrace.redis.url import SCHEMES, read_url
 from headrace.webhooks.allowed_addresses import read_networks
 from headrace.webhooks.signing import read_secret
 
@@ -356,9 +357,8 @@ def _redis_url(value: object) -> str:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         near = did_you_mean(scheme, SCHEMES) if separator else ""
         raise ValueError(f"expected a URL that begins with one of {known}{near}")
-    if scheme == "sentinel":
-        try:
-            parse_sentinel(url)
-        except ConfigError as error:
-            raise ValueError(f"{error.message}; {error.hint}") from None
+    try:
+        read_url(url)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from None
     return url

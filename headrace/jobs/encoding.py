@@ -7,11 +7,11 @@ A client's JSON is never decoded and encoded again: it stays the text that the c
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -35,6 +35,11 @@ BINARY_FORMS: Final = ({"content_type", "base64"}, {"__type__", "__value__"})
 _PLAIN_TYPES: Final = frozenset({int, float, str, bool, type(None)})
 #: A name that needs no quotes in a path (headrace/config/json_path.py).
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
+_ESCAPE: Final = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+_DATA_URL: Final = re.compile(rb"\s*data:[^,]{0,255};base64,", re.IGNORECASE)
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_NO_BASE64: Final = re.compile(rb"[^A-Za-z0-9+/]")
 
 _LINE_ENDS: Final = tuple(
     (chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)
@@ -66,7 +71,32 @@ def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
             bytes(body).decode()
         except UnicodeDecodeError as whole:
             return str(whole)
+    text = bytes(body)
+    if text[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in text[:4]:
+        return "it is in UTF-16 or UTF-32, and JSON must be in UTF-8"
+    if half := _half_pair(text):
+        return (
+            f"it has half of a surrogate pair, {half.decode()}, which is no character; perhaps "
+            "a text was cut in an emoji"
+        )
     return str(error)
+
+
+def _half_pair(text: bytes) -> bytes | None:
+    """Return the first escape of JSON for a surrogate that has no partner."""
+    high: re.Match[bytes] | None = None
+    for escape in _ESCAPE.finditer(text):
+        code = int(escape[1] or b"0", 16)
+        is_low = 0xDC00 <= code < 0xE000
+        if high is not None:
+            if not is_low or escape.start() != high.end():
+                break
+            high = None
+        elif is_low:
+            return escape[0]
+        elif 0xD800 <= code < 0xDC00:
+            high = escape
+    return None if high is None else high[0]
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -335,10 +365,30 @@ def _member(at: str, name: str) -> str:
 
 
 def _unbase64(text: object) -> bytes:
+    if not isinstance(text, (str, bytes)):
+        raise InvalidRequest("the input's base64 cannot be read: it is no text")
     try:
-        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
-    except (binascii.Error, TypeError, ValueError) as error:
-        raise InvalidRequest(f"the input's base64 cannot be read: {error}") from None
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return unbase64(text)
+
+
+def unbase64(text: str | bytes) -> bytes:
+    """Return the bytes of a base64 text: also of a data URL, URL-safe, wrapped or unpadded.
+
+    Raises:
+        InvalidRequest: it has another form.
+    """
+    plain = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    if found := _DATA_URL.match(plain):
+        plain = unquote_to_bytes(plain[found.end() :])
+    plain = b"".join(plain.split()).translate(_URL_SAFE).rstrip(b"=")
+    if wrong := _NO_BASE64.search(plain):
+        shown = plain[wrong.start() :].decode("utf-8", "replace")[:1]
+        raise InvalidRequest(f"the input's base64 cannot be read: it has the character {shown!a}")
+    if len(plain) % 4 == 1:
+        raise InvalidRequest("the input's base64 cannot be read: it was cut off")
+    return base64.b64decode(plain + b"=" * (-len(plain) % 4))
 
 
 def _typed(body: bytes, content_type: str, guard: Guard | None) -> tuple[Any, str]:
@@ -373,7 +423,12 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
     kind = (found["kind"] or BINARY_TYPE.encode()).decode("utf-8", "replace")
     end = min(len(raw) - len('"}'), found.end() + max_base64_bytes // 4 * 4)
     text = raw[found.end() : end]
-    return kind, text if found["coding"] == b"bytes" else _unbase64(text)
+    if found["coding"] == b"bytes":
+        return kind, text
+    try:
+        return kind, base64.b64decode(text, validate=True)
+    except ValueError:
+        return kind, undecoded_input(raw)[0][: max_base64_bytes * 3 // 4]
 
 
 def describe_input(raw: bytes) -> str:

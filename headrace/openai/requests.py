@@ -18,6 +18,7 @@ from headrace.config.choices import not_a_choice
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.encoding import why_not_json
+from headrace.jobs.media_types import BOM
 from headrace.jobs.options import JobOptions
 from headrace.openai.inputs import RequestInputs
 from headrace.redis.keys import STEPS
@@ -397,6 +398,8 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         InvalidRequest: it is no JSON object in UTF-8.
         InvalidParameter: a field is unknown or not supported, or its value is not valid.
     """
+    if isinstance(body, bytes):
+        body = body.removeprefix(BOM)
     try:
         fields = msgspec.json.decode(body)
         if isinstance(body, bytes):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+import dataclasses
+from typing import Any
+from urllib.parse import quote
 
-from headrace.redis.connection import parse_sentinel
-
-_TLS_CHECK: Final = "ssl_cert_reqs"
+from headrace.redis.url import read_url, written_host
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class CeleryUrl:
     """Where Celery finds Redis, for its broker and for its results.
 
@@ -20,48 +18,33 @@ class CeleryUrl:
         transport_options: options that a URL cannot hold.
     """
 
-    url: str = field(repr=False)
+    url: str = dataclasses.field(repr=False)
     database: int
-    transport_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    transport_options: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def celery_url(url: str) -> CeleryUrl:
     """Translate a redis://, rediss://, unix:// or sentinel:// URL.
 
     Raises:
-        ConfigError: a sentinel:// URL lacks a part.
+        ConfigError: it cannot be read.
     """
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    if parts.scheme == "sentinel":
-        return _sentinel(url)
-    if parts.scheme == "unix":
-        database = int(query.get("db", ["0"])[0])
-        userinfo, at, _ = parts.netloc.rpartition("@")
+    address = read_url(url)
+    if address.master:
+        hosts = [f"sentinel://{address.userinfo}{written_host(host)}" for host in address.hosts]
+        transport: dict[str, Any] = {"master_name": address.master}
+        if address.sentinel_password:
+            transport["sentinel_kwargs"] = {"password": address.sentinel_password}
+        urls = ";".join(f"{host}/{address.db}" for host in hosts)
+        return CeleryUrl(urls, address.db, transport)
+    if address.path:
+        path = quote(address.path)
         return CeleryUrl(
-            f"redis+socket://{userinfo}{at}{parts.path}?virtual_host={database}", database
+            f"redis+socket://{address.userinfo}{path}?virtual_host={address.db}", address.db
         )
-    path = parts.path.strip("/")
-    database = int(query.get("db", [path or "0"])[0])
-    if "db" in query:
-        # redis-py reads the database there, kombu only in the path.
-        rest = {name: values for name, values in query.items() if name != "db"}
-        parts = parts._replace(path=f"/{database}", query=urlencode(rest, doseq=True))
-    if parts.scheme == "rediss" and _TLS_CHECK not in query:
+    if address.scheme == "rediss":
         # Without this kombu accepts any certificate; redis-py accepts only a valid one.
-        parts = parts._replace(
-            query="&".join(filter(None, (parts.query, f"{_TLS_CHECK}=required")))
-        )
-    return CeleryUrl(parts.geturl(), database)
-
-
-def _sentinel(url: str) -> CeleryUrl:
-    address = parse_sentinel(url)
-    userinfo = ""
-    if address.username or address.password:
-        userinfo = f"{quote(address.username, safe='')}:{quote(address.password, safe='')}@"
-    urls = [f"sentinel://{userinfo}{host}:{port}/{address.db}" for host, port in address.hosts]
-    options: dict[str, Any] = {"master_name": address.master}
-    if address.sentinel_password:
-        options["sentinel_kwargs"] = {"password": address.sentinel_password}
-    return CeleryUrl(";".join(urls), address.db, options)
+        options = {**address.options}
+        options.setdefault("ssl_cert_reqs", "required")
+        address = dataclasses.replace(address, options=options)
+    return CeleryUrl(address.text, address.db)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -26,37 +24,12 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 from typing_extensions import override
 
-from headrace.errors import ConfigError
 from headrace.redis.fast_connection import use_fast_connections
+from headrace.redis.url import RedisUrl, read_url
 
 SOCKET_TIMEOUT_S: Final = 5.0
-SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
-SENTINEL_PORT: Final = 26379
 
 _SECRET_IN_QUERY = re.compile(r"([?&](?:sentinel_)?password=)[^&#]*")
-_FORMS = (
-    "redis://[:password@]host:6379/0, rediss://..., unix:///path/to/redis.sock or "
-    "sentinel://[:password@]host:26379,host2:26379/0?master=name"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelAddress:
-    """The parts of a sentinel:// URL.
-
-    Attributes:
-        master: the name under which the Sentinels know the Redis server.
-        username: the Redis server's user; empty for the default user.
-        password: the Redis server's password; empty for none.
-        sentinel_password: the Sentinels' own password; empty for none.
-    """
-
-    hosts: tuple[tuple[str, int], ...]
-    master: str
-    db: int
-    username: str = ""
-    password: str = field(default="", repr=False)
-    sentinel_password: str = field(default="", repr=False)
 
 
 def redact_url(url: str) -> str:
@@ -105,18 +78,13 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
 
 def _client(url: str, kind: Any, sentinel_kind: Any, pool: Any, kwargs: dict[str, Any]) -> Any:
     """Return a client of a class of redis-py, blocking or asyncio."""
-    if _split(url).scheme == "sentinel":
-        address = parse_sentinel(url)
+    address = read_url(url)
+    if address.master:
         sentinel = sentinel_kind(address.hosts, sentinel_kwargs=_sentinel_kwargs(address, kwargs))
         return sentinel.master_for(
             address.master, connection_pool_class=pool, **_master_kwargs(address, kwargs)
         )
-    try:
-        client = kind.from_url(url, **kwargs)
-    except ValueError:
-        raise _unreadable(url) from None
-    _check_options(client.connection_pool, url)
-    return client
+    return kind.from_url(address.text, **kwargs)
 
 
 async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
@@ -129,38 +97,6 @@ async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
     """
     with contextlib.suppress(RedisError, OSError):
         await client.connection_pool.disconnect(inuse_connections=not idle)
-
-
-def parse_sentinel(url: str) -> SentinelAddress:
-    """Read `sentinel://[[user]:password@]host[:26379][,host2...][/db]?master=name`.
-
-    The password is the Redis server's; the Sentinels' own, if they have one, is
-    `&sentinel_password=`.
-
-    Raises:
-        ConfigError: a part is missing or wrong.
-    """
-    parts = _split(url)
-    query = parse_qs(parts.query)
-    master = query.get("master", [""])[0]
-    if parts.scheme != "sentinel" or not master:
-        raise ConfigError(
-            f"Redis URL {redact_url(url)}: the name of the master is missing",
-            hint="write sentinel://host:26379,host2:26379/0?master=name",
-        )
-    userinfo, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = userinfo.partition(":")
-    try:
-        return SentinelAddress(
-            hosts=tuple(_host_port(item) for item in hosts.split(",")),
-            master=master,
-            db=int(parts.path.strip("/") or 0),
-            username=unquote(user),
-            password=unquote(password),
-            sentinel_password=query.get("sentinel_password", [""])[0],
-        )
-    except ValueError:
-        raise _unreadable(url) from None
 
 
 class _Pool(SentinelConnectionPool):
@@ -183,41 +119,6 @@ class _AsyncPool(AsyncSentinelPool):
             await self.sentinel_manager.aclose()
 
 
-def _check_options(pool: Any, url: str) -> None:
-    """Make a connection object and drop it: redis-py rejects unknown options only then.
-
-    Raises:
-        ConfigError: the URL has an unknown option, or an option for TLS without TLS.
-    """
-    try:
-        pool.connection_class(**pool.connection_kwargs)
-    except TypeError as error:
-        found = re.search(r"'(\w+)'$", str(error))
-        if found is None:
-            raise
-        raise ConfigError(
-            f"Redis URL {redact_url(url)!r}: unknown option {found[1]!r}",
-            hint="correct it; options that begin with ssl_ are for rediss://",
-        ) from None
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _unreadable(url) from None
-    if parts.scheme not in SCHEMES:
-        raise _unreadable(url)
-    return parts
-
-
-def _host_port(item: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{item.strip()}")
-    if not parts.hostname:
-        raise ValueError(item)
-    return parts.hostname, parts.port or SENTINEL_PORT
-
-
 @functools.cache
 def _driver() -> DriverInfo:
     """Return redis-py's own version data, which it would otherwise read for each connection."""
@@ -235,7 +136,7 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-def _sentinel_kwargs(address: SentinelAddress, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _sentinel_kwargs(address: RedisUrl, kwargs: dict[str, Any]) -> dict[str, Any]:
     # A Sentinel that is down must cost little time: the next one is tried.
     return {
         "protocol": 3,
@@ -247,14 +148,10 @@ def _sentinel_kwargs(address: SentinelAddress, kwargs: dict[str, Any]) -> dict[s
     }
 
 
-def _master_kwargs(address: SentinelAddress, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _master_kwargs(address: RedisUrl, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {
         "db": address.db,
         **({"username": address.username} if address.username else {}),
         **({"password": address.password} if address.password else {}),
         **kwargs,
     }
-
-
-def _unreadable(url: str) -> ConfigError:
-    return ConfigError(f"Redis URL {redact_url(url)!r} cannot be read", hint=f"write {_FORMS}")

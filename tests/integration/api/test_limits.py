@@ -13,6 +13,7 @@ import pytest
 
 from api.http.uvicorn_protocol import READ_MAX_BYTES
 from api.routes.jobs import bulk_submit
+from api.routes.table import TABLE
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -247,6 +248,34 @@ def test_pages_of_named_origins_may_call_and_no_others(
         assert (
             "access-control-allow-origin"
             not in plain.http.get(JOBS, headers={"origin": ORIGIN}).headers
+        )
+
+
+def test_a_page_may_use_all_methods_and_send_the_headers_that_are_read(
+    redis_db: RedisServer,
+) -> None:
+    models = catalog(echo={"headers": ["x-tenant"]}, plain={})
+    with api_server(redis_db.url, models, cors_origins=(ORIGIN,)) as api:
+
+        def preflight(method: str, headers: str) -> int:
+            asked = {
+                "access-control-request-method": method,
+                "access-control-request-headers": headers,
+            }
+            answer = api.http.options(JOBS, headers={"origin": ORIGIN, **asked})
+            allowed = answer.headers["access-control-allow-headers"].lower().split(", ")
+            assert (answer.status_code == 200) == (set(headers.split(", ")) <= set(allowed))
+            return answer.status_code
+
+        for operation in TABLE:
+            names = [header.name.lower() for header in operation.headers]
+            assert preflight(operation.method, ", ".join(["authorization", *names])) == 200
+        assert preflight("POST", "x-tenant, content-type, traceparent") == 200
+        assert preflight("POST", "x-stainless-lang, openai-organization") == 200
+        assert preflight("POST", "x-other") == 400
+        exposed = api.http.get("/live", headers={"origin": ORIGIN}).headers
+        assert {"ETag", "Location", "Content-Range", "Retry-After", "X-Request-ID"} <= set(
+            exposed["access-control-expose-headers"].split(", ")
         )
 
 

@@ -186,7 +186,7 @@ PURPOSE = ("purpose", "", b"batch")
         (form(FILE, PURPOSE, end=False), "ends before its last boundary", None),
         (form(FILE, ("purpose", "", b"x" * 5000)), "longer than 4096", None),
         (form(*[(str(n), "", b"") for n in range(30)]), "more than 20 fields", None),
-        (b"no form at all", "cannot be read", None),
+        (b"no form at all", "does not begin with the boundary", None),
         (
             form(FILE, PURPOSE, ("expires_after[seconds]", "", b"60")),
             "counts from when the file was made",

@@ -183,6 +183,29 @@ def test_bytes_in_json(api: ApiServer, redis_db: RedisServer) -> None:
     assert decode_input(taken(redis_db, "tiny@2.1").input) == (PNG, "image/png")
 
 
+def test_a_mark_of_the_byte_order_before_json_is_left_out(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    mark = b"\xef\xbb\xbf"
+    request = mark + b'{"model":"echo","input":{"a":1}}'
+    for path, body in (
+        (ECHO_JOBS, mark + b'{"a":1}'),
+        ("/api/v1/jobs", request),
+        ("/api/v1/jobs/bulk", request + b"\n"),
+    ):
+        kind = "application/x-ndjson" if path.endswith("bulk") else "application/json"
+        answer = api.http.post(path, content=body, headers={"content-type": kind})
+        assert answer.is_success, answer.text
+        assert json.loads(taken(redis_db).input) == {"a": 1}
+    chat = mark + b'{"model":"none","messages":[{"role":"user","content":"a"}]}'
+    assert api.http.post("/v1/chat/completions", content=chat).status_code == 404
+    half = {"model": "echo", "input": "\ud83d"}
+    problem = refused(
+        api.http.post("/api/v1/jobs", content=json.dumps(half)), 400, "invalid-request"
+    )
+    assert "half of a surrogate pair" in problem["detail"]
+
+
 def test_every_option_arrives(api: ApiServer, redis_db: RedisServer) -> None:
     options = {
         "priority": 4, "expires": 100, "timeout": 7.5, "result_ttl": 321, "max_retries": 2,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from headrace.errors import BrokerUnavailable, BrokerUnsupported, ConfigError
+from headrace.errors import BrokerUnavailable, BrokerUnsupported
 from headrace.redis.compatibility import check_broker
-from headrace.redis.connection import connect, connect_async, parse_sentinel, redact_url
+from headrace.redis.connection import connect, connect_async, redact_url
 from headrace.server.ports import free_port
 from tests.harness.fakes.redis import fake_redis
 from tests.harness.servers.redis_servers import RedisServer, redis_server, require
@@ -219,21 +219,3 @@ def test_a_command_that_times_out_is_not_said_again() -> None:
 )
 def test_redaction(url: str, shown: str) -> None:
     assert redact_url(url) == shown
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["nonsense", "http://h", "redis://:secret/x@h:port", "sentinel://h", "sentinel://?master=m"],
-)
-def test_unreadable_urls_are_configuration_errors(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_broker(url)
-    assert "secret" not in caught.value.message + caught.value.hint
-
-
-def test_parse_sentinel() -> None:
-    address = parse_sentinel("sentinel://u:p%40w@a:1,b,[::1]:3/4?master=m&sentinel_password=s")
-    assert address.hosts == (("a", 1), ("b", 26379), ("::1", 3))
-    assert (address.username, address.password, address.db) == ("u", "p@w", 4)
-    assert (address.master, address.sentinel_password) == ("m", "s")
-    assert "p@w" not in repr(address)

@@ -51,6 +51,8 @@ def test_bytes_like_inputs_are_read() -> None:
         (b"", "got 0 bytes"),
         (b"hello, this is text", "not an image: 19 bytes in none of the formats PNG, JPEG"),
         ({"url": "http://x"}, "got a JSON object"),
+        ({"a": b"1", "b": b"2"}, "got 2 files ('a', 'b') in one job; send one job for each"),
+        ({"a": b"1", "b": 2}, "got the file 'a' with other parts; send the file alone"),
         ([1, 2], "got a JSON array"),
         ("iVBORw0KGgo=", "got text"),
         (None, "got null"),

@@ -32,3 +32,16 @@ def test_a_text_without_end_around_the_parts_is_refused(before: bytes) -> None:
     fed(before, *pieces)
     with pytest.raises(InvalidRequest, match="outside its parts"):
         fed(before, *pieces, piece, piece)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (FILE.replace(b"--b", b"--c"), "does not begin with the boundary of its Content-Type"),
+        (b"plain text", "does not begin with the boundary of its Content-Type"),
+        (FILE[:-8], "ends before its last boundary"),
+    ],
+)
+def test_a_body_with_another_boundary_is_refused_by_name(body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        read_parts(body, TYPE)

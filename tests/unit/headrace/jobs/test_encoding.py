@@ -64,6 +64,74 @@ def test_it_is_what_the_slow_way_gives(raw: bytes, monkeypatch: pytest.MonkeyPat
     assert found(raw) == quick
 
 
+RAW = bytes(range(256)) * 8 + b"\xfb\xff\xfe\x01"
+PLAIN = base64.b64encode(RAW).decode()
+WRAPPED = base64.encodebytes(RAW).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"data:image/png;base64,{PLAIN}",
+        f"data:image/png;name=a;BASE64,{PLAIN}",
+        f"data:;base64,{PLAIN.replace('+', '%2B').replace('/', '%2F').replace('=', '%3D')}",
+        base64.urlsafe_b64encode(RAW).decode(),
+        base64.urlsafe_b64encode(RAW).decode().rstrip("="),
+        PLAIN.rstrip("="),
+        WRAPPED,
+        WRAPPED.replace("\n", "\r\n"),
+        f"  {PLAIN}\n",
+    ],
+)
+def test_base64_that_means_one_thing_alone_is_read(text: str) -> None:
+    raw = said(text, "a/b")
+    assert decode_input(raw) == (RAW, "a/b")
+    assert decode_nested({"x": json.loads(raw)})[0] == {"x": RAW}
+    head = encoding.binary_head(raw, 400)
+    assert head is not None
+    assert head[0] == "a/b"
+    assert RAW.startswith(head[1])
+    escaped = b'{"content_type":"a/b","base64":"%b"}' % PLAIN.replace("/", "\\/").encode()
+    assert decode_input(escaped) == (RAW, "a/b")
+    assert encoding.binary_head(escaped, 400) == ("a/b", RAW[:300])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("QUJD!", "has the character '!'"),
+        ("QQ==QQ==", "has the character '='"),
+        ("é", "has the character"),
+        ("QUJDR", "was cut off"),
+        ("data:text/plain,hello", "has the character ':'"),
+    ],
+)
+def test_other_base64_is_refused_with_the_cause(text: str, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"base64 cannot be read: it {problem}"):
+        decode_input(said(text))
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (rb'{"a":"b\ud83d"}', r"half of a surrogate pair, \ud83d,"),
+        (rb'{"a":"\ud83dx"}', r"half of a surrogate pair, \ud83d,"),
+        (rb'{"a":"\ud83d\u0041"}', r"half of a surrogate pair, \ud83d,"),
+        (rb'{"a":"\uDE00"}', r"half of a surrogate pair, \uDE00,"),
+        (rb'{"a":"\ud83d\ude00\ude00"}', r"half of a surrogate pair, \ude00,"),
+        (rb'{"a":"\\ud83d"', "Input data was truncated"),
+        (rb'{"a":"\ud83d\ude00"', "Input data was truncated"),
+        ('{"a":1}'.encode("utf-16"), "it is in UTF-16"),
+        ('{"a":1}'.encode("utf-16-le"), "it is in UTF-16"),
+        ('{"a":1}'.encode("utf-32-be"), "it is in UTF-16 or UTF-32"),
+    ],
+)
+def test_why_it_is_not_json(body: bytes, problem: str) -> None:
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(body)
+    assert problem in encoding.why_not_json(caught.value, body)
+
+
 def test_it_reads_what_stands_within_other_json() -> None:
     raw = msgspec.json.decode(b'{"input":%b}' % said(), type=dict[str, msgspec.Raw])["input"]
     assert decode_input(raw) == (BODY, "image/jpeg")

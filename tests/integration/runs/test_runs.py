@@ -238,6 +238,25 @@ def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
     listed = cli.lines("runs")
     assert any("night" in line and "200 of 200" in line for line in listed), listed
     assert "no run 'none'" in cli.complaint("runs", "show", "none", rc=4)
+    assert "already ended" in cli.complaint("runs", "resume", "last night", rc=0)
+    assert b"night" in cli.run("runs", "show", "last night").stdout
+    inputs(cli.folder, 3)
+    again = ("run", "steps", "in.jsonl", "-o", "again.jsonl", "--input", "x")
+    cli.complaint(*again, "--name", "last night", rc=0)
+    assert "2 runs are called 'last night'" in cli.complaint("runs", "show", "last night", rc=2)
+
+
+def test_the_first_inputs_of_a_source_and_one_without_inputs(cli: Commands) -> None:
+    inputs(cli.folder, 30)
+    begin = ("run", "steps", "in.jsonl", "-o", "first.jsonl", "--input", "x")
+    command = (*begin, "--limit", "7")
+    assert "7 succeeded" in cli.complaint(*command, rc=0)
+    assert "already ended: 7 succeeded" in cli.complaint(*command, rc=0)
+    assert sorted(rows(cli.folder / "first.jsonl")) == list(range(7))
+    assert "limit" in cli.complaint(*begin, rc=2)
+    (cli.folder / "empty.csv").write_text("a,b\n")
+    printed = cli.complaint("run", "steps", "empty.csv", "-o", "empty.jsonl", rc=0)
+    assert "warning: empty.csv has no inputs" in printed
 
 
 def test_a_cancel_from_elsewhere_ends_it_and_what_is_under_way(

@@ -21,7 +21,6 @@ from headrace.cli.shared.options import argument, client_of, flag, option
 if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine, State
 
-BATCH_PRIORITY: Final = 9
 IN_FLIGHT: Final = 4000
 IN_FLIGHT_MAX: Final = 100_000
 RETRY_S: Final = 86_400
@@ -98,7 +97,7 @@ def run(
 ) -> None:
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from headrace.runs.engine.engine import Engine
-    from headrace.runs.engine.spec import RunSpec
+    from headrace.runs.engine.spec import BATCH_PRIORITY, RunSpec
     from headrace.runs.registry import sink_for, source_for
     from headrace.runs.sources.limited import LimitedSource
     from headrace.runs.sources.options import SourceOptions

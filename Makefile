@@ -26,8 +26,8 @@ FLAVOUR ?= valkey9
 FSYNC   ?= always
 
 # Where torch comes from when no GPU is seen: PyPI's wheel for Linux brings 3 GB of CUDA libraries.
-# Not used where nvidia-smi sees a GPU, nor where pip is already told of an index or a wheel folder
-# besides PyPI (pip.conf or PIP_*), which then decides. `make TORCH_INDEX= ...` never uses it.
+# Not used where nvidia-smi sees a GPU, where pip has an index or a wheel folder besides PyPI
+# (pip.conf or PIP_*), or where it cannot be reached. `make TORCH_INDEX= ...` never uses it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN  := $(VENV)/bin
@@ -130,10 +130,8 @@ $(TS_STAMP): tests/compat/torchserve.txt $(DEV_STAMP)
 
 , := ,
 define install
-	@index=$$( \
-		if nvidia-smi -L >/dev/null 2>&1; then :; \
-		elif $(PY) -m pip config list | grep -Eq '(find-links|index-url)='; then :; \
-		elif [ -n "$(TORCH_INDEX)" ]; then echo "--extra-index-url $(TORCH_INDEX)"; fi); \
+	@echo "make: installing Headrace with what it needs into $(VENV), about 1 GB"
+	@index=$$($(PY) deploy/torch_index.py "$(TORCH_INDEX)"); \
 	echo "pip install $$index -c constraints.txt -e '$(1)'"; \
-	$(PY) -m pip install --disable-pip-version-check --quiet $$index -c constraints.txt -e '$(1)'
+	$(PY) -m pip install --disable-pip-version-check $$index -c constraints.txt -e '$(1)'
 endef

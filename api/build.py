@@ -22,6 +22,7 @@ from api.submission.input_checks import InputChecks
 from api.submission.input_store import build_input_store
 from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
+from api.torchserve.tokens import check_native
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.observability import logs
@@ -95,6 +96,8 @@ def build(
         torchserve=read_config(settings.torchserve) if settings.torchserve is not None else None,
     )
     if services.torchserve is not None:
+        if not services.torchserve.disable_token_authorization:
+            services.check_token = check_native
         services.torchserve_reporter = _torchserve_reporter(services, services.torchserve)
         counters.torchserve = services.torchserve_reporter
     if declared is not None:

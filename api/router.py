@@ -9,8 +9,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from api.auth.admission import admit
 from api.auth.authenticator import Needs
-from api.auth.foreign_pages import refuse_foreign_page
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -23,13 +23,13 @@ from api.http.messages import (
     Request,
     Scope,
     Send,
+    segments_of,
 )
 from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
 from api.routes.table import Endpoint, Operation
 from api.services import Services
-from api.torchserve import tokens
-from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
+from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -152,7 +152,7 @@ class Router:
     async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an error is answered as a problem, or as OpenAI writes it."""
         request = Request(scope, receive)
-        segments = request.path.split("/")
+        segments = segments_of(scope)
         label, by_method = self.find(segments)
         route = by_method.get(request.method)
         parameters: Sequence[str] = ()
@@ -160,14 +160,15 @@ class Router:
             label, parameters = route.label, route.parameters(segments)
         _record_route(scope, request, label if by_method else "", parameters)
         try:
-            await _admit(services, request, None if route is None else route.needs)
+            await admit(services, request, None if route is None else route.needs)
             if route is None:
                 reply: Answer = _refuse(request, by_method)
             else:
                 reply = await route.endpoint(services, request, *parameters)
         except HeadraceError as error:
             reply = _error_reply(error, request.path)
-        except ClientGone:
+        except ClientGone as gone:
+            drop_tracebacks(gone)
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             reply = _unexpected_reply(error, request.path)
@@ -176,7 +177,7 @@ class Router:
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
-            await send_reply(send, reply, request)
+            await send_reply(send, reply)
         else:
             await send_stream(send, reply)
 
@@ -211,17 +212,6 @@ def _record_route(scope: Scope, request: Request, label: str, parameters: Sequen
     trace = scope.get(REQUEST_TRACE)
     if trace is not None:
         trace.routed(label, parameters[0] if parameters else "", request)
-
-
-async def _admit(services: Services, request: Request, needs: Needs | None) -> None:
-    """Refuse a request that may not use an operation."""
-    if services.authenticator is not None:
-        await services.authenticator.admit(request, needs)
-        return
-    if request.has(b"origin"):
-        refuse_foreign_page(request, services.settings.cors_origins)
-    if services.torchserve is not None:
-        tokens.check_native(services, request, needs)
 
 
 def _error_reply(error: HeadraceError, path: str) -> Reply:

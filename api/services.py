@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from api.auth.authenticator import Authenticator
+    from api.auth.authenticator import Authenticator, Needs
     from api.components.expiry_task import ExpiryTask
     from api.components.files import FileService
     from api.components.model_registry import ModelRegistry
     from api.components.model_status import ModelStatuses
     from api.components.stream_limit import StreamLimit
+    from api.http.messages import Request
     from api.http.send_buffer import SendBuffers
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
@@ -56,6 +58,8 @@ class Services:
         client: the connection to Redis.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
+        check_token: refuses a native request without a token of TorchServe; None if none are
+            required.
         torchserve: the configuration of TorchServe's interfaces; None if they are not served.
         torchserve_reporter: takes their metrics; None if they are not served.
         tickets: the requests that this process has taken for each model of TorchServe that takes
@@ -90,9 +94,15 @@ class Services:
     shadow_copies: ShadowCopies
     registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
+    check_token: Callable[[Services, Request, Needs | None], None] | None = None
     torchserve: TorchServeConfig | None = None
     torchserve_reporter: TorchServeReporter | None = None
     tickets: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def asks_who_calls(self) -> bool:
+        """Return whether requests need an API key or a token of TorchServe."""
+        return self.authenticator is not None or self.check_token is not None
 
     def dismiss(self) -> None:
         """Answer every waiting request and event stream, now and from now on."""

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import ImageHandler, decode, to_grey
+from handlers.images import ImageHandler, decode, shrunk, to_grey
 from handlers.tensors import load_weights
 from headrace.errors import InputError
 from headrace.handler import Context, Exportable
@@ -29,6 +29,8 @@ SIDE_PX: Final = 8
 WEIGHTS: Final = Path(__file__).parent / "weights" / "digits.safetensors"
 #: Large JPEGs are decoded at a smaller size, at which strokes have enough pixels.
 DRAFT_PX: Final = 256
+#: Other images are shrunk to it, as the digit is brought into a square of the longest side.
+HIGHEST_SIDE_PX: Final = 2048
 #: The least difference between paper and ink, in tones of 0..255; below it the image is blank.
 MIN_CONTRAST: Final = 24
 #: The share of the contrast from which a pixel counts as ink, when the margin is cut off.
@@ -95,7 +97,7 @@ class Digits(ImageHandler):
     @override
     def item(self, data: Any) -> Tensor:
         image = decode(data, max_pixels=self.options.max_pixels, draft_px=DRAFT_PX)
-        return torch.from_numpy(frame(to_grey(image))).unsqueeze(0)
+        return torch.from_numpy(frame(shrunk(to_grey(image), HIGHEST_SIDE_PX))).unsqueeze(0)
 
 
 def frame(image: Image.Image) -> NDArray[np.float32]:

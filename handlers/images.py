@@ -15,13 +15,16 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, UnidentifiedImageError
 from typing_extensions import override
 
+from handlers.image_files import pixels_only, scale_key
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.config.yaml_file import convert
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Handler
+from headrace.jobs.orientation import UPRIGHT, exif_orientation
+from headrace.jobs.orientation import upright as turned_upright
 
 #: The accepted formats. Pillow has dozens more, some of them with parsers that see little use.
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -70,11 +73,11 @@ def decode(
         with warnings.catch_warnings():
             limited = max_pixels is not None and max_pixels <= HIGHEST_MAX_PIXELS
             action: Literal["error", "ignore"] = "error" if limited else "ignore"
+            warnings.simplefilter("ignore")
             warnings.simplefilter(action, Image.DecompressionBombWarning)
             image = _opened(bytes(data), max_pixels, draft_px, formats)
-            if upright:
-                ImageOps.exif_transpose(image, in_place=True)
-            return image
+            turned: Image.Image = turned_upright(image) if upright else image
+            return turned
     except (InputError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -94,7 +97,7 @@ def decode(
 def _opened(
     data: bytes, max_pixels: int | None, draft_px: int | None, formats: Sequence[str]
 ) -> Image.Image:
-    with Image.open(io.BytesIO(data), formats=list(formats)) as image:
+    with Image.open(io.BytesIO(pixels_only(data)), formats=list(formats)) as image:
         width, height = image.size
         if max_pixels is not None and width * height > max_pixels:
             raise _too_large(f"{width} x {height}", max_pixels)
@@ -105,6 +108,7 @@ def _opened(
             )
         if draft_px is not None:
             image.draft(None, (draft_px, draft_px))
+        scale_key(image)
         image.load()
         return image
 
@@ -117,13 +121,13 @@ def is_upright_jpeg(data: object, max_pixels: int) -> bool:
     if not isinstance(data, (bytes, bytearray, memoryview)):
         return False
     try:
-        with Image.open(io.BytesIO(bytes(data)), formats=["JPEG"]) as image:
+        with Image.open(io.BytesIO(pixels_only(bytes(data))), formats=["JPEG"]) as image:
             width, height = image.size
             return (
                 width * height <= max_pixels
                 and max(width, height) <= HIGHEST_SIDE_PX
                 and image.mode in ("L", "RGB")
-                and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+                and exif_orientation(image) == UPRIGHT
             )
     except Exception:  # noqa: BLE001 - parsers raise any error, and `decode` names what is wrong
         return False
@@ -158,18 +162,29 @@ def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
     return file.getvalue()
 
 
+def shrunk(image: Image.Image, side_px: int) -> Image.Image:
+    """Return an 8-bit image with no side above `side_px`; no side becomes 0."""
+    longest = max(image.size)
+    if longest <= side_px:
+        return image
+    width, height = (max(1, round(side * side_px / longest)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BOX, reducing_gap=2.0)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Return the image in 8-bit RGB; transparent parts become white."""
+    image = _eight_bit(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return _eight_bit(image).convert("RGB")
+    return image.convert("RGB")
 
 
 def to_grey(image: Image.Image) -> Image.Image:
     """Return the image in 8-bit grey; transparent parts get the tone that contrasts with it."""
+    image = _eight_bit(image)
     if not image.has_transparency_data:
-        return _eight_bit(image).convert("L")
+        return image.convert("L")
     grey, alpha = image.convert("LA").split()
     histogram = grey.histogram(alpha.point(lambda value: 255 if value > 127 else 0))
     visible = sum(histogram)
@@ -180,9 +195,20 @@ def to_grey(image: Image.Image) -> Image.Image:
 
 def _eight_bit(image: Image.Image) -> Image.Image:
     # convert() clips 16-bit tones at 255, which gives a white image.
-    if image.mode.startswith("I"):
-        return image.convert("I").point(lambda value: value / 257).convert("L")
-    return image
+    if not image.mode.startswith("I"):
+        return image
+    wide = image.convert("I")
+    grey = wide.point(lambda value: value / 257 + 0.5).convert("L")
+    grey.info.pop("transparency", None)
+    key = image.info.get("transparency")
+    if key is None:
+        return grey
+    # The tone `key` becomes 0, its neighbours become more.
+    alpha = ImageChops.add(
+        wide.point(lambda value: value - key).convert("L"),
+        wide.point(lambda value: key - value).convert("L"),
+    )
+    return Image.merge("LA", (grey, alpha.point(lambda value: 255 if value else 0)))
 
 
 def _too_large(size: str, max_pixels: int | None) -> InputError:

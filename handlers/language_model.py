@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from jinja2 import TemplateError
 from msgspec import Meta
 from typing_extensions import override
 
+from handlers.generation.chat import chat_tokens
 from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.inputs import (
-    CHARACTERS_MAX,
     GenerationInput,
     is_far_too_long,
-    plain_message,
     read_input,
 )
 from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
@@ -179,7 +177,9 @@ class LanguageModel(Generator):
         if (asked.prompt is None) == (asked.messages is None):
             raise InputError("give either prompt or messages")
         if asked.messages is not None:
-            tokens = self._chat_tokens(asked.messages)
+            tokens = chat_tokens(
+                self.tokenizer, asked.messages, self.context_tokens, self._check_length
+            )
         elif isinstance(asked.prompt, str):
             self._check_length(asked.prompt)
             tokens = self.tokenizer(asked.prompt).input_ids
@@ -191,21 +191,6 @@ class LanguageModel(Generator):
         if not tokens:
             raise InputError("the prompt is empty; give at least one token")
         return list(tokens)
-
-    def _chat_tokens(self, messages: list[dict[str, Any]]) -> list[int]:
-        if self.tokenizer.chat_template is None:
-            raise InputError("the model has no chat template; give prompt instead of messages")
-        if not messages:
-            raise InputError("messages is empty; give at least one")
-        chat = [plain_message(place, one) for place, one in enumerate(messages)]
-        make = self.tokenizer.apply_chat_template
-        try:
-            if sum(len(one["content"]) for one in chat) > CHARACTERS_MAX * self.context_tokens:
-                self._check_length(make(chat, add_generation_prompt=True, tokenize=False))
-            found = make(chat, add_generation_prompt=True, return_dict=True)
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InputError(f"the model's chat template refused the messages: {error}") from None
-        return list(found["input_ids"])
 
     def _check_length(self, text: str) -> None:
         if is_far_too_long(text, self.context_tokens, lambda part: self.tokenizer(part).input_ids):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.machinery
 import importlib.util
+import inspect
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from headrace.config import handler_files
 from headrace.config.handler_reference import (
     HandlerKind,
     HandlerReference,
@@ -24,6 +24,7 @@ from headrace.config.handler_reference import (
 )
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
+from headrace.generator import Generator
 from headrace.handler import Handler
 from headrace.torchserve.manifest import read_manifest, read_settings
 from headrace.torchserve.model_config import is_continuous
@@ -53,6 +54,7 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
             hint="inherit from headrace.Handler, or define all four verbs",
         )
     _check_overrides(parsed, found)
+    _check_plain(parsed, found)
     return cast("type[Handler] | Handler", found)
 
 
@@ -100,6 +102,17 @@ def _check_overrides(spec: HandlerReference, found: Any) -> None:
         )
 
 
+def _check_plain(spec: HandlerReference, found: Any) -> None:
+    """Refuse coroutines: they would be made and never run."""
+    for name in dir(Generator):
+        method = getattr(found, name, None)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise ConfigError(
+                f"{spec.label}: {_describe(found)} defines {name} with async def",
+                hint="define it with def; call asyncio.run(...) in it to await something",
+            )
+
+
 def _nearly(name: str, verb: str) -> bool:
     """Return whether a name is a verb with a letter or two wrong, such as `inferense`."""
     letters = name.replace("_", "").casefold()
@@ -133,8 +146,9 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
     try:
         if spec.kind is HandlerKind.FILE:
             return import_file(spec.file(base_dir).resolve())
-        name = f"handlers.{spec.target}" if spec.kind is HandlerKind.BUILTIN else spec.target
-        return importlib.import_module(name)
+        if spec.kind is HandlerKind.BUILTIN:
+            return importlib.import_module(f".{spec.target}", __package__)
+        return _import_module(spec.target)
     except (Exception, SystemExit) as error:
         # A script that calls sys.exit() must not end the model process silently.
         hint = "see the traceback of the import above"
@@ -145,6 +159,16 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
         ) from error
 
 
+def _import_module(name: str) -> ModuleType:
+    """Import a module, also one of ours such as `handlers.resnet` that the user's lacks."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or not name.startswith("handlers."):
+            raise
+        return importlib.import_module(name.removeprefix("handlers"), __package__)
+
+
 def import_file(path: Path) -> ModuleType:
     """Import a file with its folder first on `sys.path`, so that it finds its siblings."""
     sys.path.insert(0, str(path.parent))
@@ -153,27 +177,13 @@ def import_file(path: Path) -> ModuleType:
     # Under its own name if that is free, so that a sibling that imports it gets the same module.
     if _origin(path.stem) == path:
         return importlib.import_module(path.stem)
-    name = f"headrace_file_{zlib.crc32(bytes(path)):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    found = importlib.util.spec_from_file_location(
-        name, path, loader=importlib.machinery.SourceFileLoader(name, str(path))
-    )
-    if found is None or found.loader is None:
-        raise ImportError(f"{path} cannot be imported", path=str(path))
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    try:
-        found.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    handler_files.install()
+    return importlib.import_module(handler_files.module_name(path))
 
 
 def _origin(name: str) -> Path | None:
     """Return the file that `import name` loads or has loaded; None if it is not a file."""
-    if not name.isidentifier():
+    if "." in name:
         return None
     if name in sys.modules:
         origin = getattr(sys.modules[name], "__file__", None)

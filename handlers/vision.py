@@ -24,8 +24,10 @@ IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 #: The least score of an object that is returned.
 MIN_SCORE: Final = 0.5
+#: How many times as long as wide an image may be.
+_PROPORTION_MAX: Final = 32
 #: The types of pixels with other than 8 bits, as arrays.
-_WIDE: Final = {"I": np.int32, "I;16": np.int32, "F": np.float32}
+_WIDE: Final = {"I": np.int32, "I;16": np.int32, "I;16B": np.int32, "F": np.float32}
 
 #: Makes a tensor (C, H, W) of an image.
 ImageTransform = Callable[[Image.Image], Tensor]
@@ -55,18 +57,27 @@ class ToRGB:
 
 @dataclass(frozen=True)
 class Resize:
-    """Resizes the shorter side of an image to `size`, bilinear, and keeps its proportions."""
+    """Resizes the shorter side of an image to `size`, bilinear, and keeps its proportions.
+
+    Of an image that is more than 32 times as long as wide, only the middle is kept.
+    """
 
     size: int
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Return the resized image."""
         width, height = image.size
-        longer = int(self.size * max(width, height) / min(width, height))
-        wanted = (self.size, longer) if width <= height else (longer, self.size)
+        shorter, longest = min(width, height), max(width, height)
+        longer = int(self.size * longest / shorter)
+        # CenterCrop rounds in the same way if a multiple of four is cut off.
+        kept = longer - max(0, longer - self.size * _PROPORTION_MAX) // 4 * 4
+        cut = (longest - longest * kept / longer) / 2
+        wanted, box = (self.size, kept), (0.0, cut, float(width), height - cut)
+        if width > height:
+            wanted, box = (kept, self.size), (cut, 0.0, width - cut, float(height))
         if image.size == wanted:
             return image
-        return image.resize(wanted, Image.Resampling.BILINEAR)
+        return image.resize(wanted, Image.Resampling.BILINEAR, box=box)
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,21 @@ class HeadraceError(Exception):
 
         A traceback holds every frame that the error has passed, with what those frames hold.
         """
-        self.__traceback__ = self.__context__ = self.__cause__ = None
+        drop_tracebacks(self)
         return self
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the traceback of an error that is answered, and those of the errors before it.
+
+    A frame that raises one of its variables is a cycle: the error holds the frame by its traceback.
+    The cycle, and with it the body of the request, would stay until the collector runs.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        before = left.__cause__ or left.__context__
+        left.__traceback__ = left.__cause__ = left.__context__ = None
+        left = before
 
 
 class ConfigError(HeadraceError, code="config-error", title="Configuration error"):
@@ -248,7 +261,7 @@ class QueueFull(Throttled, code="queue-full", title="Queue full"):
 
 
 class RateLimited(Throttled, code="rate-limited", title="Rate limit"):
-    """The API key makes more requests a second than its limit, or its jobs need more tokens."""
+    """The API key exceeds its rate of requests and jobs, or its jobs need more tokens."""
 
 
 class TokensUsed(RateLimited):
@@ -427,15 +440,15 @@ class StreamRestarted(ClientError, code="stream-restarted", title="Stream restar
 
     Attributes:
         job_id: the job.
-        index: the new pieces are behind this one: `stream(job, starting_after=index)`.
+        place: the new pieces are behind it: `stream(job, starting_after=place)`.
     """
 
-    def __init__(self, job_id: str, index: int) -> None:
+    def __init__(self, job_id: str, place: str) -> None:
         super().__init__(
-            f"job {job_id} began again; the pieces up to {index} do not count",
-            hint=f"drop them, and read on with starting_after={index}",
+            f"job {job_id} began again; the pieces that came before do not count",
+            hint=f'drop them, and read on with starting_after="{place}"',
         )
-        self.job_id, self.index = job_id, index
+        self.job_id, self.place = job_id, place
 
 
 class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
@@ -444,15 +457,16 @@ class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
     Attributes:
         job_id: the job.
         first: the index of the first missing piece.
-        last: that of the last one; `stream(job, starting_after=last)` reads on.
+        last: that of the last one.
+        place: the next pieces are behind it: `stream(job, starting_after=place)`.
     """
 
-    def __init__(self, job_id: str, first: int, last: int) -> None:
+    def __init__(self, job_id: str, first: int, last: int, place: str) -> None:
         super().__init__(
             f"pieces {first} to {last} of job {job_id} are not kept any more",
-            hint=f"its result has them; or read on with starting_after={last}",
+            hint=f'its result has them; or read on with starting_after="{place}"',
         )
-        self.job_id, self.first, self.last = job_id, first, last
+        self.job_id, self.first, self.last, self.place = job_id, first, last, place
 
 
 def last_line(text: str) -> str:

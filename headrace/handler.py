@@ -218,4 +218,5 @@ class Handler:
 
     def postprocess(self, outputs: Any) -> list[Any]:
         """Turn the model's outputs into one result per item, in order."""
-        return list(outputs)
+        results: list[Any] = outputs
+        return results

@@ -54,6 +54,16 @@ class Open(Enum):
 Needs = Scope | Open
 
 
+def open_operations(settings: Settings) -> set[Needs]:
+    """Return what the settings leave open to requests without an API key or a token."""
+    found: set[Needs] = {Open.ALWAYS}
+    if not settings.auth_metrics:
+        found.add(Open.METRICS)
+    if not settings.auth_docs:
+        found.add(Open.DOCS)
+    return found
+
+
 class _CachedKey:
     """A key as it was read from Redis; no `key` if it does not exist."""
 
@@ -69,11 +79,7 @@ class Authenticator:
     """Authenticates the requests of one API process."""
 
     def __init__(self, settings: Settings, queue: JobQueue, client: redis.asyncio.Redis) -> None:
-        self._open = {Open.ALWAYS}
-        if not settings.auth_metrics:
-            self._open.add(Open.METRICS)
-        if not settings.auth_docs:
-            self._open.add(Open.DOCS)
+        self._open = open_operations(settings)
         self._queue = queue
         self.rates = RateLimiter(queue)
         self._cache: dict[str, _CachedKey] = {}

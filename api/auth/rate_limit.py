@@ -1,4 +1,7 @@
-"""The rates of API keys: token buckets in Redis, of which each process takes a share at once."""
+"""The rates of API keys: token buckets in Redis, of which each process takes a share at once.
+
+A request costs one token. Where it makes several jobs, each job costs one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Limits the requests of API keys."""
+    """Limits the requests and the jobs of API keys."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -57,11 +60,7 @@ class RateLimiter:
         """
         if not caller.rate or not count:
             return count, 0.0
-        bucket = self._buckets.get(caller.key_id)
-        if bucket is None:
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._buckets.clear()
-            bucket = self._buckets[caller.key_id] = _Bucket()
+        bucket = self._bucket(caller)
         # Concurrent requests share what the first of them fetches.
         async with bucket.lock:
             if bucket.tokens < count:
@@ -69,6 +68,40 @@ class RateLimiter:
             taken = min(bucket.tokens, count)
             bucket.tokens -= taken
             return taken, max(0.0, bucket.empty_until - time.monotonic())
+
+    async def spend_all(self, caller: Caller, count: int) -> None:
+        """Take `count` requests of a key's rate, or none.
+
+        Args:
+            caller: the key.
+            count: how many; fewer than its `rate_burst`.
+
+        Raises:
+            RateLimited: the rate does not allow all of them now.
+            BrokerError: Redis does not answer.
+        """
+        if not caller.rate or not count:
+            return
+        bucket = self._bucket(caller)
+        async with bucket.lock:
+            missing = count - bucket.tokens
+            if missing > 0:
+                taken, wait_s = await self._queue.take_tokens(
+                    caller.key_id, caller.rate, missing, missing
+                )
+                if not taken:
+                    # The next try is a request too.
+                    raise rate_limited(caller, wait_s + 1 / caller.rate)
+                bucket.tokens += taken
+            bucket.tokens -= count
+
+    def _bucket(self, caller: Caller) -> _Bucket:
+        bucket = self._buckets.get(caller.key_id)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._buckets.clear()
+            bucket = self._buckets[caller.key_id] = _Bucket()
+        return bucket
 
     async def _fetch(self, bucket: _Bucket, caller: Caller, count: int) -> None:
         now = time.monotonic()
@@ -84,7 +117,7 @@ class RateLimiter:
 def rate_limited(caller: Caller, wait_s: float) -> RateLimited:
     """Return the error for a key that makes more requests than its rate."""
     return RateLimited(
-        f"API key {caller.key_id} exceeds its rate of {caller.rate:g} requests a second",
-        hint="Send more slowly, or several jobs per request; an operator can raise the rate.",
+        f"API key {caller.key_id} exceeds its rate of {caller.rate:g} requests and jobs a second",
+        hint="Send more slowly: each job counts. An operator can create a key with a higher rate.",
         retry_after_s=max(1, math.ceil(wait_s)),
     )

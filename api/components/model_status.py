@@ -16,7 +16,7 @@ from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_wor
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
-from headrace.jobs.serialization import WaitingFor
+from headrace.jobs.serialization import Waiting
 from headrace.observability.worker_report import (
     BEST_FIRST,
     UNLOADED_STATE,
@@ -221,7 +221,7 @@ class ModelStatuses:
             found = self._asked[name, version] = model.of_version(version)
         return found
 
-    async def waiting_for(self, model: str, version: str = "") -> WaitingFor:
+    async def waiting_for(self, model: str, version: str = "") -> Waiting | None:
         """Return what a queued job waits for; None if a replica is loaded.
 
         Args:
@@ -234,9 +234,19 @@ class ModelStatuses:
         config = self._catalog.models.get(model)
         if version:
             config = self._catalog.versions.get(model, {}).get(version, config)
+        reason = "" if config is None else self._why_not_loaded(config)
         if config is None or not config.on_demand or model not in self._taken:
-            return "replica"
-        return "load"
+            return Waiting("replica", reason)
+        return Waiting("load", reason)
+
+    def _why_not_loaded(self, model: ModelConfig) -> str:
+        """Return in words why no worker can load a model; "" if one can."""
+        if reason := self.why_stopped(model) or self.why_unfit(model):
+            return reason
+        status = self._latest.get(model.name)
+        if status is None or not status.problem or self._states(model):
+            return ""
+        return f"it cannot be loaded: {last_line(status.problem)}"
 
     async def refresh(self) -> None:
         """Read the state of the models, unless it was read less than FRESH_S seconds ago.

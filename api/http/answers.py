@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import Final
-
 from api.http.messages import (
     BODILESS,
     ClientGone,
-    Receive,
     Reply,
-    Request,
     ResponseCutShort,
     Send,
     StreamingReply,
 )
 from api.http.uvicorn_protocol import write_whole
-
-#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
-#: answer instead of a reset connection.
-DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
-DRAIN_MAX_S: Final = 2.0
+from headrace.errors import drop_tracebacks
 
 
-async def send_reply(send: Send, reply: Reply, request: Request) -> None:
-    """Send an answer; after a refused body drain the rest and close the connection."""
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send an answer. What its client still sends of the request is dropped by the protocol."""
     bodiless = reply.status in BODILESS
     body = b"" if bodiless else reply.body
     if bodiless:  # a 204 may have neither length nor type, and a 304 would have those of the 200
@@ -34,17 +24,10 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
         headers = [(b"content-length", b"%d" % len(body)), *reply.headers]
         if reply.content_type:
             headers.insert(0, (b"content-type", reply.content_type))
-    if request.drain:
-        headers.append((b"connection", b"close"))
-    elif not bodiless and write_whole(send, reply.status, headers, body):
+    if not bodiless and write_whole(send, reply.status, headers, body):
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if not request.drain:
-        await send({"type": "http.response.body", "body": body})
-        return
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await _drain(request.receive)
-    await send({"type": "http.response.body", "body": b""})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def send_stream(send: Send, stream: StreamingReply) -> None:
@@ -57,20 +40,9 @@ async def send_stream(send: Send, stream: StreamingReply) -> None:
     async def write(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    # uvicorn closes the connection of an incomplete answer.
-    with contextlib.suppress(ClientGone, ResponseCutShort):
+    try:
         await stream.run(write)
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _drain(receive: Receive) -> None:
-    left = DRAIN_MAX_BYTES
-    try:
-        async with asyncio.timeout(DRAIN_MAX_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
-                left -= len(message.get("body", b""))
-    except TimeoutError:
-        return
+    except (ClientGone, ResponseCutShort) as error:
+        # uvicorn closes the connection of an incomplete answer.
+        drop_tracebacks(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -72,6 +72,18 @@ class Delegated(NamedTuple):
 Answer = Reply | StreamingReply | Delegated
 
 
+def segments_of(scope: Scope) -> list[str]:
+    """Return the decoded segments of a request's path, the first of which is empty.
+
+    An encoded slash stays in its segment: a proxy that has rules for paths does not see it as one.
+    """
+    raw: bytes = scope.get("raw_path") or b""
+    if b"%" not in raw:
+        path: str = scope["path"]
+        return path.split("/")
+    return [unquote(segment) for segment in raw.decode("latin-1").split("/")]
+
+
 class Request:
     """One request.
 
@@ -80,12 +92,11 @@ class Request:
         path: decoded.
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
-        drain: the body was refused before all of it was received.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "caller", "drain", "headers", "method", "path", "query_string", "receive",
+        "_headers", "caller", "headers", "method", "path", "query_string", "receive",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -93,7 +104,6 @@ class Request:
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
-        self.drain = False
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]
         self._headers: dict[bytes, bytes] = dict(self.headers)

@@ -37,7 +37,7 @@ class PartHead(NamedTuple):
 
 
 class MultipartReader:
-    """Parses a form and passes on its parts.
+    """Parses a form and passes on its parts; `close` it at the end.
 
     Raises:
         InvalidRequest: the content type has no boundary.
@@ -57,7 +57,6 @@ class MultipartReader:
                 "Content-Type multipart/form-data names no boundary",
                 hint="Let your HTTP client write this header, as curl -F does.",
             )
-        self._on_head = on_head
         self._begun = self._complete = False
         self._outside_bytes = 0
         self._headers: dict[bytes, bytes] = {}
@@ -69,7 +68,7 @@ class MultipartReader:
                 "on_header_field": self._header_name,
                 "on_header_value": self._header_value,
                 "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
+                "on_headers_finished": lambda: on_head(self._head()),
                 "on_part_data": lambda data, start, end: on_data(data[start:end]),
                 "on_part_end": on_end,
                 "on_end": self._finish,
@@ -103,6 +102,10 @@ class MultipartReader:
                 "the multipart body ends before its last boundary", hint="Send all of it."
             )
 
+    def close(self) -> None:
+        """Let go of the callbacks, which lead back to the reader and to what they have stored."""
+        self._parser.callbacks = {}
+
     def _begin(self) -> None:
         self._begun = True
         self._headers = {}
@@ -118,14 +121,12 @@ class MultipartReader:
         self._headers[self._name.lower()] = self._value
         self._name = self._value = b""
 
-    def _headers_finished(self) -> None:
+    def _head(self) -> PartHead:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        self._on_head(
-            PartHead(
-                name=options.get(b"name", b"").decode("utf-8", "replace"),
-                filename=options.get(b"filename", b"").decode("utf-8", "replace"),
-                content_type=self._headers.get(b"content-type", b"").decode("latin-1").strip(),
-            )
+        return PartHead(
+            name=options.get(b"name", b"").decode("utf-8", "replace"),
+            filename=options.get(b"filename", b"").decode("utf-8", "replace"),
+            content_type=self._headers.get(b"content-type", b"").decode("latin-1").strip(),
         )
 
     def _finish(self) -> None:
@@ -157,7 +158,10 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
         bodies.append([])
 
     reader = MultipartReader(content_type, begin, lambda data: bodies[-1].append(data), _nothing)
-    reader.feed(body)
+    try:
+        reader.feed(body)
+    finally:
+        reader.close()
     reader.check_complete()
     return [
         Part(head.name, head.content_type, b"".join(pieces), head.filename)
@@ -166,7 +170,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
 
 
 class Upload:
-    """One file and the small fields of its form, as they arrive.
+    """One file and the small fields of its form, as they arrive; `close` it at the end.
 
     Attributes:
         filename: the name of the file; None until it begins.
@@ -195,6 +199,10 @@ class Upload:
             PayloadTooLarge: the file is larger than the limit.
         """
         self._reader.feed(piece)
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._reader.close()
 
     @property
     def waiting_bytes(self) -> int:

@@ -6,12 +6,13 @@ import msgspec
 
 from api.http.messages import Reply
 from api.http.problems import error_headers
-from headrace.errors import HeadraceError, TokensUsed
+from headrace.errors import HeadraceError, TokensUsed, drop_tracebacks
 from headrace.openai.errors import openai_error
 
 
 def envelope(error: HeadraceError) -> Reply:
-    """Return an error as the answer to a request."""
+    """Return an error as the answer to a request; the error loses its traceback."""
+    drop_tracebacks(error)
     body = msgspec.json.encode(openai_error(error))
     headers = error_headers(error)
     if isinstance(error, TokensUsed):

@@ -27,6 +27,7 @@ from headrace.errors import (
     StoreFull,
     Throttled,
     Unauthorized,
+    drop_tracebacks,
 )
 from headrace.jobs.failure import JobFailure
 from headrace.jobs.job import Job
@@ -49,7 +50,11 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
-    """Return an error as the answer to a request for `path`; `members` extend the problem."""
+    """Return an error as the answer to a request for `path`; `members` extend the problem.
+
+    The error loses its traceback.
+    """
+    drop_tracebacks(error)
     if isinstance(error, InvalidInput):
         members["errors"] = error.errors
     return _reply(
@@ -77,6 +82,7 @@ def internal_error(error: Exception, path: str) -> tuple[InternalError, str]:
     """Log an unexpected error; return the error for the client, and the id of both."""
     error_id = str(uuid.uuid4())
     logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
+    drop_tracebacks(error)
     hint = f"Search the log of the API process for {error_id}."
     return InternalError("the API failed on this request", hint=hint), error_id
 

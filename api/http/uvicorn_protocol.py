@@ -179,8 +179,7 @@ class Protocol(HttpToolsProtocol):
         if self.pipeline and len(self.pipeline) >= PIPELINE_MAX:
             raise InvalidRequest("too many requests wait on this connection")
         version = self.parser.get_http_version()
-        if version != "1.1" and (version != "1.0" or self._is_coded()):
-            raise _invalid()
+        self._check_head(version)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _invalid()
@@ -197,6 +196,20 @@ class Protocol(HttpToolsProtocol):
         self.cycle.keep_alive = not self.expect_100_continue
         if version == "1.0" and self.parser.should_keep_alive():
             self._keep_http_1_0(self.cycle)
+
+    def _check_head(self, version: str) -> None:
+        """Refuse what a proxy in front may read in another way.
+
+        Raises:
+            InvalidRequest: it is not HTTP/1.1 or 1.0, or has not one `Host` (RFC 9112, 3.2).
+        """
+        if version != "1.1" and (version != "1.0" or self._is_coded()):
+            raise _invalid()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise InvalidRequest(
+                f"the request has {hosts or 'no'} Host headers", hint="Send one Host header."
+            )
 
     def _keep_http_1_0(self, cycle: Any) -> None:
         """Leave the connection of a client such as `ab -k` open, after an answer with a length.

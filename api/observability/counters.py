@@ -25,8 +25,8 @@ from headrace.observability.worker_report import (
     ADMITTED,
     ADMITTED_VERSION,
     REJECTED,
-    SHADOW,
     ShadowResult,
+    shadow_field,
 )
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.waiters import Waiters
@@ -76,8 +76,8 @@ class Counters:
             self.torchserve.admitted(model, version, count)
 
     def shadowed(self, model: str, version: str, result: ShadowResult) -> None:
-        """Count a copy for a shadow version that has ended."""
-        self._counts[model, f"{SHADOW}:{result} {version}"] += 1
+        """Count a copy for a shadow version that has no pair."""
+        self._counts[model, shadow_field(version, result)] += 1
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
         """Count submits that were refused with the error of this code."""

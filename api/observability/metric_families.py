@@ -60,7 +60,7 @@ WAITING: Final = _gauge(
 )
 
 BACKGROUND_TASKS: Final = _gauge(
-    "errands_waiting", "Background tasks (webhooks) that no background worker has claimed."
+    "background_tasks_waiting", "Background tasks (webhooks) that no background worker has claimed."
 )
 WEBHOOKS_PENDING: Final = _gauge(
     "webhooks_pending", "Webhook deliveries being sent, or waiting for another attempt."

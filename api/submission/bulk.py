@@ -41,7 +41,7 @@ from headrace.errors import (
 from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
-from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
+from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
@@ -61,6 +61,7 @@ class BulkLine(msgspec.Struct):
 
     Attributes:
         number: 1 for the first line of the body.
+        line: the line until it is read; then None.
         request: the request of the line; None where the line is not valid.
         job: the request as arguments of jobs/submit.lua; None until its input is stored.
         stored: where its input is stored, unless the message carries it.
@@ -68,6 +69,7 @@ class BulkLine(msgspec.Struct):
     """
 
     number: int
+    line: Line | None = None
     request: ValidatedRequest | None = None
     job: JobSubmission | None = None
     stored: StoredInput | None = None
@@ -111,22 +113,26 @@ class BulkSubmitter:
         self._brief = brief
         self._quiet = quiet
         self._deadline_s = deadline_s
+        authenticator = services.authenticator
+        self._rates = authenticator.rates if authenticator is not None and caller.rate else None
 
     async def prepare(self) -> None:
         """Learn which versions of the models there are, as lines may ask for any of them."""
         await self._services.model_statuses.refresh()
 
     def read(self, lines: Sequence[Line]) -> list[BulkLine]:
-        """Validate lines; an invalid line affects no other."""
-        now_s = self._services.queue.clock.now_s()
-        fresh_ids = ids_on_demand()
-        return [self._read(line, fresh_ids, now_s) for line in lines]
+        """Return the rows of lines; those of a key with a rate are validated when it has paid."""
+        rows = [BulkLine(line.number, line) for line in lines]
+        if self._rates is None:
+            self._validate(rows)
+        return rows
 
     async def submit(self, rows: Sequence[BulkLine]) -> None:
         """Submit the valid lines; hold back and retry lines without room or without a reply."""
         todo: list[BulkLine] = []
         held: list[BulkLine] = []
         async for allowed in self._within_rate(rows):
+            self._validate(allowed)
             part = [row for row in allowed if row.outcome is None]
             todo += part
             if part:
@@ -170,15 +176,15 @@ class BulkSubmitter:
 
         Lines that are not valid count too: checking them is work.
         """
-        authenticator, caller = self._services.authenticator, self._caller
-        if authenticator is None or not caller.rate:
+        rates, caller = self._rates, self._caller
+        if rates is None:
             yield rows
             return
         clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
         until, taken = clock() + self._hold_s, 0
         while True:
             try:
-                more, wait_s = await authenticator.rates.spend(caller, len(rows) - taken)
+                more, wait_s = await rates.spend(caller, len(rows) - taken)
             except HeadraceError as error:
                 refused: HeadraceError = error
                 break
@@ -189,10 +195,19 @@ class BulkSubmitter:
                 break
             await asyncio.sleep(wait_s)
         for row in rows[taken:]:
-            row.outcome = row.outcome or refused.kept()
+            row.line, row.outcome = None, refused.kept()
 
-    def _read(self, line: Line, fresh_ids: Iterator[str], now_s: float) -> BulkLine:
-        services, row = self._services, BulkLine(line.number)
+    def _validate(self, rows: Sequence[BulkLine]) -> None:
+        """Validate the lines that are not read yet; an invalid line affects no other."""
+        now_s = self._services.queue.clock.now_s()
+        fresh_ids = ids_on_demand()
+        for row in rows:
+            line, row.line = row.line, None
+            if line is not None:
+                self._read(row, line, fresh_ids, now_s)
+
+    def _read(self, row: BulkLine, line: Line, fresh_ids: Iterator[str], now_s: float) -> None:
+        services = self._services
         try:
             if line.number > services.settings.bulk_limit_lines:
                 raise PayloadTooLarge(
@@ -233,7 +248,6 @@ class BulkSubmitter:
                 )
         except HeadraceError as error:
             row.outcome = error.kept()
-        return row
 
     def _identity(self, given_id: str | None, number: int, fresh_ids: Iterator[str]) -> JobIdentity:
         if given_id is not None:
@@ -392,7 +406,7 @@ class BulkSubmitter:
         for (name, version), count in admitted.items():
             self._services.counters.admitted(name, version, count)
 
-    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], WaitingFor]) -> bytes:
+    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], Waiting | None]) -> bytes:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.request is not None:
             model = row.request.model
@@ -412,7 +426,7 @@ class BulkSubmitter:
         return b'{"error":%s}' % reply.body
 
 
-def _fresh(request: ValidatedRequest, created_us: int, waiting_for: WaitingFor) -> bytes:
+def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | None) -> bytes:
     if request.options.metadata is not None:
         return job_object(fresh_job(request, created_us), waiting_for=waiting_for)
     model, state = request.model, fresh_state(request.options)

@@ -114,7 +114,8 @@ class InputStore:
         ]
 
     def _entry_of(self, request: ValidatedRequest) -> PayloadEntry:
-        return self._stores.new_entry(request.identity.job_id, request.model.name, "i")
+        owner = request.caller.key_id
+        return self._stores.new_entry(request.identity.job_id, request.model.name, "i", owner)
 
     def check_age(self, stored: StoredInput) -> None:
         """Raise BrokerUnavailable if the payload is so old that the sweep may delete it."""

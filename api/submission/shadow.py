@@ -26,10 +26,11 @@ from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, State
 from headrace.jobs.options import JobOptions
-from headrace.observability.worker_report import ShadowResult
+from headrace.observability.worker_report import ShadowResult, shadow_field
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.submission import submission
 from headrace.redis import keys
+from headrace.redis.scripts import script
 
 if TYPE_CHECKING:
     from api.observability.counters import Counters
@@ -205,7 +206,7 @@ class ShadowCopies:
             if isinstance(answer, HeadraceError) and not isinstance(answer, BrokerUnavailable):
                 if one.stored is not None:
                     await self._store.drop(one.stored)
-                await self._end(one.pair, one.pair.member, ShadowResult.DROPPED)
+                await self._count_pair(one.pair, one.pair.member, ShadowResult.DROPPED)
 
     async def _kept(self, request: ValidatedRequest) -> _Kept | None:
         """Store the input of a copy and return its request; count a failure and return None."""
@@ -300,18 +301,21 @@ class ShadowCopies:
             due_s = now_s + min(LOOK_MAX_S, max(LOOK_MIN_S, age_s / 2))
             if seen == pair:
                 await self._queue.call(("ZADD", keys.SHADOW, "XX", str(due_s), member))
-            elif await self._queue.call_once(("ZREM", keys.SHADOW, member)):
-                await self._queue.call(("ZADD", keys.SHADOW, str(due_s), seen.member))
+            else:
+                await self._end_pair(member, "", seen.member, str(due_s))
             return
         if copy is not None and not copy.state.final:
             await self._queue.cancel([pair.copy])
-        await self._end(pair, member, result)
+        await self._count_pair(pair, member, result)
+        # If this process ends before, the copy expires.
         await self._queue.forget([pair.copy])
 
-    async def _end(self, pair: Pair, member: bytes, result: ShadowResult) -> None:
-        """Remove a pair, and count it unless another process has."""
-        if await self._queue.call_once(("ZREM", keys.SHADOW, member)):
-            self._counters.shadowed(pair.model, pair.version, result)
+    async def _count_pair(self, pair: Pair, member: bytes, result: ShadowResult) -> None:
+        """Remove a pair and count it, unless another process has."""
+        await self._end_pair(member, pair.model, shadow_field(pair.version, result))
+
+    async def _end_pair(self, *arguments: bytes | str) -> None:
+        await self._queue.call_once(script("registry/end_pair").call([], *arguments))
 
     async def _outcome(self, job: Job | None, *, gone: bool) -> str:
         """Return how a job has ended, the same text for the same outcome; "" while it has not.

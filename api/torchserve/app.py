@@ -23,6 +23,7 @@ from api.http.messages import (
     Request,
     Scope,
     Send,
+    segments_of,
 )
 from api.routes.table import TABLE
 from api.services import Services
@@ -30,7 +31,7 @@ from api.torchserve import descriptions, inference, management, metrics, tokens
 from api.torchserve.endpoints import Found, Interfaces
 from api.torchserve.errors import NOT_FOUND, TorchServeError, error_reply, reply_to, unexpected
 from api.torchserve.replies import REQUEST_ID, fixed_headers, new_request_id
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, drop_tracebacks
 from headrace.torchserve.config import TorchServeConfig
 
 #: The label of requests for unknown paths in metrics, as in api.router.
@@ -60,7 +61,7 @@ class TorchServe:
     async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; return False for one of the native API."""
         interfaces = self._interfaces(scope)
-        segments = segments_of(scope["path"])
+        segments = stripped(segments_of(scope))
         if interfaces.inference and is_native(segments, interfaces):
             return False
         began = time.perf_counter()
@@ -71,13 +72,14 @@ class TorchServe:
             trace.routed(_NO_ROUTE if found is None else found.label, "", request)
         try:
             answer = await self._answer(services, request, found)
-        except ClientGone:
+        except ClientGone as gone:
+            drop_tracebacks(gone)
             return True
         if isinstance(answer, Delegated):
             return False
         headers = (*answer.headers, *self._headers)
         has_id = bool(answer.headers) and answer.headers[0][0] == REQUEST_ID
-        if request.drain:  # the 413 for a body that is too large has no further headers
+        if answer.status == 413:  # it has no further headers
             headers = answer.headers
         elif trace is not None and trace.id:  # the access log adds the id
             headers = headers[1:] if has_id else headers
@@ -86,7 +88,7 @@ class TorchServe:
         label = _NO_ROUTE if found is None else found.label
         services.counters.answered(label, request.method, answer.status)
         if isinstance(answer, Reply):
-            await send_reply(send, answer._replace(headers=headers), request)
+            await send_reply(send, answer._replace(headers=headers))
         else:
             await send_stream(send, answer._replace(headers=headers))
         if services.torchserve_reporter is not None:
@@ -142,9 +144,8 @@ def port_of(address: str) -> int | None:
     return url.port or (_HTTPS_PORT if url.scheme == "https" else _HTTP_PORT)
 
 
-def segments_of(path: str) -> list[str]:
-    """Return the segments of a decoded path, without empty ones at its end."""
-    segments = path.split("/")
+def stripped(segments: list[str]) -> list[str]:
+    """Return the segments of a path without the first one, and without empty ones at its end."""
     del segments[0]
     while segments and not segments[-1]:
         segments.pop()

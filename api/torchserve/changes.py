@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Collection
 from typing import Final
 
 from api.components.model_registry import ChangeState, ModelRegistry, change_state
 from api.http.messages import Request
 from api.services import Services
+from api.torchserve.endpoints import config_of
 from api.torchserve.errors import (
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -20,6 +23,7 @@ from headrace.config.suggestions import listing
 from headrace.errors import Conflict, last_line
 from headrace.observability.worker_report import WorkerReport
 from headrace.registry.model import Change, RegisteredModel, Registry
+from headrace.torchserve.snapshot import last_written
 
 #: How often a change is made again after another client has changed the same model.
 TRIES: Final = 10
@@ -27,6 +31,9 @@ TRIES: Final = 10
 SLACK_S: Final = 30.0
 #: How long a request waits for workers that need no load to follow.
 FOLLOW_S: Final = 10.0
+#: How long a request waits for the snapshot with its change.
+SNAPSHOT_S: Final = 2.0
+_LOOK_S: Final = 0.01
 _NO_MEMORY: Final = ("MemoryError", "OutOfMemoryError", "CUDA")
 
 MakeChanges = Callable[[Registry], list[Change]]
@@ -101,11 +108,27 @@ async def change(
     by = request.caller.key_id or "a client of TorchServe's API"
     for left in reversed(range(TRIES)):
         try:
-            return await registry.change(name, make, by)
+            changed = await registry.change(name, make, by)
+            break
         except Conflict:
             if not left:
                 raise
-    return None
+    await _until_in_snapshot(services, registry.registry.generation)
+    return changed
+
+
+async def _until_in_snapshot(services: Services, generation: int) -> None:
+    """Wait until a snapshot has a change: a server that is stopped after the answer keeps it.
+
+    If none can be written, the server logs that, and the request goes on after a moment.
+    """
+    state_dir = services.settings.state_dir
+    deadline_s = time.monotonic() + SNAPSHOT_S
+    while config_of(services).snapshot_folder is not None and time.monotonic() < deadline_s:
+        written = last_written(state_dir)[1]
+        if written is None or written >= generation:
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 async def until_scaled(services: Services, name: str, version: str) -> tuple[ChangeState, str]:

@@ -116,7 +116,8 @@ def message_of(error: HeadraceError) -> str:
 
 
 def reply_to(error: TorchServeError | HeadraceError) -> Reply:
-    """Return the answer to an error."""
+    """Return the answer to an error, which loses its traceback."""
+    errors.drop_tracebacks(error)
     if isinstance(error, TorchServeError):
         return error.reply()
     if isinstance(error, errors.PayloadTooLarge):

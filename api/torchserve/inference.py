@@ -35,6 +35,7 @@ from api.torchserve import descriptions, inputs
 from api.torchserve.endpoints import Endpoint, Found, config_of
 from api.torchserve.errors import (
     BAD_REQUEST,
+    INTERNAL,
     NOT_FOUND,
     UNAVAILABLE,
     VERSION_NOT_FOUND,
@@ -60,6 +61,7 @@ from headrace.errors import (
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import DEFAULT_OPTIONS
 from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.torchserve.model_config import RESPONSE_TIMEOUT, TOO_SMALL
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
 _ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")
@@ -263,6 +265,14 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             f"model {model.name} has no worker for this request: {stopped}. "
             "Scale it up, or correct it and load it again",
         )
+    limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
+    if limit_s <= 0:
+        raise TorchServeError(
+            500,
+            INTERNAL,
+            f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
+            "with a longer one",
+        )
     async with ticket(services, validated.model):
         validated = await take_request(services, validated)
         return await _run(services, request, validated)
@@ -333,12 +343,10 @@ def handler_headers(services: Services, request: Request, added: Mapping[str, st
         request: the request.
         added: further ones, which win.
     """
-    checked = services.authenticator is not None
-    checked = checked or not config_of(services).disable_token_authorization
     found = {
         name.decode("latin-1"): header_text(value)
         for name, value in request.headers
-        if not (checked and name in _SECRETS)
+        if not (services.asks_who_calls and name in _SECRETS)
     }
     return msgspec.json.encode({**found, **added})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import PurePosixPath
@@ -34,7 +35,7 @@ from api.torchserve.errors import (
 from api.torchserve.model_descriptions import describe, details_of, is_ready, url_of
 from api.torchserve.model_files import shown
 from api.torchserve.parameters import read_query
-from api.torchserve.registration import register_model
+from api.torchserve.registration import register_model, remove_fetched
 from api.torchserve.replies import json_reply, status_reply
 from headrace.registry.model import (
     Change,
@@ -48,7 +49,6 @@ from headrace.torchserve.model_config import (
     MAX_WORKERS,
     PER_WORKER,
     SEQUENCES,
-    URL,
     worker_options,
 )
 from headrace.torchserve.workflow import WORKFLOWS, read_archives
@@ -156,7 +156,8 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     store, url = services.settings.model_store, read_query(request).text("url") or ""
     name = PurePosixPath(url).name
     known = PurePosixPath(name).stem in services.catalog.pipelines
-    if not known and (store is None or not name or "\0" in name or not (store / name).exists()):
+    there = store is not None and await asyncio.to_thread(os.path.exists, store / name)
+    if not known and not (name and there):
         raise TorchServeError(
             404, WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )
@@ -300,7 +301,7 @@ async def unregister_model(name: str, version: str, services: Services, request:
 
     after = await change(services, request, name, make)
     ((chosen, one),) = removed
-    await _remove_fetched(services, one)
+    await remove_fetched(services, one.options)
     gone = chosen if after is not None else ""
     limit_s = config_of(services).unregister_model_timeout
     if await registry_of(services).until_removed(name, gone, limit_s) == "pending":
@@ -311,13 +312,3 @@ async def unregister_model(name: str, version: str, services: Services, request:
             "they finish their requests first",
         )
     return status_reply(f'Model "{name}" unregistered')
-
-
-async def _remove_fetched(services: Services, one: ModelVersion) -> None:
-    """Remove the file of a removed version from the model store, if a URL was fetched for it."""
-    store, source = services.settings.model_store, one.options.get("source")
-    if store is None or not source or not details_of(one).get(URL):
-        return
-    models = (await registry_of(services).read()).models.values()
-    if all(each.options.get("source") != source for m in models for each in m.versions.values()):
-        (store / source).unlink(missing_ok=True)

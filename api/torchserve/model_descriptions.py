@@ -6,6 +6,7 @@ What TorchServe's descriptions lack follows its keys, under names of ours.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +25,10 @@ from headrace.redis import keys
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.registry.model import ModelVersion, RegisteredModel
 from headrace.torchserve.manifest import read_manifest, read_settings
-from headrace.torchserve.model_config import AT_START, RUNTIME, URL
+from headrace.torchserve.model_config import AT_START, RUNTIME, TOO_SMALL, URL
 
 _READY: Final = "ready"
+_FAILED: Final = "failed"
 #: TorchServe has no other state for a worker that is not ready.
 _NOT_READY: Final = "UNLOADING"
 _MIB: Final = 1024 * 1024
@@ -203,7 +205,7 @@ def _description(
         **_devices(options, settings, serving),
         **_features(settings),
         "loadedAtStartup": _is_of_start(model),
-        "workers": _workers(serving),
+        "workers": _workers(serving, least, one.options.get("total_replicas")),
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.max_queue_depth - pending.waiting),
             "pendingRequests": pending.waiting,
@@ -223,6 +225,7 @@ def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]
         "maxBatchDelay": round(options.max_batch_delay_ms),
         "responseTimeout": round(options.timeout_s),
         "startupTimeout": round(options.load_timeout_s),
+        **(options.options.get(TOO_SMALL) or {}),
         "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", _RETRY_S),
         "clientTimeoutInMills": _number(settings, "clientTimeoutInMills", 0),
     }
@@ -261,8 +264,17 @@ def _features(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _workers(serving: Sequence[Serving]) -> list[dict[str, Any]]:
-    """Return the model processes as TorchServe describes workers, in the order of their ids."""
+def _workers(serving: Sequence[Serving], least: int, total: int | None) -> list[dict[str, Any]]:
+    """Return the model processes as TorchServe describes workers, in the order of their ids.
+
+    As there, the list has the workers that there will be: those that have not started are in it,
+    and those that are on their way out are not.
+
+    Args:
+        serving: the workers of the version.
+        least: how many processes it has at least.
+        total: how many it has in all workers together; None if each worker has its own number.
+    """
     found: dict[int, dict[str, Any]] = {}
     for each in serving:
         state = each.state
@@ -270,9 +282,7 @@ def _workers(serving: Sequence[Serving]) -> list[dict[str, Any]]:
         gpu = state.device.startswith(_CUDA)
         for process in processes:
             # In TorchServe an id is the number of a port; here it follows the pid.
-            number = FIRST_WORKER + process.pid
-            while number in found:  # the same pid on another host
-                number += 1
+            number = _free_id(found, FIRST_WORKER + process.pid)
             found[number] = {
                 "id": str(number),
                 "startTime": _time(process.since_s),
@@ -285,7 +295,31 @@ def _workers(serving: Sequence[Serving]) -> list[dict[str, Any]]:
                 "device": state.device,
                 "node": state.node,
             }
+    while len(found) < least:
+        number = _free_id(found, FIRST_WORKER)
+        found[number] = {
+            "id": str(number),
+            "startTime": _time(time.time()),
+            "status": _NOT_READY,
+            "memoryUsage": 0,
+            "pid": -1,
+            "gpu": False,
+            "gpuUsage": _NO_GPU,
+            "state": _FAILED if any(each.state.state == _FAILED for each in serving) else "loading",
+            "device": serving[0].state.device if serving else "",
+            "node": "",
+        }
+    if total is not None and len(found) > total:
+        stay = sorted(found, key=lambda number: found[number]["state"] != _READY)[:total]
+        found = {number: found[number] for number in stay}
     return [found[number] for number in sorted(found)]
+
+
+def _free_id(taken: Collection[int], number: int) -> int:
+    """Return the first free id from a number on: two hosts may have the same pid."""
+    while number in taken:
+        number += 1
+    return number
 
 
 def _gpu_usage(serving: Serving, pid: int) -> str:

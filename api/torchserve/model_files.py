@@ -25,6 +25,7 @@ from api.torchserve.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
+from headrace.config.paths import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
@@ -50,14 +51,14 @@ class Found(NamedTuple):
     Attributes:
         source: the option `source`.
         model: the manifest of its folder; None for a file that is no archive, despite its name.
-        url: where it is fetched from; "" if it was there.
+        url: the parameter of the request, without the query of a URL.
         fetched: the complete file that gets its name by `keep`; None if nothing was fetched.
         target: the file that `keep` makes.
     """
 
     source: str
     model: ModelFolder | None
-    url: str = ""
+    url: str
     fetched: Path | None = None
     target: Path | None = None
 
@@ -77,6 +78,13 @@ class Found(NamedTuple):
             raise TorchServeError(
                 500, INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
             ) from None
+
+    def leave(self) -> None:
+        """Keep a fetched file in the model store although no model has it."""
+        with contextlib.suppress(TorchServeError):
+            self.keep()
+        if self.fetched is not None:
+            self.fetched.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the file that `keep` has made."""
@@ -156,7 +164,7 @@ def found_model(
         source = str(path)
         if store is not None and path.is_relative_to(store):
             source = str(path.relative_to(store))
-        yield Found(source, _read(reader, path, source, has_handler=has_handler))
+        yield Found(source, _read(reader, path, source, has_handler=has_handler), url)
         return
     target = _target(store, allowed, url)
     with _partial(target) as file:
@@ -211,6 +219,9 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
         raise _no_download(url, "it names no file")
     _check_kind(Path(name), name)
     target = store / name
+    # A file that is being fetched has the longest name.
+    if problem := name_problem(str(_partial_path(target))):
+        raise _no_download(url, problem)
     if target.exists():
         raise _exists(target)
     return target
@@ -245,6 +256,10 @@ def _no_download(url: str, why: str) -> TorchServeError:
     return TorchServeError(400, DOWNLOAD, f"{text} cannot be downloaded: {why}")
 
 
+def _partial_path(target: Path) -> Path:
+    return target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
+
+
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """Yield the name of a new file in the folder of the target, which is removed in the end.
@@ -252,7 +267,7 @@ def _partial(target: Path) -> Iterator[Path]:
     After an error it stays if `keep` has given the file its name: a model may be registered, and
     the next fetch finds out.
     """
-    path = target.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{target.name}")
+    path = _partial_path(target)
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:

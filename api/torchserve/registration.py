@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from headrace.torchserve.model_config import (
     MAX_WORKERS,
     REGISTRATION,
     RUNTIME,
+    SEQUENCES,
     URL,
     Requested,
     details_of,
@@ -83,11 +85,14 @@ async def register_model(services: Services, request: Request) -> Answer:
         options = {
             "source": found.source,
             **_options(config, name, version, found.model, parameters, asked),
-            "options": {**flags, **_details(parameters, found)},
         }
+        details = {**flags, **options.get("options", {}), **_details(parameters, found)}
+        options["options"] = details
         await _register(services, request, name, version, options, found)
     workers = int(options.get("total_replicas", options.get("replicas", 0)))
     what = f'Model "{name}" Version: {version} registered with {workers} initial workers'
+    if SEQUENCES in details:
+        what += ". The state of all its sequences is in one model process, so it has one at most"
     if not workers:
         return status_reply(f"{what}. Use scale workers API to add workers for the model.")
     if not parameters.flag("synchronous", default=True):
@@ -97,7 +102,7 @@ async def register_model(services: Services, request: Request) -> Answer:
         return status_reply(what)
     failure = load_failure(services, name, version, error)
     await change(services, request, name, lambda now: withdraw(now, name, version, options))
-    found.discard()
+    await remove_fetched(services, options)
     raise failure
 
 
@@ -110,6 +115,8 @@ async def _register(
     found: Found,
 ) -> None:
     """Add a version to the registry, and give a fetched file its name.
+
+    As in TorchServe, the file stays if the model has this version already.
 
     Raises:
         TorchServeError: the model has this version already.
@@ -128,14 +135,37 @@ async def _register(
             )
         return register(present, name, version, options)
 
-    # A version that is there already is refused before the file gets its name.
-    make(await registry_of(services).read())
+    try:
+        # A version that is there already is refused before the file gets its name.
+        make(await registry_of(services).read())
+    except TorchServeError:
+        found.leave()
+        raise
     found.keep()
     try:
         await change(services, request, name, make)
-    except _REFUSALS:
-        found.discard()
+    except _REFUSALS as error:
+        if isinstance(error, TorchServeError):
+            found.leave()
+        else:
+            found.discard()
         raise
+
+
+async def remove_fetched(services: Services, options: Mapping[str, Any]) -> None:
+    """Remove the file of a version that is gone from the model store, if a URL was fetched for it.
+
+    Args:
+        services: have the registry and the model store.
+        options: those of the version.
+    """
+    store, source = services.settings.model_store, options.get("source")
+    url = (options.get("options") or {}).get(URL, "")
+    if store is None or not source or not is_url(url):
+        return
+    models = (await registry_of(services).read()).models.values()
+    if all(each.options.get("source") != source for m in models for each in m.versions.values()):
+        (store / source).unlink(missing_ok=True)
 
 
 def _url(parameters: Parameters) -> str:
@@ -237,18 +267,19 @@ def _options(
     handler = parameters.text("handler")
     if not handler and (model is None or "handler" not in model.options):
         handler = config.default_service_handler
-    if handler and model is not None:
-        options["handler"] = archive_handler(model.folder, handler)
-    elif handler:
-        options["handler"] = f"{TORCHSERVE}{handler}"
+    try:
+        if handler and model is not None:
+            options["handler"] = archive_handler(model.folder, handler)
+        elif handler:
+            options["handler"] = f"{TORCHSERVE}{handler}"
+    except ConfigError as error:
+        raise TorchServeError(400, BAD_REQUEST, error.message) from None
     return options
 
 
 def _details(parameters: Parameters, found: Found) -> dict[str, str]:
     """Return what describes the registration, and has no effect on how the model runs."""
-    details = {REGISTRATION: secrets.token_hex(4)}
-    if found.url:
-        details[URL] = found.url
+    details = {REGISTRATION: secrets.token_hex(4), URL: found.url}
     if runtime := parameters.text("runtime"):
         details[RUNTIME] = runtime
     return details

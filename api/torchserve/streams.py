@@ -2,7 +2,7 @@
 
 The answer begins with the first piece, as with TorchServe. The pieces are read from the piece log
 of the job (headrace/queue/piece_log.py) when the client can take them. So this process keeps none
-for a slow client: only the index of the last one.
+for a slow client: only its place in the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.errors import BrokerError, HeadraceError
 from headrace.jobs.encoding import BINARY_FORMS
 from headrace.jobs.job import Job, State
 from headrace.jobs.response import NO_DETAILS, ResponseDetails, error_response
-from headrace.queue.piece_log import LogEntry, LogFollower
+from headrace.queue.piece_log import LogFollower, LogRead, Place
 from headrace.torchserve.model_config import CONTINUOUS
 
 _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
@@ -73,7 +73,7 @@ class _ReplyStream:
     """
 
     __slots__ = (
-        "_end", "_follower", "_has_begun", "_last_index", "_services", "_unwritten", "_validated",
+        "_end", "_follower", "_has_begun", "_place", "_services", "_unwritten", "_validated",
     )  # fmt: skip
 
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
@@ -89,8 +89,8 @@ class _ReplyStream:
             submit_and_wait(services, validated, request.receive, math.inf)
         )
         self._end.add_done_callback(lambda _: self._follower.wake())
-        #: The index of the last piece that was read from the log.
-        self._last_index = 0
+        #: How far the log was read.
+        self._place = Place()
         #: Pieces that were read before the answer has begun.
         self._unwritten: list[msgspec.Raw] = []
         self._has_begun = False
@@ -108,8 +108,8 @@ class _ReplyStream:
         """
         # Without the log, the client gets the result as a whole.
         with contextlib.suppress(BrokerError, ResponseCutShort):
-            while entries := await self._next_entries():
-                self._unwritten, head = self._read(entries)
+            while read := await self._next_read():
+                self._unwritten, head = self._pieces(read)
                 if self._unwritten:
                     self._has_begun = True
                     return _DETAILS.decode(head) if head else NO_DETAILS
@@ -137,10 +137,10 @@ class _ReplyStream:
                 for data in map(_bytes_of, pieces):
                     if data:
                         await put(write, data)
-                entries = await self._next_entries()
-                if not entries:
+                read = await self._next_read()
+                if read is None:
                     break
-                pieces, _ = self._read(entries)
+                pieces, _ = self._pieces(read)
             job = (await self.ended_job()).job
             if not _is_whole(job):
                 raise ResponseCutShort
@@ -153,8 +153,8 @@ class _ReplyStream:
         finally:
             self.close()
 
-    async def _next_entries(self) -> list[LogEntry]:
-        """Wait for new entries of the log; return none when the job has ended and all are read.
+    async def _next_read(self) -> LogRead | None:
+        """Wait for new entries of the log; return None when the job has ended and all are read.
 
         Raises:
             BrokerError: the job has ended, and Redis does not answer.
@@ -166,20 +166,22 @@ class _ReplyStream:
                 await self._follower.published()
             ended = self._end.done()
             if ended and (self._end.exception() or not self._follower.may_have_pieces):
-                return []
+                return None
             try:
-                entries = await self._follower.read(self._last_index)
+                read = await self._follower.read(self._place)
             except BrokerError:
                 if ended:
                     raise
                 await asyncio.sleep(LOOK_AGAIN_S)
                 self._follower.wake()
                 continue
-            if entries or ended:
-                return entries
+            if read.entries or read.lost:
+                return read
+            if ended:
+                return None
 
-    def _read(self, entries: list[LogEntry]) -> tuple[list[msgspec.Raw], bytes]:
-        """Return the pieces of entries, and the head of the reply as JSON if they begin it.
+    def _pieces(self, read: LogRead) -> tuple[list[msgspec.Raw], bytes]:
+        """Return the pieces that were read, and the head of the reply as JSON if they begin it.
 
         Raises:
             ResponseCutShort: the job has begun again after the client got pieces, or the log has
@@ -187,17 +189,17 @@ class _ReplyStream:
         """
         pieces: list[msgspec.Raw] = []
         head = b""
+        self._place, restarts, entries = read
+        if self._has_begun and (restarts or not all(entry.pieces for entry in entries)):
+            raise ResponseCutShort  # the job has begun again
         for entry in entries:
             if not entry.pieces:
-                # The job has begun again.
-                if self._has_begun:
-                    raise ResponseCutShort
                 pieces, head = [], b""
-            elif entry.first > self._last_index + 1:
+            elif entry.first > self._place.piece + 1:
                 raise ResponseCutShort
             head = head or entry.head
-            pieces += entry.pieces[self._last_index - entry.first + 1 :]
-            self._last_index = entry.last
+            pieces += entry.pieces[self._place.piece - entry.first + 1 :]
+            self._place = entry.place
         return pieces, head
 
 

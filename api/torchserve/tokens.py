@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from api.auth.authenticator import Needs
+from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
 from api.services import Services
 from api.torchserve.endpoints import TokenKind, config_of
@@ -46,7 +46,7 @@ async def check(services: Services, request: Request, kind: TokenKind) -> None:
 
 
 def check_native(services: Services, request: Request, needs: Needs | None) -> None:
-    """Refuse a request to the native API without a token, where API keys are not asked for.
+    """Refuse a request to the native API without a token.
 
     The token for predictions is for what the scopes `submit` and `read` allow. That for the
     management API is for everything.
@@ -54,7 +54,7 @@ def check_native(services: Services, request: Request, needs: Needs | None) -> N
     Raises:
         Unauthorized: the request needs a token and has no valid one.
     """
-    if not isinstance(needs, Scope) or config_of(services).disable_token_authorization:
+    if needs is None or needs in open_operations(services.settings):
         return
     kinds: tuple[KeyKind, ...] = ("management", "inference")
     error = TorchServeError(400, INVALID_KEY, "")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.common.tables import DOC, Table, write_tables
 from headrace.bench.measurement import Load, read_measurement
+from headrace.config.optimize import OPTIMIZED
 from headrace.tune.deployment import PrivateDeployment
 from headrace.tune.space import Candidate
 
@@ -90,8 +91,9 @@ def classifier_steps(photos: Path, *, quick: bool) -> list[Step]:
 def serving(folder: Path, model: str) -> Iterator[PrivateDeployment]:
     """Return a server that is started again with the options of each step."""
     deployment = PrivateDeployment(
-        model, {}, {}, folder / "models.yaml", folder / model, LOAD_TIMEOUT_S, os.environ
-    )
+        model, {}, {}, folder / "models.yaml", folder / model, folder / model / OPTIMIZED,
+        LOAD_TIMEOUT_S, os.environ,
+    )  # fmt: skip
     try:
         yield deployment
     finally:

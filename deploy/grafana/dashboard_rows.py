@@ -186,11 +186,11 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 ],
             ),
             (
-                "Errands that wait",
+                "Background tasks that wait",
                 "short",
                 "For a background worker, and webhooks for another try.",
                 [
-                    ("headrace_errands_waiting", "errands"),
+                    ("headrace_background_tasks_waiting", "background tasks"),
                     ("headrace_webhooks_pending", "webhooks"),
                 ],
             ),

@@ -10,11 +10,10 @@ from msgspec import Meta
 
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import InputError
+from headrace.openai.requests import STOP_MAX_CHARS, STOPS_MAX
 
 #: The most of the likeliest tokens, as in OpenAI's API.
 LOGPROBS_MAX: Final = 20
-#: The most stop texts of a request.
-_STOPS_MAX: Final = 16
 #: A text with at most so many characters for each token that the model takes is not called long.
 CHARACTERS_MAX: Final = 16
 #: A word that is cut can have so many tokens where the whole word has one: WordPiece knows no word
@@ -57,11 +56,13 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """The texts before which the answer ends.
 
         Raises:
-            InputError: they are too many, or one is empty.
+            InputError: they are too many, or one is empty or too long.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        if len(stop) > _STOPS_MAX or not all(stop):
-            raise InputError(f"stop takes up to {_STOPS_MAX} texts, none of them empty")
+        if len(stop) > STOPS_MAX or not all(0 < len(text) <= STOP_MAX_CHARS for text in stop):
+            raise InputError(
+                f"stop takes up to {STOPS_MAX} texts, each with 1 to {STOP_MAX_CHARS:,} characters"
+            )
         return stop
 
 

@@ -38,7 +38,7 @@ def build_key(wanted: Optimize, module: nn.Module, device: str, settings: Any) -
         settings: what else decides over the module's inputs and over the batch sizes.
     """
     parts = (
-        b"2",  # the version of this format
+        b"3",  # the version of this format
         *(str(one).encode() for one in (wanted.backend, wanted.precision, wanted.mode)),
         msgspec.json.encode(settings, order="sorted"),
         "\n".join(_versions(wanted.backend)).encode(),

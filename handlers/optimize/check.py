@@ -56,13 +56,36 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         error: the largest difference of an output, relative to its largest value.
         agreement: the share of rows with the same best class; None if there are no classes.
         times: by batch size, ascending.
-        refused: why the variant is not used; "" if it is.
+        wrong: why it may not be used at any speed: its outputs are wrong, or it does not run; "" if
+            it may.
+        broken: it does not run.
+        judged_at: when the outputs were compared, in seconds since 1970.
     """
 
     error: float = 0.0
     agreement: float | None = None
     times: dict[str, Timing] = {}
-    refused: str = ""
+    wrong: str = ""
+    broken: bool = False
+    judged_at: float = 0.0
+
+    @property
+    def refused(self) -> str:
+        """Return why the variant is not used; "" if it is."""
+        return self.wrong or (f"it is {self.speed}" if self.word == "slower" else "")
+
+    def timed(self, pairs: Mapping[int, Sequence[tuple[float, float]]]) -> Verdict:
+        """Return the verdict with other times of some batch sizes.
+
+        Args:
+            pairs: by batch size, milliseconds of the module and of the variant in each round.
+        """
+        known = {int(size): one for size, one in self.times.items()}
+        known |= {
+            size: _timing_of(*zip(*rounds, strict=True)) for size, rounds in pairs.items() if rounds
+        }
+        times = {str(size): known[size] for size in sorted(known)}
+        return msgspec.structs.replace(self, times=times)
 
     @property
     def word(self) -> str:
@@ -108,20 +131,27 @@ def compare(
     with torch.inference_mode():
         for args in (*calls, *timed.values()):
             expected, found = module(*args), variant(*args)
+            if problem := _other_shape(expected, found):
+                return Verdict(wrong=problem, broken=True, judged_at=time.time())
             error = max(error, *_errors(expected, found), 0.0)
             if scores is not None:
                 best = scores(expected).argmax(dim=1), scores(found).argmax(dim=1)
                 same += int((best[0] == best[1]).sum())
                 rows += best[0].numel()
     agreement = same / rows if rows else None
-    found = Verdict(error=error, agreement=agreement)
+    found = Verdict(error=error, agreement=agreement, judged_at=time.time())
     wrong = _why_wrong(found, max_error)
     if wrong:
-        return msgspec.structs.replace(found, refused=wrong)
-    found = msgspec.structs.replace(found, times=_times(module, variant, timed))
-    if found.word == "slower":
-        return msgspec.structs.replace(found, refused=f"it is {found.speed}")
-    return found
+        return msgspec.structs.replace(found, wrong=wrong)
+    return msgspec.structs.replace(found, times=_times(module, variant, timed))
+
+
+def _other_shape(expected: Any, found: Any) -> str:
+    """Return how the shapes of two outputs differ; "" if they do not."""
+    right, own = ([tuple(one.shape) for one in floats(outputs)] for outputs in (expected, found))
+    if right == own:
+        return ""
+    return f"its outputs have the shapes {own}, those of eager have {right}"
 
 
 def _errors(expected: Any, found: Any) -> list[float]:

@@ -159,6 +159,10 @@ class Replacement:
         if kwargs or len(args) != len(forms) or not all(map(InputForm.takes, forms, args)):
             return self.module(*args, **kwargs)
         found = self.run(tuple(map(InputForm.laid_out, forms, args)))
+        if len(found) != len(self._types):
+            raise ConfigError(
+                f"it returns {len(found)} tensors, and the module returns {len(self._types)}"
+            )
         outputs = [one.to(dtype) for one, dtype in zip(found, self._types, strict=True)]
         return pytree.tree_unflatten(outputs, self._tree)
 

@@ -71,15 +71,16 @@ class Source:
         return any(isinstance(part, _PARTS_WITH_WEIGHTS) for part in self.module.modules())
 
     def open_dims(self) -> tuple[dict[int, Any], ...]:
-        """Return the dimensions of the example that stay open in an exported program."""
+        """Return the dimensions of the example that stay open in an exported program.
+
+        They have no largest size: where the compiler asks if a batch has 16 items at least, a
+        largest batch of 16 would fix the size at 16.
+        """
         # The names are shared: two inputs have the same batch.
         names = {name for one in self.form.inputs for name in one.dims.values()}
-        most = {BATCH: self.most}
-        dims = {
-            name: torch.export.Dim(name, min=1, max=most.get(name))
-            for name in sorted(names)
-            if most.get(name) != 1
-        }
+        if self.most == 1:
+            names.discard(BATCH)
+        dims = {name: torch.export.Dim(name, min=1) for name in sorted(names)}
         return tuple(
             {n: dims[name] for n, name in one.dims.items() if name in dims}
             for one in self.form.inputs

@@ -78,14 +78,35 @@ def _mark_open(source: Source, args: Args) -> None:
 
 def _build_package(source: Source, folder: Path) -> None:
     settings = {"freezing": True} if source.on_cpu else {}
+    program = source.exported(source.flat)
     with torch.no_grad(), quiet():
         torch._inductor.aoti_compile_and_package(
-            source.exported(source.flat),
-            package_path=str(folder / _PACKAGE),
-            inductor_configs=settings,
+            program, package_path=str(folder / _PACKAGE), inductor_configs=settings
         )
+    _check_open(source, program)
     if source.on_cpu:
         _unpack(folder)
+
+
+def _check_open(source: Source, program: Any) -> None:
+    """Check that the compiler has fixed no size that changes from call to call.
+
+    A library with a fixed size does not check it, and reads beyond smaller inputs.
+
+    Raises:
+        ConfigError: it has.
+    """
+    names = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.name in names]
+    for form, open_dims, value in zip(source.form.inputs, source.open_dims(), values, strict=True):
+        for place in open_dims:
+            size = value.shape[place]
+            fixed = size if isinstance(size, int) else size.node.maybe_as_int()
+            if fixed is not None:
+                raise ConfigError(
+                    f"the compiler has fixed the dimension {form.dims[place]} at {fixed}",
+                    hint="use another backend, or another max_batch_size",
+                )
 
 
 def _unpack(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,12 +27,14 @@ from headrace.config.optimize import EXTRAS, Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
+from headrace.optimize.failures import cause, failure
 
 logger = logging.getLogger("headrace.model")
 
 _FORM: Final = "form.json"
 _FAILED: Final = "failed.txt"
-_SHOWN_CHARS: Final = 600
+#: The backends that build or tune themselves for batch sizes. Other builds serve any size.
+_OF_SIZES: Final = frozenset({"compile", "aot", "tensorrt"})
 _BACKENDS: Final = {**torch_backends.BACKENDS, **runtimes.BACKENDS}
 
 
@@ -60,6 +63,7 @@ class Site:
         sizes: the batch sizes; empty for any.
         settings: plain data that decides over the module's inputs.
         samples: returns samples; called only if there is no verdict yet.
+        again: judge again, although there is a verdict, and build again what could not be built.
     """
 
     model: str
@@ -69,6 +73,7 @@ class Site:
     sizes: tuple[int, ...]
     settings: Mapping[str, Any]
     samples: Callable[[], Samples]
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,21 @@ class Installed:
     Attributes:
         verdict: of the comparison, in this process or an earlier one.
         build_s: seconds of the build and the comparison; 0 if both were in the cache.
-        used: whether the variant is in the module's place.
         name: of the variant.
+        problem: why the variant is not in the module's place; "" if it is.
+        keep: writes another verdict of it into the cache.
     """
 
     verdict: Verdict = field(default_factory=Verdict)
     build_s: float = 0.0
-    used: bool = False
     name: str = "eager"
+    problem: str = "the module itself is wanted"
+    keep: Callable[[Verdict], None] = lambda _: None
+
+    @property
+    def used(self) -> bool:
+        """Whether the variant is in the module's place."""
+        return not self.problem
 
 
 def install(
@@ -97,7 +109,7 @@ def install(
         exportable: the module.
         wanted: the variant.
         site: where it runs.
-        refused_too: use a wrong or slower variant too, to measure it.
+        refused_too: use a wrong or slower variant too, to measure it; not one that does not run.
 
     Raises:
         ConfigError: what the variant needs is not there.
@@ -108,17 +120,18 @@ def install(
     if wanted.backend == "eager" and wanted.precision == "float":
         return Installed()
     variant = _Variant(exportable, wanted, site)
-    found = variant.cached()
+    found = None if site.again else variant.cached()
     build_s = 0.0
     if found is None:
         started = time.monotonic()
         with variant.store.noted("", variant.key) as note:
-            found = variant.cached() or variant.build_or_refuse()
+            found = (None if site.again else variant.cached()) or variant.build_or_refuse()
             note.write("", variant.key)
         build_s = time.monotonic() - started
         variant.store.prune(unused_s=UNUSED_KEEP_S)
-    used = (refused_too or not found.refused) and variant.use()
-    return Installed(found, build_s, used, wanted.name)
+    unusable = found.broken or (found.refused and not refused_too)
+    problem = found.refused if unusable else variant.use()
+    return Installed(found, build_s, wanted.name, problem, variant.keep)
 
 
 #: How long a build that no process uses is kept, in seconds.
@@ -136,7 +149,9 @@ class _Variant:
         self._backend = _BACKENDS[wanted.backend]
         self._replacement: Replacement | None = None
         threads = torch.get_num_threads()
-        settings = {**site.settings, "most": site.most, "sizes": site.sizes}
+        shapes = {"most": site.most, "sizes": site.sizes}
+        settings = {**site.settings, **(shapes if wanted.backend in _OF_SIZES else {})}
+        settings["one"] = site.most == 1
         self.key = cache.build_key(wanted, self._module, site.device, settings)
         self.store = UnpackedModels(site.cache)
         self._verdict_name = cache.verdict_name(wanted, threads)
@@ -157,7 +172,7 @@ class _Variant:
         try:
             return self.build()
         except (OSError, MemoryError, torch.OutOfMemoryError) as error:
-            return Verdict(refused=f"it cannot be built now: {_short(error)}")
+            return Verdict(wrong=f"it cannot be built now: {cause(error)}", broken=True)
 
     def build(self) -> Verdict:
         """Build the variant unless that is done, compare it with the module, keep the verdict."""
@@ -166,38 +181,51 @@ class _Variant:
         form = form_of(self._module, example, self._exportable.dims)
         source = self._source(form, example, samples)
         folder = self.store.add(self.key, lambda folder: self._fill(source, folder))
+        if self._site.again and (folder / _FAILED).exists():
+            # Other processes may hold the folder, so it stays.
+            with self.store.temporary() as temporary:
+                self._fill(source, temporary)
+                (folder / _FAILED).unlink()
+                shutil.copytree(temporary, folder, dirs_exist_ok=True)
         verdict = self._judged(folder, samples)
-        path = folder / self._verdict_name
+        self.keep(verdict)
+        return verdict
+
+    def keep(self, verdict: Verdict) -> None:
+        """Write a verdict into the cache."""
+        path = self._site.cache / self.key / self._verdict_name
         temporary = path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(verdict))
         temporary.replace(path)
-        return verdict
 
-    def use(self) -> bool:
-        """Put the variant in the module's place; return whether that was possible."""
+    def use(self) -> str:
+        """Put the variant in the module's place; return why that was not possible, else ""."""
         folder = self.store.hold(self.key)
+        if folder is None:
+            return "its build was removed by another process"
         try:
-            if folder is not None and not (folder / _FAILED).exists():
-                self._exportable.use(self._loaded(folder))
-                return True
+            self._exportable.use(self._loaded(folder))
         except Exception as error:  # noqa: BLE001 - the model runs eager
+            problem = f"{failure('it cannot be loaded', error, folder)}; remove {folder} first"
             logger.warning(
-                "optimize: %s cannot be loaded, so the model runs eager: %s; remove %s to build "
-                "it again",
-                self._wanted.name, _short(error), folder, extra={"model": self._site.model},
+                "optimize: the model runs eager: %s: %s", self._wanted.name, problem,
+                extra={"model": self._site.model},
             )  # fmt: skip
-        return False
+            return problem
+        return ""
 
     def _judged(self, folder: Path, samples: Samples) -> Verdict:
         if (folder / _FAILED).exists():
-            return Verdict(refused=(folder / _FAILED).read_text(encoding="utf-8"))
+            text = (folder / _FAILED).read_text(encoding="utf-8")
+            return Verdict(wrong=text, broken=True, judged_at=time.time())
         try:
             return compare(
                 self._module, self._loaded(folder), samples.calls, samples.timed,
                 self._exportable.scores, self._wanted.error_limit,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the model runs eager
-            return Verdict(refused=f"it cannot run: {_short(error)}")
+            text = failure("it does not run", error, folder)
+            return Verdict(wrong=text, broken=True, judged_at=time.time())
 
     def _fill(self, source: Source, folder: Path) -> None:
         """Build into a folder; a failure is written there, so that no other process tries again."""
@@ -208,7 +236,9 @@ class _Variant:
         except (OSError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - an exporter raises anything; the model runs eager
-            text = f"it cannot be built: {_short(error)}"
+            text = failure("it cannot be built", error, folder)
+            # The folder gets its own name when it is complete.
+            text = text.replace(str(folder), str(self._site.cache / self.key))
             (folder / _FAILED).write_text(text, encoding="utf-8")
 
     def _loaded(self, folder: Path) -> Replacement:
@@ -241,8 +271,3 @@ def check_installed(wanted: Optimize) -> None:
             f"{', '.join(missing)}",
             hint=f"pip install 'headrace[{extra}]'",
         )
-
-
-def _short(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".strip()
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

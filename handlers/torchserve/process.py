@@ -66,11 +66,11 @@ def context_of(
 ) -> ts.context.Context:
     """Return the context, which is the same until this process ends."""
     from ts.context import Context as TsContext
-    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+    from ts.metrics.metric_cache_yaml_impl import DEFAULT, MetricsCacheYamlImpl
     from ts.version import __version__
 
     manifest = _manifest(folder, context, reference)
-    metrics = MetricsCacheYamlImpl(metrics_file)
+    metrics = MetricsCacheYamlImpl(metrics_file or DEFAULT)
     metrics.initialize_cache()
     metrics.model_name = context.model_name
     found = TsContext(

@@ -45,7 +45,7 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
         name: for people.
         digest: the SHA-256 of the secret.
         scopes: what it allows.
-        rate: requests (and lines of bulk requests) per second; 0 for no limit.
+        rate: requests and jobs per second; 0 for no limit.
         in_flight: the most jobs in flight; 0 for no limit.
         tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
         created_s: when it was created, in seconds since 1970.
@@ -88,7 +88,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         key_id: the owner of its jobs; "" for no owner.
         sees_all: it may see the jobs of other keys.
         in_flight: the most jobs in flight; 0 for no limit.
-        rate: requests per second; 0 for no limit.
+        rate: requests and jobs per second; 0 for no limit.
         tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
     """
 
@@ -101,6 +101,11 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     def may_see(self, owner: str) -> bool:
         """Return whether it may see a job of this owner ("" for no owner)."""
         return self.sees_all or owner == self.key_id
+
+    @property
+    def rate_burst(self) -> int:
+        """How many requests and jobs the rate allows at once; it has no meaning without a rate."""
+        return max(1, int(self.rate))
 
     @property
     def only(self) -> str | None:

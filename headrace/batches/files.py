@@ -120,7 +120,7 @@ class FileStore:
         file_id = new_file_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
         self.client.call(script("files/begin").call([], file_id, ABANDONED_S * 1000, *fields))
-        return FileWriter(self, file_id)
+        return FileWriter(self, file_id, owner)
 
     def get(self, file_id: str, caller: Caller = EVERYBODY) -> StoredFile:
         """Return a complete file.
@@ -178,13 +178,13 @@ class FileStore:
                 logger.warning(text, error.message, extra={"file": file_id})
                 return
 
-    def put(self, file_id: str, body: bytes, *, bounded: bool = True) -> str:
+    def put(self, file_id: str, body: bytes, owner: str, *, bounded: bool = True) -> str:
         """Write a part that no record names yet; return its reference.
 
         Raises:
             StoreError: it was not written, or the sweep will delete it.
         """
-        entry = self.stores.new_entry(file_id, _MODEL, "f")
+        entry = self.stores.new_entry(file_id, _MODEL, "f", owner)
         self.stores.put(entry, body, bounded=bounded)
         return entry.ref
 
@@ -210,8 +210,9 @@ class FileStore:
 class FileWriter:
     """A file that is being written, by one writer."""
 
-    def __init__(self, files: FileStore, file_id: str) -> None:
+    def __init__(self, files: FileStore, file_id: str, owner: str) -> None:
         self.id = file_id
+        self._owner = owner
         self.bytes = 0
         self._files = files
 
@@ -222,7 +223,7 @@ class FileWriter:
             FileMissing: the last part is too long ago, and the file was abandoned.
             StoreError, BrokerError: it was not written; the file can only be abandoned.
         """
-        ref = self._files.put(self.id, body)
+        ref = self._files.put(self.id, body, self._owner)
         size = self.bytes + len(body)
         times = (ABANDONED_S * 1000, _PART_TTL_S * 1000)
         part = script("files/part").call([], self.id, ref, self.bytes, size, *times)

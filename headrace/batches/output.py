@@ -194,7 +194,8 @@ class OutputFile:
         if self._new and self._new[-1][1] == self._offset:
             self._superseded.append(self._new.pop()[0])
         # Like a result, it must not fail because of the limit of payload memory.
-        self._tail = self._files.put(self.id, bytes(self._pending[:count]), bounded=False)
+        part = bytes(self._pending[:count])
+        self._tail = self._files.put(self.id, part, self._owner, bounded=False)
         self._written_bytes = count
         self._new.append((self._tail, self._offset))
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace._version import __version__
+from headrace.observability.machine import load_facts
 
 _PACKAGES: Final = ("torch", "onnxruntime", "openvino", "numpy", "celery", "redis", "uvloop")
 _GOVERNOR: Final = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -36,7 +37,7 @@ def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]
         "cores": len(os.sched_getaffinity(0)),
         "memory_mb": _memory_mb(),
         "governor": _text(_GOVERNOR) or "unknown",
-        "load_before": load_average(),
+        **load_facts(),
         "python": platform.python_version(),
         "versions": {"headrace": __version__, **_versions()},
         "devices": _devices(),
@@ -46,13 +47,6 @@ def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]
         text = msgspec.json.encode(options, order="deterministic")
         found["options_digest"] = hashlib.sha256(text).hexdigest()[:16]
     return found
-
-
-def load_average() -> float | None:
-    """Return the load average of the last minute; None where the system has none."""
-    with contextlib.suppress(OSError):
-        return round(os.getloadavg()[0], 2)
-    return None
 
 
 def _cpu() -> str:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from headrace.bench import statistics
-from headrace.bench.environment import environment, load_average
+from headrace.bench.environment import environment
 from headrace.bench.measurement import Load, Measurement, Objective, Peak, Usage
 from headrace.bench.plan import Cut, Plan, Sent
 from headrace.bench.probe import Probe
@@ -27,6 +27,7 @@ from headrace.bench.summary import summarise
 from headrace.bench.targets import Target
 from headrace.bench.usage import Meter, metered, processes_of
 from headrace.errors import InvalidRequest
+from headrace.observability.machine import load_average
 
 #: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
 PRECISION: Final = 1.05
@@ -58,6 +59,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         processes: how many generator processes share a load.
         seed: of the arrivals; each load has another one that follows from it.
         stop_early: stop a load that can no longer meet the objective.
+        on_begin: called with the length of each load before it begins, in seconds.
         on_load: called with each load when it has ended.
         on_measured: called with all that is measured, after each load.
         on_rows: called with the index and the rows of each load.
@@ -69,6 +71,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     seed: int = 1
     stop_early: bool = False
+    on_begin: Callable[[float], None] | None = None
     on_load: Callable[[Load], None] | None = None
     on_measured: Callable[[Measurement], None] | None = None
     on_rows: Callable[[int, Sequence[Row]], None] | None = None
@@ -130,6 +133,8 @@ class _Session:
         options = self._options
         self.probe.wait_until_idle()
         length_s = duration_s or options.duration_s
+        if options.on_begin is not None:
+            options.on_begin(length_s)
         plan = Plan(
             target=self._target, scenario=scenario, duration_s=length_s,
             timeout_s=options.timeout_s, seed=options.seed * 7919 + len(self.loads),

@@ -229,6 +229,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
+def with_load_of(first: Measurement, later: Measurement) -> Measurement:
+    """Return a later measurement of a series with the load of the host before the first one.
+
+    The load before the later one is that of the series itself.
+    """
+    load = {"load_before": first.environment.get("load_before")}
+    return msgspec.structs.replace(later, environment={**later.environment, **load})
+
+
 class _Format(msgspec.Struct):
     format: int = FORMAT
 

@@ -97,7 +97,6 @@ def up(
     models: ModelsOption = None,
     no_flower: bool = flag("--no-flower", "Do not run Flower."),
     no_background: bool = flag("--no-background", "Do not run the background worker."),
-    no_errands: bool = flag("--no-errands", "", hidden=True),
     no_runner: bool = flag("--no-runner", "Do not run the batch runner."),
     workers: WorkersOption = None,
     api_processes: int | None = option("--api-processes N", _API_PROCESSES, min=1, max=256),
@@ -113,7 +112,7 @@ def up(
     options = UpOptions(
         workers=workers,
         flower=not no_flower,
-        background=not (no_background or no_errands),
+        background=not no_background,
         runner=not no_runner,
         reload=reload,
     )
@@ -149,8 +148,6 @@ def worker(
     run_workers(settings, workers, os.environ)
 
 
-# The command's old name, kept for one release.
-@app.command("errands", hidden=True)
 @app.command()
 def background(models: ModelsOption = None) -> None:
     """Run the background worker (pipelines, webhooks), with the Redis at HEADRACE_REDIS_URL."""

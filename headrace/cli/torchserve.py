@@ -36,17 +36,15 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command with these arguments; an error ends it with status 1."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if options.version:
         typer.echo(f"TorchServe Version is {TORCHSERVE_VERSION}")
         typer.echo(f"It is served by Headrace {__version__}")
     elif options.stop:
         _stop()
-    elif options.start:
-        _start(options, arguments)
     else:
-        parser.print_help()
+        # TorchServe starts without --start too.
+        _start(options, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         "--disable-token-auth", "--dt", action="store_true", help="ask for no token"
     )
     parser.add_argument("--enable-model-api", action="store_true", help="register models over HTTP")
+    # The server in the background reports there that it serves.
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     return parser
 
 
@@ -117,13 +117,14 @@ def _serve(launch: Launch, options: argparse.Namespace, arguments: Sequence[str]
     from headrace.server import torchserve_process as process
 
     if not options.foreground:
-        # Wrong options are reported here, where the script sees the exit status.
-        process.start_in_background(arguments)
+        # The server itself reports what is wrong, and this process has its exit status.
+        if not process.start_in_background(arguments):
+            sys.exit(1)
         return
     from headrace.server.torchserve import TorchServer
 
     with process.pid_written():
-        TorchServer(launch, os.environ).run()
+        TorchServer(launch, os.environ, options.ready_fd).run()
 
 
 def _launch(options: argparse.Namespace) -> Launch:

@@ -28,6 +28,8 @@ from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
 
 MODELS: Final = "/api/v1/models"
+#: Seconds of the first long poll, after which a reason that no worker can load the model is known.
+FIRST_POLL_S: Final = 5.0
 #: Seconds of one long poll. The server limits it to its max_wait_s.
 POLL_S: Final = 30.0
 #: A poll that returns sooner without an end did not wait: the server is stopping, for example.
@@ -125,18 +127,23 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
         ServerUnreachable: the server was unreachable for longer than `retry_s`, or at the end.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    most_s = FIRST_POLL_S
     while True:
         started = time.monotonic()
-        poll_s = POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - started))
+        poll_s = most_s if deadline is None else max(0.0, min(most_s, deadline - started))
+        most_s = POLL_S
         request = job_request("GET", job, wait_s=poll_s)
         answer = yield from exchange(session, request, until=deadline)
         found = decoded(answer, Job)
         if found.ended:
             return found
+        if found.waiting_reason:
+            session.on_waiting(found.waiting_reason)
         now = time.monotonic()
         if deadline is not None and now >= deadline:
+            why = f"; its model: {found.waiting_reason}" if found.waiting_reason else ""
             error = WaitTimeout(
-                f"job {found.id} is {found.status} and has not ended within {timeout_s:g} s",
+                f"job {found.id} is {found.status} and has not ended within {timeout_s:g} s{why}",
                 hint="The job continues; wait for it again, or get its result later.",
             )
             error.job_id = found.id

@@ -49,6 +49,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
         queue_position: its place in the queue, while it is queued; 1 is next.
         waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
             on demand, else `replica`.
+        waiting_reason: while it is queued: why no worker can load the model, if none can.
         due_at: when it joins its queue, while it is scheduled.
         started_at: when it started, once it runs.
         progress: the progress that its handler reports.
@@ -63,6 +64,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     queue_position: int | None = None
     waiting_for: str | None = None
+    waiting_reason: str | None = None
     due_at: datetime | None = None
     started_at: datetime | None = None
     progress: Progress | None = None
@@ -222,14 +224,15 @@ def _job_event(event: ServerEvent) -> tuple[list[JobEvent], bool]:
     return [msgspec.convert({**data, **names}, JobEvent)], ended
 
 
-def stream(session: Session, job: str | Job, *, starting_after: int = 0) -> Stream[Any]:
+def stream(session: Session, job: str | Job, *, starting_after: int | str = 0) -> Stream[Any]:
     """Yield the pieces of a streaming job until it has ended, also while the server restarts.
 
     A job of a model that does not stream yields none; `result` has its result.
 
     Args:
         job: the job, or its id.
-        starting_after: yield only the pieces behind this index; indexes count from 1.
+        starting_after: yield only the pieces behind this one: the `place` of an error, or an index;
+            indexes count from 1.
 
     Raises:
         StreamRestarted: the job began again, so the pieces that were yielded do not count.
@@ -249,9 +252,10 @@ def _pieces(job_id: str, event: ServerEvent) -> tuple[list[Any], bool]:
         case "pieces":
             return event.data["items"], False
         case "restarted":
-            raise StreamRestarted(job_id, int(event.event_id))
+            raise StreamRestarted(job_id, event.event_id)
         case "missing":
-            raise PiecesMissing(job_id, event.data["first"], event.data["last"])
+            first, last = event.data["first"], event.data["last"]
+            raise PiecesMissing(job_id, first, last, event.event_id)
         case "ended":
             job = msgspec.convert(event.data, Job)
             if not job.succeeded:

@@ -26,11 +26,15 @@ from typing_extensions import override
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
+from headrace.jobs.orientation import ORIENTATION_TAG, UPRIGHT, exif_orientation, upright
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"
-#: Modes that PNG supports; other modes are converted to RGB or RGBA.
-PNG_MODES: Final = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
+TIFF_TYPE: Final = "image/tiff"
+#: Images that keep their EXIF orientation; others are turned upright.
+EXIF_TYPES: Final = frozenset({PNG_TYPE, "image/jpeg", "image/webp"})
+#: Modes of 8 bits that PNG supports; others are converted to RGB or RGBA.
+PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 _WHAT_CAN_BE_SENT: Final = (
     "Send JSON, str, bytes, a pathlib.Path, a Pillow image or a numpy array; "
     "for an open file send the result of its read()."
@@ -140,17 +144,51 @@ def _image(image: Any, content_type: str) -> bytes:
         raise InvalidRequest(
             f"a Pillow image cannot be sent as {content_type}", hint="Use one such as image/jpeg."
         )
-    if kind == PNG_TYPE and image.mode not in PNG_MODES:
-        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    options = {}
+    if (orientation := exif_orientation(image)) != UPRIGHT and kind in EXIF_TYPES:
+        options["exif"] = pillow.Exif()
+        options["exif"][ORIENTATION_TAG] = orientation
     out = io.BytesIO()
     try:
-        image.save(out, name)
+        image = _for_format(image if options else upright(image), kind)
+        image.save(out, name, **options)
     except (OSError, ValueError) as error:
         raise InvalidRequest(
             f"a Pillow image of mode {image.mode} cannot be written as {content_type}: {error}",
-            hint='Convert it first: image.convert("RGB").',
+            hint='Convert it first, such as image.convert("RGB"), or send it as image/png.',
         ) from None
     return binary_input(out.getvalue(), content_type)
+
+
+def _for_format(image: Any, kind: str) -> Any:
+    """Return the image in a mode that the format supports, with the same tones.
+
+    Raises:
+        ValueError: the format has no such tones.
+    """
+    wide = image.mode == "F" or image.mode.startswith("I")
+    if kind != PNG_TYPE:
+        # Pillow clips wide tones in some formats.
+        if wide and kind != TIFF_TYPE:
+            raise ValueError("it has tones of 8 bits")
+        return image
+    if wide:
+        return _narrowed(image)
+    if image.mode in PNG_MODES:
+        return image
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
+
+
+def _narrowed(image: Any) -> Any:
+    if image.mode == "I;16":
+        return image
+    kind, most = ("L", 255) if image.mode == "F" else ("I;16", 65_535)
+    whole = image if image.mode == "F" else image.convert("I")
+    low, high = whole.getextrema()
+    # Of floating-point tones up to 1, rounding would leave nothing.
+    if not 0 <= low <= high <= most or (kind == "L" and 0 < high <= 1):
+        raise ValueError(f"its tones are {low:g} to {high:g}, and whole ones to {most} are written")
+    return whole.convert(kind)
 
 
 def _npy(array: Any) -> bytes:

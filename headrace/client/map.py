@@ -32,7 +32,7 @@ from headrace.client.bulk import (
     send,
     statuses,
 )
-from headrace.client.calls import POLL_S, output
+from headrace.client.calls import FIRST_POLL_S, POLL_S, output
 from headrace.client.errors import job_error
 from headrace.client.models import Job, Result
 from headrace.client.page_size import QUICK_S, SWEEP_S, AdaptivePageSize
@@ -171,6 +171,7 @@ class Window(Generic[In]):
         self._ordered = ordered
         self._done: dict[int, Result[In]] = {}
         self._next = 0
+        self._poll_s = FIRST_POLL_S
         self._page = AdaptivePageSize(growth=2, most=CHUNK_JOBS)
         # The size of the next submit, and whether the last one found the queue full.
         self._chunk_size = CHUNK_JOBS
@@ -245,7 +246,8 @@ class Window(Generic[In]):
         jobs = (self._fresh or self._overtaken).values()
         if wait:
             last = next(islice(jobs, min(page.goal, len(jobs)) - 1, None))
-            poll_s = min(most_s, POLL_S if self.open == 1 else SWEEP_S)
+            poll_s = min(most_s, self._poll_s if self.open == 1 else SWEEP_S)
+            self._poll_s = POLL_S
             # The lookup reports a lost job too.
             with suppress(JobNotFound):
                 yield from exchange(self._session, job_request("GET", last.job_id, wait_s=poll_s))
@@ -284,6 +286,8 @@ class Window(Generic[In]):
                 yield from self._finish(entry, job)
             else:
                 slow.append(entry)
+                if job.waiting_reason:
+                    self._session.on_waiting(job.waiting_reason)
         for entry in slow[:overtaken]:
             if self._fresh.pop(entry.index, None) is not None:
                 self._overtaken[entry.index] = entry

@@ -48,6 +48,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         due_at: when it joins its queue, while it is scheduled: at first, or for a retry.
         progress: the progress that its handler reports, while it runs.
         stages: the progress of the stages, for a pipeline's job that has started.
+        waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
+            on demand, else `replica`.
+        waiting_reason: while it is queued: why no worker can load the model, if none can.
         error: why it failed; before the end, why its last attempt failed.
         traceback: the handler's traceback, or the stacks at a timeout; "" without one.
         trace_id: the id of the W3C trace in which it was submitted; None without one.
@@ -66,6 +69,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float] | None = None
     metadata: dict[str, Any] | None = None
     waiting_for: str | None = None
+    waiting_reason: str | None = None
     urls: dict[str, str] = {}
     requested_version: str | None = None
     batch_padding: int = 0

@@ -56,14 +56,18 @@ class Session:
     Attributes:
         url: the server's address, for messages.
         retry_s: how long a failed request is repeated.
+        proxy: the proxy of the environment, for messages; "" without one.
         reached: the server has answered before, or accepted a connection.
         on_limit: is called before each wait for a limit (429).
+        on_waiting: is called with the reason for which no worker can load the model of a job.
     """
 
     url: str
     retry_s: float
+    proxy: str = ""
     reached: bool = False
     on_limit: Callable[[Pause], None] = lambda _: None
+    on_waiting: Callable[[str], None] = lambda _: None
 
 
 class RetryDeadline:
@@ -194,6 +198,8 @@ def succeeded(
     if outcome.status < 400:
         return True
     error = error_of(outcome, problem)
+    if problem is None and session.proxy:
+        error.hint = f"The answer may be that of the proxy {session.proxy}; {_AROUND}"
     from_proxy = problem is None and outcome.status in PROXY_RETRY_STATUSES
     if not (isinstance(error, TRANSIENT) or from_proxy):
         raise error
@@ -238,10 +244,19 @@ def _pause_or_raise(
     yield pause
 
 
+#: What to do if the server needs no proxy.
+_AROUND: Final = "add the server's host to NO_PROXY if it needs none."
+
+
 def unreachable(session: Session, failed: ConnectionFailed) -> ServerUnreachable:
     """Return the error for a request without an answer."""
     hint = "Start it with `headrace up`, or set another address with HEADRACE_URL or url=."
     for reason, remedy in _TLS_HINTS.items():
         if reason in failed.why:
             hint = remedy
-    return ServerUnreachable(f"Headrace does not answer at {session.url}: {failed.why}", hint=hint)
+    through = ""
+    if session.proxy:
+        through, hint = f" through the proxy {session.proxy}", f"Check the proxy; {_AROUND}"
+    return ServerUnreachable(
+        f"Headrace does not answer at {session.url}{through}: {failed.why}", hint=hint
+    )

@@ -19,6 +19,7 @@ import httpx2
 from typing_extensions import override
 
 from headrace._version import __version__
+from headrace.client.proxies import proxy_for
 from headrace.client.retries import Session
 from headrace.client.sansio import (
     Action,
@@ -84,6 +85,8 @@ class ClientBase:
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self.session = session_for(url, retry_s)
+        proxy = proxy_for(self.session.url)
+        self.session.proxy = "" if proxy is None else proxy.shown
         self._timeout_s = timeout_s
         options: dict[str, Any] = {
             "base_url": self.session.url,
@@ -92,6 +95,8 @@ class ClientBase:
                 **_authorization(api_key),
                 **(headers or {}),
             },
+            "proxy": None if proxy is None else proxy.url,
+            "trust_env": False,
             "limits": httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=KEEPALIVE_S),
         }
         trusted = ca_file or os.environ.get(ENV_CA_FILE)
@@ -100,6 +105,8 @@ class ClientBase:
             options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         elif trusted:
             options["verify"] = _trust(trusted)
+        else:
+            options["verify"] = httpx2.create_ssl_context()  # with SSL_CERT_FILE
         self._open(options)
 
     @override

@@ -149,8 +149,9 @@ def missing(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return f"the file {path} does not exist"
-    except OSError as error:
-        why = f"the file {path} cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:  # a NUL is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        why = f"the file {path} cannot be read: {reason}"
         return f"{why}; correct it, or let this user read it"
     return ""
 

@@ -56,6 +56,9 @@ EXTRAS: Final[dict[Backend, tuple[str, tuple[str, ...]]]] = {
 }
 #: Below the state directory: the builds of variants.
 OPTIMIZED: Final = "optimized"
+#: The backends that build or tune themselves for each batch size, which takes long.
+FIXED_SHAPES: Final = frozenset({"compile", "aot", "tensorrt"})
+_OF_TORCH: Final[tuple[Backend, ...]] = ("torchscript", "aot", "compile")
 #: The backends that can run int8.
 INT8: Final = ("onnxruntime", "openvino")
 
@@ -72,18 +75,22 @@ def optimize_problem(wanted: Optimize) -> str:
 def possible(device: str) -> list[Optimize]:
     """Return the variants that are worth a measurement on a device, apart from eager in float.
 
+    The likely winners are first, as a smaller precision is faster where it is tried. Slow builds
+    are last, because they leave others no time.
+
     On a CPU, half and bfloat16 are left out: they are faster only where it has instructions for
     them, and `optimize --variants` can name them.
     """
-    on_gpu = device != "cpu"
-    backends: list[Backend] = ["compile", "aot", "torchscript", "onnxruntime", "openvino"]
-    if on_gpu:
-        backends = ["compile", "aot", "torchscript", "onnxruntime", "tensorrt"]
-        halves = [Optimize(backend=one, precision="half") for one in ("eager", *backends)]
-        graphs = Optimize(backend="compile", precision="half", mode="reduce-overhead")
-        return [*(Optimize(backend=one) for one in backends), *halves, graphs]
-    int8: list[Backend] = ["onnxruntime", "openvino"]
-    return [
-        *(Optimize(backend=one) for one in backends),
-        *(Optimize(backend=one, precision="int8") for one in int8),
-    ]
+    if device == "cpu":
+        found = [
+            *(Optimize(backend=one, precision="int8") for one in ("openvino", "onnxruntime")),
+            *(Optimize(backend=one) for one in ("openvino", "onnxruntime", *_OF_TORCH)),
+        ]
+    else:
+        backends: list[Backend] = ["onnxruntime", *_OF_TORCH, "tensorrt"]
+        found = [
+            *(Optimize(backend=one, precision="half") for one in ("eager", *backends)),
+            Optimize(backend="compile", precision="half", mode="reduce-overhead"),
+            *(Optimize(backend=one) for one in backends),
+        ]
+    return sorted(found, key=lambda variant: variant.backend in FIXED_SHAPES)

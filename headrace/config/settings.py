@@ -18,6 +18,7 @@ from typing_extensions import override
 from headrace.config.allowed_urls import read_prefix
 from headrace.config.labels import Label
 from headrace.config.paths import server_root
+from headrace.config.service_links import is_service_link
 from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import convert, load_yaml, read_fields
 from headrace.errors import ConfigError
@@ -47,6 +48,7 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_TORCHSERVE_INFERENCE_KEY",
         "HEADRACE_TORCHSERVE_MANAGEMENT_KEY",
         "HEADRACE_URL",
+        "HEADRACE_USER_ENVIRONMENT",
         "HEADRACE_WORKER_SHARE",
     }
 )
@@ -109,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model_api: bool = False
     job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
+    failed_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = 7 * DAY_S
+    failures_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 10_000
     timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
@@ -127,6 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     payload_prefix: str = "headrace/"
     payload_endpoint_url: _Text | None = None
     max_payload_memory_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] | None = None
+    payload_bytes_per_key: Annotated[int, Meta(ge=1, le=1024**3 * MIB)] | None = None
     input_roots: tuple[Path, ...] = ()
     input_buckets: tuple[_Text, ...] = ()
     file_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 512 * MIB
@@ -174,6 +179,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 hint="set it, or start everything with `headrace up`",
             )
         return self.redis_url
+
+    @property
+    def failures_kept(self) -> str:
+        """How failures are kept, as the scripts take it: seconds, and how many of a model."""
+        return f"{self.failed_ttl_s} {self.failures_max}"
 
     @property
     def tls(self) -> bool:
@@ -289,6 +299,8 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, 
     for variable in sorted(environ):
         text = environ[variable]
         if not variable.startswith(ENV_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if is_service_link(variable, text):
             continue
         if variable not in known:
             near = did_you_mean(variable, [*known, *OTHER_VARIABLES])

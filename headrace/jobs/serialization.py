@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -30,9 +30,18 @@ from headrace.jobs.response import split_details
 from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
-#: The reason for which a queued job waits, if no replica of its model is loaded. Either a worker
-#: must load the model at its first job, or no worker serves it.
-WaitingFor = Literal["load", "replica", None]
+
+
+class Waiting(NamedTuple):
+    """What a queued job waits for while no replica of its model is loaded.
+
+    Attributes:
+        target: `load` if a worker must load the model at its first job, else `replica`.
+        reason: why no worker can load the model; "" if one can.
+    """
+
+    target: Literal["load", "replica"]
+    reason: str = ""
 
 
 class StageTimings(msgspec.Struct):
@@ -97,7 +106,7 @@ class JobObject(msgspec.Struct):
     timings: Timings | None
     metadata: Annotated[dict[str, Any] | None, Meta(description="The client's own.")]
     waiting_for: Annotated[
-        WaitingFor,
+        Literal["load", "replica", None],
         Meta(
             description="Set while it is queued and no worker has the model loaded, in the version "
             "that it asks for. It is `load` if a worker loads it on demand, else `replica`."
@@ -108,6 +117,10 @@ class JobObject(msgspec.Struct):
         Meta(description="The id of the W3C trace in which it was submitted."),
     ]
     urls: JobUrls
+    waiting_reason: Annotated[
+        str | UnsetType,
+        Meta(description="While it is queued: why no worker can load the model, if none can."),
+    ] = UNSET
     requested_version: Annotated[
         str | UnsetType, Meta(description="The version that it asks for, if it asks for one.")
     ] = UNSET
@@ -162,7 +175,7 @@ _TIMINGS: Final = (
 def job_object(
     job: Job,
     *,
-    waiting_for: WaitingFor = None,
+    waiting_for: Waiting | None = None,
     with_result: bool = True,
     with_traceback: bool = True,
 ) -> bytes:
@@ -182,7 +195,7 @@ def job_object(
         batch_size=job.batch_size or None,
         timings=_timings(job) if job.timings else None,
         metadata=_raw(job.metadata_json.encode()) if job.metadata_json else None,
-        waiting_for=waiting_for if state is State.QUEUED else None,
+        waiting_for=None,
         trace_id=job.trace_id or None,
         urls=_urls(job.id),
         requested_version=job.asked_version or UNSET,
@@ -194,7 +207,7 @@ def job_object(
     if job.dead_lettered:
         view.dead_lettered = True
     if not state.final:
-        _add_unfinished(view, job)
+        _add_unfinished(view, job, waiting_for)
     if state is State.SUCCEEDED:
         if with_result:
             view.result = _result(job)
@@ -209,7 +222,10 @@ def job_object(
     return _ENCODER.encode(view)
 
 
-def _add_unfinished(view: JobObject, job: Job) -> None:
+def _add_unfinished(view: JobObject, job: Job, waiting_for: Waiting | None) -> None:
+    if waiting_for is not None and job.state is State.QUEUED:
+        view.waiting_for = waiting_for.target
+        view.waiting_reason = waiting_for.reason or UNSET
     if job.cancel_requested:
         view.cancel_requested = True
     if job.progress is not None:
@@ -224,7 +240,7 @@ def fresh_line(
     version: str,
     state: State,
     created_us: int,
-    waiting_for: WaitingFor,
+    waiting_for: Waiting | None,
     asked_version: str = "",
     trace_id: str = "",
 ) -> bytes:
@@ -246,7 +262,7 @@ def _fresh_blank(
     version: str,
     state: State,
     created_us: int,
-    waiting_for: WaitingFor,
+    waiting_for: Waiting | None,
     asked_version: str,
     trace_id: str,
 ) -> bytes:

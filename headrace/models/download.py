@@ -2,8 +2,8 @@
 
 Each redirect is checked like the first URL. A host's name is looked up once, and the connection
 goes to an address that was checked. So a later change of the name has no effect. An allowed host
-may be in a private network; link-local addresses, where clouds serve credentials, are refused, and
-so are multicast and reserved ones.
+may be in a private network. Link-local, multicast and reserved addresses are refused, and so are
+those where clouds serve credentials.
 """
 
 from __future__ import annotations
@@ -157,7 +157,10 @@ class Downloader:
             raise Unreachable(f"{url.host}: the name cannot be looked up: {error}") from None
         good = [address for address in found if may_reach(address, _PRIVATE)]
         if not good:
-            raise ConfigError(f"{url.host}: its address is link-local, multicast or reserved")
+            raise ConfigError(
+                f"{url.host}: its address is link-local, multicast, reserved, or one where a "
+                "cloud serves credentials"
+            )
         return good
 
     def _check_answer(self, answer: http.client.HTTPResponse, shown: str) -> None:

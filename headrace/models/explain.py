@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -122,7 +123,7 @@ def _describe(folder: Path, about: Explanation) -> None:
         about.problems.extend(_text(error, folder).splitlines())
         return
     _copy(found, about)
-    if about.weights and not (found.folder / about.weights).is_file():
+    if about.weights and not os.path.isfile(found.folder / about.weights):
         about.problems.append(f"there is no file {about.weights}, its weights")
     handler = parse_handler(found.options["handler"])
     problem = handler_problem(handler, found.folder)
@@ -130,7 +131,7 @@ def _describe(folder: Path, about: Explanation) -> None:
         about.problems.append(problem.replace(f"{found.folder}/", ""))
     if handler.kind is HandlerKind.TORCHSERVE:
         name = Path(handler.target).name.removesuffix(".py")
-        if handler.target.endswith(".py") and not (found.folder / f"{name}.py").is_file():
+        if handler.target.endswith(".py") and not os.path.isfile(found.folder / f"{name}.py"):
             about.problems.append(f"there is no file {name}.py, its handler")
     config = found.config
     # Without this file the handler does not load. A wrong value in it only leaves a default.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.config.model_catalog import MODEL_NAME_PATTERN
 from headrace.config.model_options import ModelOptions
 from headrace.config.option_problems import read_options
 from headrace.config.parameters import Parameter
+from headrace.config.paths import name_problem
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
@@ -208,7 +210,7 @@ def _leads_out(path: str) -> bool:
 
 def _requirements(folder: Path, name: str) -> Path | None:
     file = folder / name
-    return file if name and file.is_file() else None
+    return file if name and os.path.isfile(file) else None
 
 
 def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
@@ -234,7 +236,7 @@ def _manifest(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
         if _leads_out(value):
             raise ConfigError(f"{label}: {key}: it leads out of the model's folder")
     if weights:
-        if not (folder / weights).is_file():
+        if not os.path.isfile(folder / weights):
             raise ConfigError(
                 f"{label}: serializedFile: there is no file {weights}", hint="pack it again"
             )
@@ -292,10 +294,15 @@ def archive_handler(folder: Path, written: str) -> str:
     Args:
         folder: the folder of the archive.
         written: the handler, as a manifest or a request to TorchServe has it.
+
+    Raises:
+        ConfigError: no file can have its name.
     """
     name, colon, inner = written.partition(":")
     file = name if name.endswith(".py") else f"{name}.py"
-    if (folder / file).is_file() and _is_ours(folder / file):
+    if problem := name_problem(str(folder / file)):
+        raise ConfigError(f"handler: {file[:64]!a}: {problem}", hint="correct the name")
+    if os.path.isfile(folder / file) and _is_ours(folder / file):
         return f"{file}{colon}{inner}"
     return f"{TORCHSERVE}{written}"
 

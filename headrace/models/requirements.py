@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -115,12 +115,6 @@ def _remove(path: Path, unused_s: float) -> bool:
         return remove_unused(path, unused_s)
     finally:
         os.close(lock)
-
-
-def with_packages(environ: Mapping[str, str], packages: Path) -> dict[str, str]:
-    """Return an environment in which Python finds these packages before those of the server."""
-    path = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {**environ, "PYTHONPATH": os.pathsep.join([*path, str(packages)])}
 
 
 def _key(text: bytes, base: Path) -> str:

@@ -99,7 +99,7 @@ def shown_logger(name: str) -> str:
     `workers.consumer.loop` becomes `workers.consumer`, so that names in logs stay the same when
     modules are split or merged. Other names are unchanged.
     """
-    package, *inner = name.split(".")
+    package, *inner = name.removeprefix("headrace._server.").split(".")
     return f"{package}.{inner[0]}" if inner and package in OWN_PACKAGES else name
 
 

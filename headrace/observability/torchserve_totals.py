@@ -1,6 +1,7 @@
 """TorchServe's metrics of one process, and how Redis adds them up for `/metrics`.
 
-A process keeps what has changed since its last write, and writes that once a second. The hash
+A process keeps what has changed since its last write: an API process for a second, a worker for
+50 ms. The hash
 `hr:ts:<host> <model>` has one field per series: JSON of name, type, unit, the label of the host and
 the other labels. Its value is a number, or the counts at or below each bucket, the total count and
 the sum of a histogram.

@@ -106,6 +106,11 @@ RESTARTS: Final = "restarts"
 LABELLED: Final = (ADMITTED_VERSION, REJECTED, ENDED, LEFT, RESTARTS)
 
 
+def shadow_field(version: str, result: ShadowResult) -> str:
+    """Return the field of `hr:stats:<model>` that counts such copies for a shadow version."""
+    return f"{SHADOW}:{result} {version}"
+
+
 Floats = Sequence[float]
 #: How the jobs of a batch that were claimed together have waited: their number, and two times in
 #: seconds. In the first they were held back for others; in the second the device was busy with

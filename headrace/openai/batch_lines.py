@@ -69,8 +69,8 @@ def line_job(endpoint: str, body: msgspec.Raw) -> LineJob:
     shown = {"model": request.model}
     if isinstance(request, EmbeddingRequest):
         shown["encoding_format"] = request.encoding_format
-    value = msgspec.Raw(msgspec.json.encode(inputs[0]))
-    return LineJob(request.model, value, request.options().metadata, shown)
+    (value,) = inputs
+    return LineJob(request.model, msgspec.Raw(value), request.options().metadata, shown)
 
 
 def line_answer(

@@ -19,6 +19,7 @@ from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.encoding import why_not_json
 from headrace.jobs.options import JobOptions
+from headrace.openai.inputs import RequestInputs
 from headrace.redis.keys import STEPS
 
 CHAT: Final = "/v1/chat/completions"
@@ -29,6 +30,9 @@ EMBEDDINGS: Final = "/v1/embeddings"
 CHOICES_MAX: Final = 128
 #: The most texts of one request.
 TEXTS_MAX: Final = 2048
+#: The most texts that end an answer, and the most characters of each.
+STOPS_MAX: Final = 16
+STOP_MAX_CHARS: Final = 1024
 #: The most new tokens of a completion that names no `max_tokens`, as OpenAI has it.
 COMPLETION_TOKENS: Final = 16
 
@@ -42,6 +46,7 @@ _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
 _Likeliest = Annotated[int, Meta(ge=0, le=20)]
+_Stop = Annotated[str, Meta(max_length=STOP_MAX_CHARS)]
 
 
 _TOKENS_SCHEMA: Final = {
@@ -116,7 +121,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             metadata.setdefault("user", self.user)
         return JobOptions(priority=_PRIORITIES.get(self.tier, STEPS[0]), metadata=metadata or None)
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs."""
         raise NotImplementedError
 
@@ -138,7 +143,8 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         Meta(description="How many answers to make; each is a job."),
     ] = None
     stop: Annotated[
-        str | list[str] | None, Meta(description="The answer ends before the first of them.")
+        _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)] | None,
+        Meta(description="The answer ends before the first of them."),
     ] = None
     seed: int | None = None
     stream: bool | None = None
@@ -182,7 +188,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         raise NotImplementedError
 
     @override
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
         common = {
             "max_tokens": self.new_tokens,
@@ -194,13 +200,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "logprobs": self.likeliest,
         }
         given = {name: value for name, value in common.items() if value is not None}
-        seed = self.seed
-        return [
-            # With one seed for all, they would be the same answer several times.
-            {**prompt, **given, **({} if seed is None else {"seed": seed + choice})}
-            for prompt in self.prompts()
-            for choice in range(self.choices)
-        ]
+        return RequestInputs(self.prompts(), given, self.choices, self.seed)
 
     @override
     def check(self) -> None:
@@ -345,8 +345,8 @@ class EmbeddingRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] = "float"
 
     @override
-    def inputs(self) -> list[Any]:
-        return texts_of(self.input, "input")
+    def inputs(self) -> RequestInputs:
+        return RequestInputs(texts_of(self.input, "input"))
 
 
 def texts_of(value: Any, param: str) -> list[Any]:

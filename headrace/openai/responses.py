@@ -18,6 +18,7 @@ from headrace.jobs.job import Count, Job, State
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.openai.answers import Generation
 from headrace.openai.errors import BAD_INPUT, ErrorDetail
+from headrace.openai.inputs import RequestInputs
 from headrace.openai.requests import (
     HINTS,
     Counted,
@@ -97,7 +98,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             )
 
     @override
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> RequestInputs:
         messages = [] if self.instructions is None else [_message("system", self.instructions)]
         if isinstance(self.input, str):
             messages.append(_message("user", self.input))
@@ -108,12 +109,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
-        return [
-            {
-                "messages": messages,
-                **{name: value for name, value in given.items() if value is not None},
-            }
-        ]
+        given = {name: value for name, value in given.items() if value is not None}
+        return RequestInputs([{"messages": messages, **given}])
 
     @override
     def options(self) -> JobOptions:

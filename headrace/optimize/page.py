@@ -8,10 +8,11 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.observability.machine import busy_warning
+from headrace.optimize.report import LATE, BatchTime, Comparison, Variant
 from headrace.pages.charts import COLOURS, Bar, bar_chart
 from headrace.pages.elements import element
-from headrace.pages.page import facts, figure, page, section
+from headrace.pages.page import facts, figure, page, section, warning
 from headrace.pages.page import table as html_table
 
 #: The kinds of bars, with their colours. A bar has one part, at the place of its colour.
@@ -41,7 +42,8 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     for variant in comparison.variants:
         row = [_backend(variant), variant.optimize.precision]
         if not variant.times:
-            rows.append([*row, *["-"] * (len(columns) - 3), "refused"])
+            used = "not measured" if variant.refused == LATE else "refused"
+            rows.append([*row, *["-"] * (len(columns) - 3), used])
             continue
         row += [f"{variant.load_s:.1f}", f"{variant.build_s:.1f}", f"{variant.memory_mb:.0f}"]
         row += [_ms(time_of(variant, size)) for size in sizes]
@@ -56,8 +58,12 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.left_out:
         yield comparison.left_out
     for variant in comparison.variants:
-        if variant.refused:
+        if variant.refused and variant.refused != LATE:
             yield f"{variant.optimize.name} is refused: {variant.refused}"
+    if text := kept_text(comparison):
+        yield text
+    if comparison.cut:
+        yield cut_text(comparison)
     best = fastest(comparison)
     sizes = sizes_of(comparison)
     if best is None or not sizes:
@@ -67,6 +73,33 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         return
     gain = gain_text(comparison, best, sizes[-1])
     yield f"{best.optimize.name} is best: {gain} times as fast as eager at a batch of {sizes[-1]}"
+
+
+def kept_text(comparison: Comparison) -> str:
+    """Return how old the kept comparisons of outputs are; "" if all are of this run."""
+    ages = [
+        f"{variant.optimize.name} ({age(variant.kept_s)})"
+        for variant in comparison.variants
+        if variant.kept_s
+    ]
+    if not ages:
+        return ""
+    return f"outputs were compared in an earlier run: {', '.join(ages)}; --again compares again"
+
+
+def cut_text(comparison: Comparison) -> str:
+    """Return what was not measured for want of time."""
+    late = ", ".join(one.optimize.name for one in comparison.variants if one.refused == LATE)
+    what = f"not built and loaded in time: {late}" if late else "not all rounds were run"
+    return f"{what}; builds are kept, so another run measures more"
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, such as `3 h ago`."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def fastest(comparison: Comparison) -> Variant | None:
@@ -109,13 +142,16 @@ def html(comparison: Comparison) -> str:
     charts = [_chart(comparison, size) for size in sizes_of(comparison)]
     return page(
         f"Variants of {comparison.model}",
+        warning(busy_warning(comparison.environment)),
         *(element("p", f"{text}.") for text in list(remarks(comparison))[-1:]),
+        element("p", f"{kept}.", class_="soft") if (kept := kept_text(comparison)) else None,
         _html_table(comparison),
         *(
             element("p", element("span", f"{one.optimize.name} ", class_="bad"),
                     f"is refused: {one.refused}.")
-            for one in comparison.variants if one.refused
+            for one in comparison.variants if one.refused and one.refused != LATE
         ),
+        element("p", f"{cut_text(comparison)}.", class_="bad") if comparison.cut else None,
         section(
             "Time of a batch",
             element(

@@ -14,6 +14,8 @@ from headrace.config.optimize import Optimize
 FORMAT: Final = 1
 #: Half the width of the 95 % interval of a median, in places, for the root of the count.
 _HALF: Final = 0.98
+#: The reason why a variant was not measured for want of time.
+LATE: Final = "it was not built and loaded in time"
 
 
 class BatchTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         agreement: the share of calibration inputs with the same best class as eager; None if the
             outputs have no classes.
         refused: why it is not used: wrong, slower, not installed, or failed to build; "" if it is.
+        kept_s: how old the comparison of its outputs is, in seconds; 0 if it is of this run.
     """
 
     optimize: Optimize
@@ -56,6 +59,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     agreement: float | None = None
     refused: str = ""
+    kept_s: float = 0.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

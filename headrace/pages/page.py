@@ -112,6 +112,11 @@ def section(title: str, *children: Child) -> Element:
     return element("section", element("h2", title), *children)
 
 
+def warning(text: str) -> Element | None:
+    """Return a warning in a box; None if there is no text."""
+    return element("div", element("p", text, class_="bad"), class_="box missed") if text else None
+
+
 def table(
     header: Sequence[str], rows: Iterable[Sequence[Child]], texts: Sequence[int] = (0,)
 ) -> Element:

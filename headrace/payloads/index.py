@@ -37,47 +37,62 @@ class PayloadIndex(ScriptClient):
     Args:
         client: Redis, with its own pool of connections.
         max_bytes: the limit of payloads in Redis; None takes half of its maxmemory, or 1 GiB.
+        share_bytes: the limit of the payloads of one API key; None takes half of `max_bytes` for
+            payloads in Redis, and none elsewhere.
     """
 
-    def __init__(self, client: redis.Redis, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, client: redis.Redis, max_bytes: int | None = None, share_bytes: int | None = None
+    ) -> None:
         super().__init__(client)
         self._max_bytes = max_bytes
+        self._share_bytes = share_bytes
         self._found_bytes = DEFAULT_MAX_BYTES
         self._found_at = float("-inf")
 
     def note(
         self, entry: PayloadEntry, body: bytes | None = None,
-        *, bounded: bool = True, spare: bool = False,
+        *, size: int = 0, bounded: bool = True, spare: bool = False,
     ) -> None:  # fmt: skip
         """Add the entry of a payload; with a body, also write the payload to Redis.
 
+        Args:
+            entry: of the payload.
+            body: the payload, if it goes to Redis.
+            size: its bytes, if it goes elsewhere.
+            bounded: whether the limits apply.
+            spare: whether half of max_payload_memory_bytes stays free for other payloads.
+
         Raises:
-            StoreFull: payloads in Redis would exceed max_payload_memory_bytes, or half of it for a
-                spare payload; nothing was written.
+            StoreFull: payloads in Redis would exceed max_payload_memory_bytes, or those of the API
+                key its share; nothing was written.
             PayloadTooLarge: this payload alone exceeds it.
             BrokerError: Redis does not answer, or is full.
         """
-        size = 0 if body is None else len(body)
-        most = self._fitting(size) if bounded and body is not None else None
-        limit = "" if most is None else str(most // 2 if spare else most)
-        if body is None:
-            self.call(_put(entry, limit, size))
-            return
-        in_script = size <= SCRIPT_MAX_BYTES
-        put = _put(entry, limit, size, body if in_script else None)
-        taken, total = self.call(put)
+        size = size if body is None else len(body)
+        limit = share = ""
+        if bounded:
+            share = self._share(entry)
+            if body is not None:
+                most = self._fitting(size)
+                limit = str(most // 2 if spare else most)
+        in_script = body is not None and size <= SCRIPT_MAX_BYTES
+        put = _put(entry, limit, share, size, body if in_script else None)
+        reply = self.call(put)
         # Expired results are gone from Redis, but stay in the index until a sweep.
-        if not taken and self.due()[0]:
-            taken, total = self.call(put)
-        if taken and not in_script:
-            self._write(entry, body, limit, bounded=bounded)
-        elif not taken:
+        if reply[0] != 1 and self.due()[0]:
+            reply = self.call(put)
+        if reply[0] == 0:
             raise StoreFull(
-                f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
+                f"payloads take {int(reply[1])} bytes of Redis; with {size} more they would "
                 f"exceed {limit}",
                 hint="Try again later, raise max_payload_memory_bytes, or set payload_store to "
                 "file or s3. Inputs count until their jobs end, results until their result_ttl.",
             )
+        if reply[0] == 2:
+            raise _over_share(reply[2].decode(), int(reply[1]), size, int(share))
+        if body is not None and not in_script:
+            self._write(entry, body, limit, bounded=bounded)
 
     def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
         """Add and write several payloads in one round trip; return whether each was written.
@@ -89,9 +104,17 @@ class PayloadIndex(ScriptClient):
         """
         limit = str(self.max_bytes())
         small = [one for one in payloads if len(one[1]) <= SCRIPT_MAX_BYTES]
-        commands = [_put(entry, limit, len(body), body) for entry, body in small]
+        commands = [
+            _put(entry, limit, self._share(entry), len(body), body) for entry, body in small
+        ]
         answers = iter(self.replies(commands) if commands else ())
         return [len(body) <= SCRIPT_MAX_BYTES and _taken(next(answers)) for _, body in payloads]
+
+    def _share(self, entry: PayloadEntry) -> str:
+        """Return the most bytes of payloads of one API key, for payloads/put.lua."""
+        if self._share_bytes is not None:
+            return str(self._share_bytes)
+        return str(self.max_bytes() // 2) if entry.store == "redis" else ""
 
     def _fitting(self, size: int) -> int:
         """Return the limit of payloads in Redis. A larger payload never fits."""
@@ -114,7 +137,7 @@ class PayloadIndex(ScriptClient):
                 self.look(entry)
                 raise
             # At maxmemory only scripts that begin with a removal run.
-            self.call(_put(entry, limit, len(body), body))
+            self.call(_put(entry, limit, "", len(body), body))
 
     def look(self, *entries: PayloadEntry) -> list[PayloadEntry]:
         """Delete those of these payloads that are not needed.
@@ -137,7 +160,7 @@ class PayloadIndex(ScriptClient):
         Raises:
             BrokerError: Redis does not answer, or is full.
         """
-        self.call(script("pipelines/hand_over").call([], old.text, new.text))
+        self.call(script("pipelines/hand_over").call([], old.text, new.text, new.job_id))
 
     def forget(self, entry: PayloadEntry) -> None:
         """Remove an entry whose payload was deleted."""
@@ -158,13 +181,30 @@ class PayloadIndex(ScriptClient):
         return int(count), [read_entry(text.decode()) for text in found]
 
 
-def _put(entry: PayloadEntry, limit: str, size: int, body: bytes | None = None) -> Command:
+def _put(
+    entry: PayloadEntry, limit: str, share: str, size: int, body: bytes | None = None
+) -> Command:
     """Return the call of payloads/put.lua; without `body` the caller writes the payload."""
     written = () if body is None else (body,)
     return script("payloads/put").call(
-        [], entry.text, entry.ref, GRACE_S * US_PER_S, limit, size, *written
+        [], entry.text, entry.ref, GRACE_S * US_PER_S, limit, size, share, entry.owner, *written
     )
 
 
 def _taken(answer: Any) -> bool:
     return isinstance(answer, list) and answer[0] == 1
+
+
+def _over_share(key_id: str, used: int, size: int, share: int) -> StoreFull | PayloadTooLarge:
+    if size > share:
+        return PayloadTooLarge(
+            f"the payload has {size} bytes, more than the {share} bytes that API key {key_id} may "
+            "store (payload_bytes_per_key)",
+            hint="Send a smaller one, or ask an operator to raise payload_bytes_per_key.",
+        )
+    return StoreFull(
+        f"inputs, results and files of API key {key_id} take {used} bytes; with {size} more they "
+        f"would exceed its share of the payload store, {share} (payload_bytes_per_key)",
+        hint="Wait until jobs of the key have ended, delete results or files that it does not "
+        "need, or ask an operator to raise payload_bytes_per_key.",
+    )

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
+from headrace.config.settings import is_loopback
 from headrace.errors import ConfigError, HeadraceError, StoreFull, StoreUnavailable
 from headrace.payloads.store import missing
 
@@ -77,6 +79,8 @@ def s3_client(
         read_timeout=read_timeout_s,
         retries={"total_max_attempts": tries, "mode": mode},
         max_pool_connections=threads,
+        # A proxy of the environment does not reach a server on this machine.
+        proxies={} if is_loopback(urlsplit(endpoint_url or "").hostname or "") else None,
         # Not all servers besides AWS know the newer checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -33,17 +33,20 @@ class PayloadEntry(NamedTuple):
         job_id: the job whose input or result it is, or the file whose part it is.
         model: that job's model; `-` for a file.
         kind: `i` for an input, `r` for a result, `f` for a part of a file.
+        owner: the API key for which a new payload counts; "" for none. The record of a job names
+            that of a result.
     """
 
     ref: str
     job_id: str
     model: str
     kind: str
+    owner: str = ""
 
     @property
     def text(self) -> str:
         """Return the member of the index's zset. None of the fields contains a space."""
-        return " ".join(self)
+        return " ".join(self[:4])
 
     @property
     def store(self) -> str:
@@ -61,9 +64,9 @@ def read_entry(text: str) -> PayloadEntry:
     return PayloadEntry(ref, job_id, model, kind)
 
 
-def new_entry(store: str, job_id: str, model: str, kind: str) -> PayloadEntry:
+def new_entry(store: str, job_id: str, model: str, kind: str, owner: str = "") -> PayloadEntry:
     """Return an entry with a new reference."""
-    return PayloadEntry(f"{store}:{secrets.token_hex(16)}", job_id, model, kind)
+    return PayloadEntry(f"{store}:{secrets.token_hex(16)}", job_id, model, kind, owner)
 
 
 def name_in(ref: str, store: str) -> str:
@@ -98,13 +101,15 @@ class PayloadStore(ABC):
         Args:
             entry: made by `new_entry` for this store.
             body: the bytes.
-            bounded: whether max_payload_memory_bytes applies. It does not apply to results.
+            bounded: whether max_payload_memory_bytes and payload_bytes_per_key apply. They do not
+                apply to results.
             spare: whether half of that limit stays free for other payloads.
 
         Raises:
-            StoreFull, StoreUnavailable, BrokerError: a part may be written; the sweep deletes it.
+            PayloadTooLarge, StoreFull, StoreUnavailable, BrokerError: a part may be written; the
+                sweep deletes it.
         """
-        self.index.note(entry, bounded=bounded)
+        self.index.note(entry, size=len(body), bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
 
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:

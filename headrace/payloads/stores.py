@@ -59,9 +59,9 @@ class PayloadStores:
         except HeadraceError as error:
             logger.warning("payload store %s: %s", self._default.name, error.message)
 
-    def new_entry(self, job_id: str, model: str, kind: str) -> PayloadEntry:
-        """Return an entry for a new payload."""
-        return new_entry(self._default.name, job_id, model, kind)
+    def new_entry(self, job_id: str, model: str, kind: str, owner: str = "") -> PayloadEntry:
+        """Return an entry for a new payload; see `PayloadEntry`."""
+        return new_entry(self._default.name, job_id, model, kind, owner)
 
     def put(
         self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
@@ -138,7 +138,7 @@ def build_stores(settings: Settings, redis_url: str, s3_tries: int = TRIES) -> P
         ConfigError: the settings of payload_store are missing.
     """
     client = connect(redis_url, socket_timeout=SOCKET_TIMEOUT_S)
-    index = PayloadIndex(client, settings.max_payload_memory_bytes)
+    index = PayloadIndex(client, settings.max_payload_memory_bytes, settings.payload_bytes_per_key)
     stores: list[PayloadStore] = [RedisPayloadStore(index, client)]
     if settings.payload_dir is not None:
         stores.append(FilePayloadStore(index, settings.payload_dir))

@@ -57,7 +57,11 @@ class Coalescer(Generic[RequestT, ReplyT]):
             self._flusher = loop.create_task(self._flush())
         future: asyncio.Future[ReplyT] = loop.create_future()
         self._pending.append((request, future))
-        return await future
+        try:
+            return await future
+        finally:
+            # Its error holds this frame, which holds the request.
+            del future
 
     async def close(self) -> None:
         """End the call under way; pending requests fail with BrokerUnavailable."""

@@ -1,7 +1,7 @@
-"""The logs of streaming jobs, as an API process reads them: by index, and when one has grown.
+"""The logs of streaming jobs, as an API process reads them: by place, and when one has grown.
 
 A publication only means that a log is worth reading, so a lost one costs READ_ALL_S. A client's
-place in a log is one number, so any process can serve it. docs/architecture/streaming.md has the
+place in a log is two numbers, so any process can serve it. docs/architecture/streaming.md has the
 way of a piece.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import redis.asyncio
+from typing_extensions import override
 
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.coalescer import Coalescer
@@ -36,23 +37,67 @@ READ_MAX_LOGS: Final = 64
 _PIECES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
+class Place(NamedTuple):
+    """How far a client has read a log.
+
+    Redis can lose the newest pieces in a crash or a failover. Another run of the handler then takes
+    their indexes, so an index alone names no piece.
+
+    Attributes:
+        piece: the index of the last piece that the client has, from 1; 0 for none.
+        run: the number of the run that has yielded it; "" if the client does not know it.
+    """
+
+    piece: int = 0
+    run: str = ""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.piece}.{self.run}" if self.run else str(self.piece)
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """Return the place that `str` wrote, or that of a plain index."""
+        piece, _, run = text.partition(".")
+        return cls(int(piece), run)
+
+
 class LogEntry(NamedTuple):
     """An entry of a log.
 
     Attributes:
-        last: the index of its last piece, from 1.
+        place: that of a client which has read it. Indexes count from 1.
         pieces: JSON of each piece; empty for a restart mark, which takes one index.
         head: JSON of the `ResponseDetails` of a response that begins with it; b"" for none.
     """
 
-    last: int
+    place: Place
     pieces: list[msgspec.Raw]
     head: bytes = b""
+
+    @property
+    def last(self) -> int:
+        """The index of its last piece, or of the restart mark."""
+        return self.place.piece
 
     @property
     def first(self) -> int:
         """The index of its first piece, or of the restart mark."""
         return self.last - max(1, len(self.pieces)) + 1
+
+
+class LogRead(NamedTuple):
+    """What a read of a log has returned.
+
+    Attributes:
+        place: that of the client, with its run. If the log has lost it, the beginning of the log.
+        lost: the log has lost the place of the client, so what the client has does not count.
+        entries: the next ones behind that place.
+    """
+
+    place: Place
+    lost: bool
+    entries: list[LogEntry]
 
 
 class LogFollower:
@@ -89,8 +134,8 @@ class LogFollower:
         """Whether the log of a job that has ended is worth reading."""
         return self.early or self._log.has_published(self.model)
 
-    async def read(self, after: int) -> list[LogEntry]:
-        """Return the next entries behind an index; an empty list if it has not grown.
+    async def read(self, after: Place) -> LogRead:
+        """Return the next entries behind a place; none if the log has not grown.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -120,7 +165,7 @@ class PieceLog:
         self._subscription = Subscription(
             client, "piece", [base], self._read_publication, on_reconnect=self._wake_all
         )
-        self._reads = Coalescer[tuple[str, int], list[LogEntry]](
+        self._reads = Coalescer[tuple[str, int, str], LogRead](
             self._read_many, max_items=READ_MAX_LOGS
         )
         #: Model -> job -> the clients that follow it.
@@ -148,13 +193,13 @@ class PieceLog:
         """Return whether any log of a model has grown since its channel is subscribed to."""
         return model in self._published
 
-    async def read(self, job_id: str, after: int) -> list[LogEntry]:
+    async def read(self, job_id: str, after: Place) -> LogRead:
         """Read one log, together with all that are read at the same time.
 
         Raises:
             BrokerError: Redis does not answer.
         """
-        return await self._reads.add((job_id, after))
+        return await self._reads.add((job_id, *after))
 
     def add(self, follower: LogFollower) -> None:
         """Begin to wake a client."""
@@ -204,10 +249,10 @@ class PieceLog:
         self._subscribing.add(task)
         task.add_done_callback(self._subscribing.discard)
 
-    async def _read_many(self, logs: list[tuple[str, int]]) -> Sequence[list[LogEntry]]:
+    async def _read_many(self, logs: list[tuple[str, int, str]]) -> Sequence[LogRead]:
         read = job_scripts.read_pieces(READ_MAX_ENTRIES, READ_MAX_BYTES, logs)
         reply = await self._queue.call(read)
-        return [_entries(flat) for flat in reply]
+        return [_log_read(after, flat) for (_, after, _), flat in zip(logs, reply, strict=True)]
 
     def _read_publication(self, channel: str, data: bytes) -> None:
         model = channel.removeprefix(keys.piece_channel)
@@ -230,9 +275,14 @@ class PieceLog:
                 follower.wake()
 
 
-def _entries(flat: Sequence[bytes]) -> list[LogEntry]:
-    values = iter(flat)
-    return [
-        LogEntry(int(last), _PIECES.decode(text) if text else [], head)
-        for last, text, head in zip(values, values, values, strict=True)
+def _log_read(after: int, flat: Sequence[bytes]) -> LogRead:
+    """Read the reply of jobs/read_pieces.lua for one log behind an index."""
+    lost, run, *rest = flat
+    values = iter(rest)
+    entries = [
+        LogEntry(
+            Place.read(name.decode().replace("-", ".")), _PIECES.decode(text) if text else [], head
+        )
+        for name, text, head in zip(values, values, values, strict=True)
     ]
+    return LogRead(Place() if lost else Place(after, run.decode()), bool(lost), entries)

@@ -11,7 +11,9 @@ from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
 
 
-def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | None = 3) -> int:
+def release_incarnation(
+    redis_url: str, incarnation: str, max_deliveries: int | None = 3, failures_kept: str = ""
+) -> int:
     """Release the jobs of a dead worker to the head of their queues; return how many.
 
     Each then runs isolated, and only a job that ran exclusively when its worker died is charged.
@@ -21,6 +23,7 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | 
         incarnation: the HEADRACE_INCARNATION of the worker.
         max_deliveries: how many processes may crash while they run the job alone; None: no crash
             is charged.
+        failures_kept: `Settings.failures_kept`, for jobs that end here.
 
     Raises:
         redis.RedisError: Redis does not answer; the leases expire by themselves.
@@ -33,7 +36,7 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | 
         mode = "free" if max_deliveries is None else "lost"
         for model, state in read_report(report).models.items():
             base_us, most_us = state.backoff_us
-            losses = f"{max_deliveries or 0} {base_us} {most_us}"
+            losses = f"{max_deliveries or 0} {base_us} {most_us} {failures_kept}".rstrip()
             queues = [keys.queue_name(model)]
             if state.version:
                 queues.append(keys.version_queue(model, state.version))

@@ -35,7 +35,8 @@ class JobField:
     DEVICE_WAIT: Final = "dw"  # the timing between hold and preprocess
     RESULT: Final = "r"  # JSON text of a quiet job's result, which has no Celery result
     RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
-    ERROR: Final = "e"  # JSON {type, message, retryable}
+    ERROR: Final = "e"  # JSON {type, message, retryable, exception, where}; see failures.md
+    FAILURE_GROUP: Final = "fg"  # of a failed job that is in the failures of its model
     RETRIES: Final = "rn"  # retries after such an error
     BACKOFF: Final = "rb"  # its own backoff, base and limit in us, if the client set one
     METADATA: Final = "md"
@@ -52,8 +53,9 @@ class JobField:
     WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
     WEBHOOK_STARTED: Final = "ws"  # the same for its first start, until it is sent
     PROGRESS: Final = "pg"  # progress: token of the claim, a number, and JSON
-    PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index
+    PIECES: Final = "pc"  # of a streaming job: token, index before this attempt, last index, run
     TRACE: Final = "tr"  # id of the trace in which it was submitted
+    STAGE_JOB: Final = "so"  # 1 for a job of a pipeline's stage, whose failure is not listed
     SHADOW_OF: Final = "sh"  # the job of which this is a copy for a shadow version
     TOKENS: Final = "tk"  # of a schedule by tokens: "tokens deadline prefix", ~ and - for none
     FREED: Final = "fd"  # a stage job's result was used by its pipeline and freed

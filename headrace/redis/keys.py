@@ -89,6 +89,11 @@ orphaned: Final = Prefix("hr:untold:")
 orphaned_ends: Final = Prefix("hr:ends:")
 #: zset, 62 days from the last submit: id of a model's job -> created, the newest job_index_max.
 job_index: Final = Prefix("hr:jobs:")
+#: zset, failed_ttl_s from the last failure: "<group> <created> <API key or -> <id>" of a model's
+#: failed job -> when it failed, the newest failures_max.
+failures: Final = Prefix("hr:failures:")
+#: string, as the record: the message of a failed job, for a retry.
+failed: Final = Prefix("hr:failed:")
 #: zset, 62 days: version of a model that jobs have asked for -> when they last did, in us.
 versions: Final = Prefix("hr:versions:")
 #: set: queues from which nothing is claimed; a model's own queue means all its queues.
@@ -180,21 +185,21 @@ token_rate: Final = Prefix("hr:tokens:")
 # alone. No model can have these queues: a model's name has no colon.
 
 #: list: Celery messages, pushed left, taken right.
-BACKGROUND_TASKS: Final = "headrace:errands"
+BACKGROUND_TASKS: Final = "headrace:background"
 #: zset: background tasks behind the first of the list, which share its places -> their turn.
-WAITING_TASKS: Final = "hr:errands:waiting"
+WAITING_TASKS: Final = "hr:background:waiting"
 #: hash, while tasks wait there: API key -> the turn of its next task; ":now": the present turn.
-TASK_TURNS: Final = "hr:errands:turns"
+TASK_TURNS: Final = "hr:background:turns"
 #: set: background workers that may have taken some.
-BACKGROUND_WORKERS: Final = "hr:errands:owners"
+BACKGROUND_WORKERS: Final = "hr:background:owners"
 #: string, BACKGROUND_TTL_S: JSON: node and pid of one worker.
-background_alive: Final = Prefix("hr:errands:alive:")
+background_alive: Final = Prefix("hr:background:alive:")
 #: list: a message that one worker has just taken.
-background_taken: Final = Prefix("hr:errands:taken:")
+background_taken: Final = Prefix("hr:background:taken:")
 #: hash: delivery tag -> message that one worker has not acknowledged.
-background_held: Final = Prefix("hr:errands:held:")
+background_held: Final = Prefix("hr:background:held:")
 #: set, 1 h: "<id> <delivery>" of the webhooks that one worker sends now.
-background_sending: Final = Prefix("hr:errands:sending:")
+background_sending: Final = Prefix("hr:background:sending:")
 
 # Webhooks (headrace/webhooks).
 

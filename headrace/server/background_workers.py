@@ -1,6 +1,6 @@
 """The liveness of background workers, and the requeue of a dead one's tasks.
 
-A background task is a Celery message in `headrace:errands`; workers/background runs it. This
+A background task is a Celery message in `headrace:background`; workers/background runs it. This
 module does not import Celery.
 """
 
@@ -19,7 +19,7 @@ from headrace.redis.scripts import script
 from headrace.server.supervisor.proc import start_time_ticks
 
 #: How the Celery node name of a background worker begins.
-NODE: Final = "errands"
+NODE: Final = "background"
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):

@@ -19,8 +19,10 @@ import redis
 import redis.exceptions
 
 from headrace.batches.store import BatchStore
-from headrace.config.paths import ENV_URL, server_root
+from headrace.config.paths import ENV_URL
+from headrace.config.service_links import is_service_link
 from headrace.config.settings import ENV_CONFIG, Settings
+from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.queue.recovery import release_incarnation
@@ -77,16 +79,8 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
 
     The Redis URL is a variable and not an argument, because it may hold a password.
     """
-    cwd = os.getcwd()
-    given = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # A folder `api` or `workers` in the user's working directory must not hide ours. Celery puts
-    # that directory first on the path unless the path has it already, so it goes last.
-    path = dict.fromkeys([str(server_root()), *given, cwd])
     result = {
-        **environ,
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
+        **with_server_path(environ),
         "HEADRACE_REDIS_URL": redis_url,
         "HEADRACE_MODELS_FILE": str(settings.models_file.absolute()),
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
@@ -258,7 +252,7 @@ def worker_child(
         }
 
     def release(end: Exit) -> None:
-        release_leases(url, end.environment[INCARNATION], settings.max_deliveries, report)
+        release_leases(url, end.environment[INCARNATION], settings, report)
 
     return _celery_worker(
         device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
@@ -381,8 +375,13 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
         "db": settings.state_dir.absolute() / "flower",
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    # Flower takes an empty FLOWER_BASIC_AUTH as a password that no user can enter.
-    given = {k: v for k, v in environ.items() if v or not k.startswith("FLOWER_")}
+    # Flower takes an empty FLOWER_BASIC_AUTH as a password that no user can enter, and the
+    # FLOWER_PORT of a Service that is named flower as its port.
+    given = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("FLOWER_") or (value and not is_service_link(name, value))
+    }
     given = {**_FLOWER_DEFAULTS, **given}
     return ChildSpec(
         name="flower",
@@ -397,11 +396,15 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
 
 
 def release_leases(
-    redis_url: str, incarnation: str, max_deliveries: int | None, report: Callable[[str], None]
+    redis_url: str, incarnation: str, settings: Settings | None, report: Callable[[str], None]
 ) -> None:
-    """Release the leases of a dead worker. After an error they expire by themselves."""
+    """Release the leases of a dead worker; without settings no crash is charged.
+
+    After an error they expire by themselves.
+    """
+    charged = () if settings is None else (settings.max_deliveries, settings.failures_kept)
     try:
-        released = release_incarnation(redis_url, incarnation, max_deliveries)
+        released = release_incarnation(redis_url, incarnation, *(charged or (None,)))
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         report(f"leases of {incarnation} not released, they expire by themselves: {error}")
         return

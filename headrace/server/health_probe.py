@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 import redis
 import redis.exceptions
-from typing_extensions import override
 
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
@@ -40,12 +39,6 @@ class Component(StrEnum):
     RUNNER = "runner"
     FLOWER = "flower"
     REDIS = "redis"
-
-    @classmethod
-    @override
-    def _missing_(cls, value: object) -> Component | None:
-        """Accept `errands`, the old name of the background worker."""
-        return cls.BACKGROUND if value == "errands" else None
 
 
 def run_check(name: str, workers: int | None, environ: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -102,7 +102,9 @@ class Reloader:
     def _apply_file(self, _: set[Path]) -> None:
         declared = read_declared(self._settings.models_file, self._settings)
         with registry_at(self._broker_url) as store:
-            self._report_changes(store.apply(declared, _BY, prune=True))
+            changes = store.apply(declared, _BY, prune=True)
+        for change in changes:
+            self._report(f"model {change.name}: {change.what}")
 
     def _reload(self, changed: set[Path]) -> None:
         """Load the models again whose handlers are in the folders of these files."""
@@ -115,11 +117,8 @@ class Reloader:
             registry = store.read()
             changes = self._reloaded(registry, {path.parent for path in changed})
             store.write(registry, changes, _BY)
-        self._report_changes(changes)
-
-    def _report_changes(self, changes: Iterable[Change]) -> None:
         for change in changes:
-            self._report(f"model {change.name}: {change.what}")
+            self._report(f"model {change.name}: its code has changed; the workers load it again")
 
     def _reloaded(self, registry: Registry, folders: set[Path]) -> list[Change]:
         found = []

@@ -35,6 +35,7 @@ from headrace.server.torchserve_models import (
     StartReader,
     register_all,
 )
+from headrace.server.torchserve_process import report_ready
 from headrace.server.torchserve_snapshots import Snapshots
 from headrace.server.torchserve_workflows import read_workflows
 from headrace.server.up import Up, UpOptions
@@ -64,13 +65,17 @@ class TorchServer(Up):
     Args:
         launch: the configuration.
         environ: the environment.
+        ready_fd: where `start_in_background` waits for this server; None without one.
     """
 
-    def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, launch: Launch, environ: Mapping[str, str], ready_fd: int | None = None
+    ) -> None:
         environ = {**environ, **gpus_of(launch, environ), **variables_of(launch, environ)}
         settings = load_settings(None, environ, {})
         options = UpOptions(flower=False, runner=False)
         self._launch = launch
+        self._ready_fd = ready_fd
         self._hidden_variables = _pattern(launch)
         super().__init__(settings, options, environ)
         self._starts: list[Start] = []
@@ -162,6 +167,7 @@ class TorchServer(Up):
                 alone = self._settings.redis_url is None
                 for change in register_all(store, self._starts, declared, alone=alone):
                     self._report(f"model {change.name}: {change.what}")
+            self._snapshots.begin()
             self._loading = loading_models(store.read())
         self._is_registered = True
 
@@ -177,6 +183,9 @@ class TorchServer(Up):
     @override
     def _announce(self, reloader: Reloader) -> None:
         reloader.start()
+        if self._ready_fd is not None:
+            report_ready(self._ready_fd)
+            self._ready_fd = None
         threading.Thread(target=self._started, name="headrace-started", daemon=True).start()
 
     def _started(self) -> None:

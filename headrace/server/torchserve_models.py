@@ -31,7 +31,7 @@ from headrace.registry.store import RegistryStore
 from headrace.torchserve.config import is_allowed
 from headrace.torchserve.launch import Launch
 from headrace.torchserve.model_config import AT_START, details_of, model_options, with_snapshot
-from headrace.torchserve.snapshot import HANDLER, SnapshotModel
+from headrace.torchserve.snapshot import HANDLER, SnapshotModel, too_small
 
 #: The author of changes, in the log of the registry.
 BY: Final = "headrace torchserve --start"
@@ -82,11 +82,12 @@ class StartReader:
         """Return the models that the server starts with.
 
         Raises:
-            ConfigError: a model that is named does not exist, or cannot be read.
+            ConfigError: a model that is named does not exist, or cannot be read; the archive of a
+                model of the snapshot does not exist.
         """
         restored = self._launch.restored
         if restored is not None:
-            return [self._restored(one) for one in restored]
+            return list(filter(None, map(self._restored, restored)))
         if self._launch.loads_all:
             return self._all()
         found: dict[tuple[str, str], Start] = {}
@@ -129,35 +130,40 @@ class StartReader:
         default = self._launch.config.default_service_handler
         found = self._reader.read(source, given=("handler",) if default else ())
         name = name or found.name or _stem(source)
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{source}: the name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not "
-                f"begin with . or -, unlike {name[:64]!a}",
-                hint="load it as name=archive",
-            )
+        _check_name(name, source)
         version = str(found.options.get("version", DEFAULT_VERSION))
         options = model_options(
             self._launch.config, name, version, found.settings, workers=DEFAULT_WORKERS
         )
-        options |= {"source": source, "options": {AT_START: True, **details_of(found.settings)}}
+        details = {AT_START: True, **details_of(found.settings), **options.get("options", {})}
+        options |= {"source": source, "options": details}
         if default and "handler" not in found.options:
             options["handler"] = archive_handler(found.folder, default)
         return Start(name, version, options, is_default=False)
 
-    def _restored(self, one: SnapshotModel) -> Start:
+    def _restored(self, one: SnapshotModel) -> Start | None:
+        """Return a model of a snapshot; None, with a report, if its archive is broken.
+
+        Raises:
+            ConfigError: its archive does not exist.
+        """
         config = self._launch.config
         given = ("handler",) if HANDLER in one.settings or config.default_service_handler else ()
         try:
+            _check_name(one.name, one.archive)
             found = self._reader.read(one.archive, given=given)
         except ConfigError as error:
-            raise ConfigError(
-                f"{self._launch.file}: the model {one.name}: {error.message}",
-                hint="put the archive back, or start with --ncs",
-            ) from error
+            if not (self._store / one.archive).exists():
+                raise ConfigError(
+                    f"{self._launch.file}: the model {one.name}: {error.message}",
+                    hint="put the archive back, or start with --ncs",
+                ) from error
+            self._report(f"the model {one.name} of the snapshot is not loaded: {error.message}")
+            return None
         config = msgspec.structs.replace(config, models={one.name: {one.version: one.settings}})
         values = with_snapshot(found.settings, one.settings)
-        options = model_options(config, one.name, one.version, values)
-        details = {AT_START: True, **details_of(found.settings)}
+        options = model_options(config, one.name, one.version, values, too_small(one.settings))
+        details = {**details_of(found.settings), **options.get("options", {})}
         options |= {"source": one.archive, "options": details}
         if HANDLER in one.settings:
             options["handler"] = str(one.settings[HANDLER])
@@ -206,6 +212,15 @@ class StartReader:
         finally:
             partial.unlink(missing_ok=True)
         return name
+
+
+def _check_name(name: str, source: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{source}: the name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not "
+            f"begin with . or -, unlike {name[:64]!a}",
+            hint="load it as name=archive",
+        )
 
 
 def _is_model(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -66,23 +67,43 @@ def running() -> Running | None:
     return Running(pid, is_ours=True) if is_ours else None
 
 
-def start_in_background(arguments: Sequence[str]) -> int:
-    """Start `headrace torchserve` with these arguments; return its process.
+def start_in_background(arguments: Sequence[str]) -> bool:
+    """Start `headrace torchserve` with these arguments; return whether it serves.
 
-    It keeps the standard output, and outlives this process and its terminal.
+    It keeps the standard output, and outlives this process and its terminal. This waits until it
+    serves, or has ended.
 
     Raises:
         ConfigError: the pid file cannot be written.
     """
     # Before the start, so that no server runs without it; 0 is the id of no process.
     write_pid(0)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "headrace", _OURS, *arguments, "--foreground"],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    write_pid(process.pid)
-    return process.pid
+    ready, opened = os.pipe()
+    with os.fdopen(ready, "rb") as reader:
+        try:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "headrace", _OURS, *arguments),
+                    *("--foreground", f"--ready-fd={opened}"),
+                ],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(opened,),
+            )
+        finally:
+            os.close(opened)
+        write_pid(process.pid)
+        if reader.read(1):  # nothing, if it has ended
+            return True
+    process.wait()
+    _remove_pid(process.pid)
+    return False
+
+
+def report_ready(descriptor: int) -> None:
+    """Report to `start_in_background` that this server serves; it may have been interrupted."""
+    with contextlib.suppress(OSError), os.fdopen(descriptor, "wb") as file:
+        file.write(b"1")
 
 
 def write_pid(pid: int) -> None:
@@ -119,12 +140,16 @@ def pid_written() -> Iterator[None]:
     try:
         yield
     finally:
-        path = pid_file()
-        try:
-            if path.read_text() == str(pid):
-                path.unlink()
-        except OSError:
-            pass  # another start has replaced it
+        _remove_pid(pid)
+
+
+def _remove_pid(pid: int) -> None:
+    path = pid_file()
+    try:
+        if path.read_text() == str(pid):
+            path.unlink()
+    except OSError:
+        pass  # another start has replaced it
 
 
 def stop(pid: int, limit_s: float = STOP_S) -> bool:

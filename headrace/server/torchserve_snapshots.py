@@ -10,18 +10,27 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import redis.exceptions
 
 from headrace.config.model_options import ModelOptions
 from headrace.errors import HeadraceError
+from headrace.redis import keys
+from headrace.redis.connection import connect
 from headrace.registry.model import Registry
 from headrace.registry.store import RegistryStore, registry_at
 from headrace.torchserve.launch import Launch
-from headrace.torchserve.model_config import WEIGHTS_ONLY
-from headrace.torchserve.snapshot import HANDLER, Kind, SnapshotModel, write_snapshot
+from headrace.torchserve.model_config import TOO_SMALL, WEIGHTS_ONLY
+from headrace.torchserve.snapshot import (
+    HANDLER,
+    LAST_NAME,
+    Kind,
+    SnapshotModel,
+    last_written,
+    write_snapshot,
+)
 
-#: How often the registry is looked at.
+#: How often the registry is looked at, in case the publication of a change was lost.
 LOOK_S: Final = 0.3
-LAST_NAME: Final = "last_snapshot"
 
 
 def snapshot_models(registry: Registry) -> list[SnapshotModel]:
@@ -59,6 +68,7 @@ def snapshot_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "responseTimeout": max(1, round(value["timeout_s"])),
         "startupTimeout": max(1, round(value["load_timeout_s"])),
         "runtimeType": "python",
+        **(options.get("options") or {}).get(TOO_SMALL, {}),
         **({HANDLER: value["handler"]} if value["handler"] else {}),
         **({} if value["weights_only"] else {WEIGHTS_ONLY: False}),
     }
@@ -75,7 +85,7 @@ class Snapshots:
 
     def __init__(self, launch: Launch, state_dir: Path, report: Callable[[str], None]) -> None:
         self._launch = launch
-        # The name of the last snapshot of this state directory.
+        self._state_dir = state_dir
         self._last = state_dir / LAST_NAME
         self._folder = launch.config.snapshot_folder
         self._report = report
@@ -89,11 +99,14 @@ class Snapshots:
         It was not if the server was stopped in order, or has run without snapshots since.
         """
         file, generation = self._launch.file, self._launch.revision.partition(" ")[0]
-        try:
-            was_last = file is not None and self._last.read_text() == file.name
-        except OSError:
-            return False
+        was_last = file is not None and last_written(self._state_dir)[0] == file.name
         return was_last and generation.isdecimal() and registry.generation > int(generation)
+
+    def begin(self) -> None:
+        """Have no client wait for a snapshot until the first one of this run is written."""
+        name, generation = last_written(self._state_dir)
+        if generation is not None:
+            self._last.write_text(name)
 
     def start(self, redis_url: str) -> None:
         """Write the first one, and follow the registry in a thread."""
@@ -120,9 +133,16 @@ class Snapshots:
     def _follow(self, redis_url: str) -> None:
         while not self._ended.wait(LOOK_S):
             # Redis may be away; the next turn finds the changes.
-            with contextlib.suppress(HeadraceError), registry_at(redis_url) as store:
-                while not self._ended.wait(LOOK_S):
+            with (
+                contextlib.suppress(HeadraceError, redis.exceptions.RedisError, OSError),
+                registry_at(redis_url) as store,
+                connect(redis_url) as client,
+                client.pubsub() as changes,
+            ):
+                changes.subscribe(keys.MODEL_CHANGES)
+                while not self._ended.is_set():
                     self._look(store)
+                    changes.get_message(timeout=LOOK_S)
 
     def _look(self, store: RegistryStore) -> None:
         if store.revision() != self._registry.revision:
@@ -142,6 +162,9 @@ class Snapshots:
                 snapshot_models(self._registry),
                 f"{revision.generation} {revision.change}",
             )
-            self._last.write_text(path.name)
+            # A reader finds it whole.
+            written = self._last.with_name(f".{LAST_NAME}.new")
+            written.write_text(f"{path.name} {revision.generation}")
+            written.replace(self._last)
         except OSError as error:
             self._report(f"no snapshot is written to {folder}: {error.strerror}")

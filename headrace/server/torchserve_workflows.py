@@ -49,4 +49,6 @@ def read_workflows(
         archives[workflow.name] = path.name
         report(f"{path.name} in the workflow store is the pipeline {workflow.name}")
     write_archives(folder, archives)
+    if not document["pipelines"]:
+        del document["pipelines"]  # a models file has at least one, or no such section
     return yaml.safe_dump(document, sort_keys=False)

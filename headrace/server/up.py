@@ -170,9 +170,7 @@ class Up:
             if incarnation.startswith(f"{components.RUNNER}-"):
                 components.release_batches(self._broker_url, incarnation, self._report)
                 continue
-            components.release_leases(
-                self._broker_url, incarnation, self._settings.max_deliveries, self._report
-            )
+            components.release_leases(self._broker_url, incarnation, self._settings, self._report)
 
     def _urls(self) -> dict[str, str]:
         settings = self._settings

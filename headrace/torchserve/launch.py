@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
+from headrace.config.service_links import is_service_link
 from headrace.errors import ConfigError
 from headrace.torchserve import snapshot
 from headrace.torchserve.config import (
@@ -240,7 +241,11 @@ def _from_environ(environ: Mapping[str, str], values: Mapping[str, str]) -> dict
         keys.discard("allowed_urls")
     found = {key: environ.get(f"{_ENV_PREFIX}{key.upper()}") for key in sorted(keys)}
     # A Compose file writes `NAME=` for an unset variable.
-    return {key: value for key, value in found.items() if value}
+    return {
+        key: value
+        for key, value in found.items()
+        if value and not is_service_link(f"{_ENV_PREFIX}{key.upper()}", value)
+    }
 
 
 def _with_paths(
@@ -254,7 +259,7 @@ def _with_paths(
         metrics_config=folder / metrics if metrics is not None else None,
         key_file=folder / KEY_FILE,
         log_location=logs,
-        metrics_location=folder / (environ.get("METRICS_LOCATION") or logs),
+        metrics_location=folder / (environ.get("METRICS_LOCATION") or LOGS),
         snapshot_folder=snapshots,
     )
 

@@ -29,16 +29,25 @@ _MAX_BYTES: Final = 256 * 1024
 _MAX_BATCH: Final = 4096
 _MAX_DELAY_MS: Final = 60_000
 _MAX_S: Final = 86_400
+#: No process loads in this time.
+_LEAST_S: Final = 0.001
 _MS_PER_S: Final = 1000
 _MAX_DEPTH: Final = 100_000_000
 _DEFAULT_BATCH: Final = 1
 _DEFAULT_DELAY_MS: Final = 100
+#: In a request these count as not given, as in TorchServe.
+_NOT_GIVEN: Final = {
+    "batchSize": -1,
+    "maxBatchDelay": -100,
+    "responseTimeout": -1,
+    "startupTimeout": -1,
+}
 #: Options for the number of model processes in each worker.
 PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
-#: Members of the `options` of a version, for its description. They are the URL that its archive was
-#: fetched from, the runtime that a request has named, and whether the server has started with it.
-#: The last one is another text for each registration, as the archive of the same name may be
-#: another one.
+#: Members of the `options` of a version, for its description. They are the URL or the name that a
+#: request has registered it by, the runtime that the request has named, and whether the server has
+#: started with it. The last one is another text for each registration, as the archive of the same
+#: name may be another one.
 URL: Final = "url"
 RUNTIME: Final = "runtime"
 AT_START: Final = "loaded_at_start"
@@ -49,6 +58,10 @@ REGISTRATION: Final = "registration"
 JOB_TICKET: Final = "job_ticket"
 SEQUENCES: Final = "sequences"
 CONTINUOUS: Final = "continuous"
+#: Numbers below the least one that an option of ours takes, by TorchServe's names. TorchServe takes
+#: them: with a time limit of 0, each load or request fails.
+TOO_SMALL: Final = "too_small"
+RESPONSE_TIMEOUT: Final = "responseTimeout"
 #: Our own key in `models` of config.properties, which the operator writes. No archive sets it.
 WEIGHTS_ONLY: Final = "weightsOnly"
 #: Keys of TorchServe that are accepted and have no effect.
@@ -79,7 +92,10 @@ class ModelYaml(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """What a request to register a model asks for; None where it leaves the choice."""
+    """What a request to register a model asks for; None where it leaves the choice.
+
+    A number of 0 or less is a choice too.
+    """
 
     batch_size: int | None = None
     max_batch_delay: int | None = None
@@ -216,16 +232,27 @@ def model_options(
         workers: the number of model processes where nothing else gives one.
     """
     declared = config.models.get(name, {}).get(version, {})
-    settings = {**{key: value for key, value in declared.items() if _fits(key, value)}, **values}
+    settings = {
+        key: value
+        for source in (declared, values)
+        for key, value in source.items()
+        # There, 0 counts as not given.
+        if _fits(key, value) and (key not in _NUMBERS or value > 0)
+    }
+    asked = {
+        "batchSize": requested.batch_size,
+        "maxBatchDelay": requested.max_batch_delay,
+        "responseTimeout": requested.response_timeout,
+        "startupTimeout": requested.startup_timeout,
+    }
+    given = {n: v for n, v in asked.items() if v is not None and v != _NOT_GIVEN[n]}
+    batch = {key: value for key, value in given.items() if key in _BATCH}
+    defaults = {
+        "responseTimeout": config.default_response_timeout,
+        "startupTimeout": config.default_startup_timeout,
+    }
     # A request wins for batches, and loses for timeouts.
-    batch = {"batchSize": requested.batch_size, "maxBatchDelay": requested.max_batch_delay}
-    settings |= {key: given for key, given in batch.items() if given is not None and given > 0}
-    for key, given, default in (
-        ("responseTimeout", requested.response_timeout, config.default_response_timeout),
-        ("startupTimeout", requested.startup_timeout, config.default_startup_timeout),
-    ):
-        if settings.get(key, 0) <= 0:
-            settings[key] = given if given is not None and given > 0 else default
+    settings = {**defaults, **given, **settings, **batch}
     counts = _yaml_workers(values) or _workers(config, declared, requested, workers)
     return {
         "max_batch_size": _DEFAULT_BATCH,
@@ -233,8 +260,17 @@ def model_options(
         "max_queue_depth": min(max(config.job_queue_size, 1), _MAX_DEPTH),
         **(_one_worker(counts) if has_sequences(values) else counts),
         **_other_options(settings),
+        **_too_small(settings),
         **({"weights_only": False} if declared.get(WEIGHTS_ONLY) is False else {}),
     }
+
+
+def _too_small(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for numbers of 0 or less, and these numbers if no option takes them."""
+    small = {key: settings[key] for key in _LEAST if settings.get(key, 1) <= 0}
+    options = {_NUMBERS[key][0]: _LEAST[key] for key in small}
+    unheld = {key: value for key, value in small.items() if value < _LEAST[key]}
+    return {**options, **({"options": {TOO_SMALL: unheld}} if unheld else {})}
 
 
 def with_snapshot(values: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,6 +373,14 @@ _NUMBERS: Final = {
     "responseTimeout": ("timeout_s", _MAX_S),
     "startupTimeout": ("load_timeout_s", _MAX_S),
     "jobQueueSize": ("max_queue_depth", _MAX_DEPTH),
+}
+_BATCH: Final = ("batchSize", "maxBatchDelay")
+#: The least that our options take.
+_LEAST: Final[Mapping[str, float]] = {
+    "batchSize": 1,
+    "maxBatchDelay": 0,
+    "responseTimeout": _LEAST_S,
+    "startupTimeout": _LEAST_S,
 }
 _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     **dict.fromkeys(

@@ -15,11 +15,15 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.torchserve.model_config import Requested
 from headrace.torchserve.properties import write_properties
 
 #: The folder of the snapshots, below that of the log files.
 FOLDER: Final = "config"
 MODELS_KEY: Final = "model_snapshot"
+#: Below the state directory: the name of the last snapshot, and the generation of the registry that
+#: it has. There is no generation until this run of the server has written one.
+LAST_NAME: Final = "last_snapshot"
 #: Our own key: the state of the registry of which a snapshot was made.
 REVISION_KEY: Final = "headrace_registry"
 #: Our own key of a model: the handler, if a request has named it.
@@ -56,6 +60,15 @@ def last_snapshot(folder: Path) -> Path | None:
     return max(found, key=lambda path: path.name, default=None)
 
 
+def last_written(state_dir: Path) -> tuple[str, int | None]:
+    """Return the name of the last snapshot of a state directory, and its generation."""
+    try:
+        name, _, generation = (state_dir / LAST_NAME).read_text().partition(" ")
+    except OSError:
+        return "", None
+    return name, int(generation) if generation.isdecimal() else None
+
+
 def read_models(text: str, where: str) -> list[SnapshotModel]:
     """Return the models of `model_snapshot`, in its order.
 
@@ -86,6 +99,19 @@ def read_models(text: str, where: str) -> list[SnapshotModel]:
             f"{where}: {MODELS_KEY}: it is not readable: {text}",
             hint="remove the file, or start with --ncs",
         ) from error
+
+
+def too_small(settings: Mapping[str, Any]) -> Requested:
+    """Return the numbers of 0 or less that a request had given."""
+    names = ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+    found = (settings.get(name) for name in names)
+    values = [value if type(value) is int and value <= 0 else None for value in found]
+    return Requested(
+        batch_size=values[0],
+        max_batch_delay=values[1],
+        response_timeout=values[2],
+        startup_timeout=values[3],
+    )
 
 
 def write_snapshot(

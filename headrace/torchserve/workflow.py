@@ -8,6 +8,7 @@ runs as a handler of TorchServe.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -194,7 +195,7 @@ def _manifest(folder: Path, label: str) -> tuple[str, str, str]:
     if not re.fullmatch(MODEL_NAME_PATTERN, name):
         raise ConfigError(f"{label}: {MANIFEST}: {name[:64]!r} cannot be the name of a pipeline")
     for file in [spec_file, *([handler] if handler else [])]:
-        if "/" in file or not (folder / file).is_file():
+        if "/" in file or not os.path.isfile(folder / file):
             raise ConfigError(
                 f"{label}: there is no file {file[:64]!a}, which {MANIFEST} names",
                 hint=_PACK_AGAIN,

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headrace.config.optimize import Optimize
 from headrace.optimize.report import BatchTime, Comparison, Variant
 from headrace.tune.space import (
     BATCH_MAX,
-    FIXED_SHAPES,
     VARIANT,
+    Candidate,
     Point,
     Space,
     variant_label,
@@ -43,6 +42,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         start: the batch with which the first of them has its highest rate within the objective.
         preprocess_share: the part of the time of that batch that `preprocess` takes.
         left_out: what is not measured, with reasons.
+        measured: all variants with times, for `expected_rate`.
     """
 
     variants: list[Variant]
@@ -50,11 +50,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     preprocess_share: float
     left_out: list[LeftOut] = []
-
-
-def quickest_first(variants: Iterable[Optimize]) -> list[Optimize]:
-    """Return variants in the order in which they are built: slow builds leave others no time."""
-    return sorted(variants, key=lambda variant: variant.backend in FIXED_SHAPES)
+    measured: list[Variant] = []
 
 
 def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
@@ -88,8 +84,8 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
         batch_max = max(batch_max, 1 << (min(larger) - 1).bit_length() - 1)
         reason = "no variant is in time with it, or a smaller batch has a higher rate"
         left_out.append(LeftOut(what=f"batches of {min(larger)} and more", reason=reason))
-    elif comparison.cut:  # its time ended before batches that are too large
-        batch_max = max(batch_max, BATCH_MAX)
+    else:  # larger batches were not measured, and may be in time
+        batch_max = max([batch_max, *(_beyond(variant.times, objective_ms) for variant in kept)])
     first = _start(kept[0].times, objective_ms) if kept else None
     return Calibration(
         variants=kept,
@@ -97,6 +93,7 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
         start=first.size if first else 0,
         preprocess_share=first.preprocess_ms / _total_ms(first) if first else 0.0,
         left_out=left_out,
+        measured=[variant for variant in comparison.variants if variant.times],
     )
 
 
@@ -114,6 +111,27 @@ def start_of(space: Space, calibration: Calibration) -> Point:
             nearest = min(sizes, key=lambda size: (abs(size - calibration.start), size))
             point = space.at(point, axis.name, sizes.index(nearest))
     return point
+
+
+def expected_rate(calibration: Calibration, objective_ms: float, candidate: Candidate) -> float:
+    """Return the requests a second of a candidate by the times of its batches; 0 if unknown."""
+    label = variant_label(candidate.options.get("optimize"))
+    most = candidate.options.get("max_batch_size", BATCH_MAX)
+    for variant in calibration.measured:
+        if _name(variant) == label:
+            times = [time for time in variant.times if time.size <= most]
+            return 1000 * _rate(_start(times, objective_ms))
+    return 0.0
+
+
+def _beyond(times: Sequence[BatchTime], objective_ms: float) -> int:
+    """Return the largest batch that may be in time, by the two largest that were measured."""
+    if len(times) < _SIZES_MIN:
+        return BATCH_MAX
+    one, other = times[-2:]
+    per_item = max((_total_ms(other) - _total_ms(one)) / (other.size - one.size), 1e-9)
+    items = other.size + (objective_ms - _total_ms(other)) / per_item
+    return min(BATCH_MAX, 1 << max(0, int(items).bit_length() - 1)) if items >= 1 else 0
 
 
 def _name(variant: Variant) -> str:

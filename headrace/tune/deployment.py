@@ -90,6 +90,7 @@ class PrivateDeployment(Deployment):
         written: its options in the models file.
         models_file: the models file; relative paths refer to its folder.
         folder: the folder of the tuning.
+        builds: the folder of the builds of variants.
         load_timeout_s: how long a start may take.
         environ: the environment.
     """
@@ -101,6 +102,7 @@ class PrivateDeployment(Deployment):
         written: Mapping[str, Any],
         models_file: Path,
         folder: Path,
+        builds: Path,
         load_timeout_s: float,
         environ: Mapping[str, str],
     ) -> None:
@@ -111,6 +113,7 @@ class PrivateDeployment(Deployment):
         # Paths in the options refer to the folder of the file, so ours must be there too.
         self._file = models_file.absolute().with_name(f".headrace-tune-{model}.yaml")
         self._folder = folder / "server"
+        self._builds = builds
         self._timeout_s = load_timeout_s
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,10 +143,9 @@ class PrivateDeployment(Deployment):
                 shutil.rmtree(left, ignore_errors=True)
             self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))
             self._state = Path(tempfile.mkdtemp(prefix=_STATE, dir=self._folder))
-            # A variant is built once for all trials.
-            builds = builds_of(self._folder.parent)
-            builds.mkdir(exist_ok=True)
-            (self._state / OPTIMIZED).symlink_to(builds.absolute())
+            # A variant is built once, also for the user's own server.
+            self._builds.mkdir(parents=True, exist_ok=True)
+            (self._state / OPTIMIZED).symlink_to(self._builds.absolute())
         except OSError as error:
             raise ConfigError(
                 f"{error.filename}: cannot be written: {error.strerror}",
@@ -241,11 +243,6 @@ class PrivateDeployment(Deployment):
             return last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
-
-
-def builds_of(folder: Path) -> Path:
-    """Return the folder of the builds of variants, which calibration and trials share."""
-    return folder / OPTIMIZED
 
 
 class RunningServer(Deployment):

@@ -8,9 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measurement import Objective
+from headrace.observability.machine import busy_warning
 from headrace.tune.calibration import LeftOut
 from headrace.tune.confirmation import Confirmation, Confirmed
-from headrace.tune.search import Trial
+from headrace.tune.search import Trial, rate_text
 from headrace.tune.space import Candidate
 
 FORMAT: Final = 1
@@ -36,7 +37,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
         environ: the workers' variables to change.
         patch: a unified diff of the models file; "" if nothing changes.
         revert: the command that takes the change back, if it was applied.
-        load: the average load of the machine at the start and at the end.
+        environment: the load of the machine at the start, as `load_facts` has it.
+        load_after: the load average at the end.
     """
 
     model: str
@@ -54,7 +56,8 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     environ: dict[str, str] = {}
     patch: str = ""
     revert: str = ""
-    load: tuple[float, float] = (0.0, 0.0)
+    environment: dict[str, Any] = {}
+    load_after: float | None = None
     format: int = FORMAT
 
     @property
@@ -66,8 +69,11 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """Return the result in a sentence."""
         if self.confirmation is None:
+            best = max(self.trials, key=lambda trial: trial.rate)
             return (
                 "not confirmed: the budget ended before the best candidates were measured again; "
+                f"the best so far is {best.candidate.label or 'the present options'} with "
+                f"{rate_text(best)}, and the present options have {rate_text(self.trials[0])}; "
                 "use --resume with a longer --budget"
             )
         present, better = self.confirmation.present, self.better
@@ -89,10 +95,12 @@ def markdown(report: TuneReport) -> str:
     complete = "" if report.complete else "; the budget ended the search"
     parts = [
         f"# headrace tune {report.model}",
+        *filter(None, [f"**{busy}**" if (busy := busy_warning(report.environment)) else ""]),
         f"Objective: p{objective.percentile:g} within {objective.latency_ms:g} ms. "
         f"Input: {report.input}. {len(report.trials)} of {report.points:,} points were measured in "
         f"{report.seconds / 60:.1f} minutes{complete}. "
-        f"Load average: {report.load[0]:.1f} before, {report.load[1]:.1f} after.",
+        f"Load average: {_load(report.environment.get('load_before'))} before, "
+        f"{_load(report.load_after)} after.",
         f"**{report.verdict}**",
     ]
     if report.confirmation is not None:
@@ -108,6 +116,10 @@ def markdown(report: TuneReport) -> str:
             _table(("what", "reason"), [(one.what, one.reason) for one in report.left_out])
         )
     return "\n\n".join(parts) + "\n"
+
+
+def _load(average: float | None) -> str:
+    return "unknown" if average is None else f"{average:.1f}"
 
 
 def _change(report: TuneReport) -> list[str]:
@@ -140,11 +152,11 @@ def _trials(trials: list[Trial]) -> str:
     rows = []
     for trial in trials:
         above = f"below {trial.high:.1f}" if trial.high is not None else "no rate was too high"
-        result = trial.error or (f"{above}: {trial.cut}" if trial.cut else above)
+        result = trial.error or ("ended early" if trial.cut else above)
         # The first one is of the present options.
         label = labelled(trial.candidate, present=trial is trials[0])
-        rows.append((label, f"{trial.rate:.1f}", result, f"{trial.seconds:.0f} s"))
-    return _table(("options", "met the objective, requests/s", "limit", "time"), rows)
+        rows.append((label, rate_text(trial), result, f"{trial.seconds:.0f} s"))
+    return _table(("options", "met the objective", "limit", "time"), rows)
 
 
 def labelled(candidate: Candidate, *, present: bool) -> str:

@@ -51,6 +51,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     measurement: str = ""
 
 
+def rate_text(trial: Trial) -> str:
+    """Return the rate of a trial in words: one that was ended early has no rate."""
+    if trial.error:
+        return "not measured"
+    return trial.cut or f"{trial.rate:.1f}/s"
+
+
 #: Measures a candidate. It may end early once the rate is surely below the second argument.
 Measure = Callable[[Candidate, float], Trial]
 

@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.optimize import Optimize
+from headrace.config.optimize import FIXED_SHAPES, Optimize
 
 #: In a choice: the allowed batch sizes are the powers of two up to `max_batch_size`.
 POWERS: Final = "powers of 2"
-#: The backends that build or tune themselves for each batch size.
-FIXED_SHAPES: Final = frozenset({"compile", "aot", "tensorrt"})
 THREADS: Final = "OMP_NUM_THREADS"
 SLOTS: Final = "HEADRACE_DEVICE_SLOTS"
 

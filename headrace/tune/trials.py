@@ -17,6 +17,8 @@ from headrace.bench.measurement import Load, Measurement, Objective
 from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
+from headrace.tune.budget import TRIALS_MIN
+from headrace.tune.confirmation import ROUNDS_MIN
 from headrace.tune.deployment import Deployment
 from headrace.tune.journal import Journal, Part, Stage
 from headrace.tune.search import BudgetSpent, Trial
@@ -33,10 +35,19 @@ _SEARCH_CONFIDENCE: Final = 0.9
 _FIRST: Final = (2.0, 1.1)
 _OTHERS: Final = (1.4, 1.1)
 _AGAIN: Final = (1.1, 1.05)
+#: If the calibration has a rate for the candidate, the first load has this part of it: the way to
+#: the server and back takes time too.
+_EXPECTED: Final = 0.7
+#: With time for fewer trials, a repeated one takes fewer loads.
+_FEW: Final = 8
+_AGAIN_FEW: Final = (1.1, 1.1)
 #: Of a load that was too high, results come at about the rate that the server can do.
 _MARGIN: Final = 1.05
 
 _MEASUREMENTS: Final = "measurements"
+
+#: A repeated trial knows its rate, so it takes this part of the time of the first one.
+_REPEATED: Final = 0.75
 
 #: Finds the peak of a target: from a first rate, and up to the end of the search if the rate
 #: `at_least` misses the objective.
@@ -60,6 +71,7 @@ class Trials:
         reserved: how many trials the search leaves to the confirmation.
         searching: the search measures what the journal does not have.
         finalists: the candidates of the confirmation, without the present options.
+        expected: returns the rate of a candidate by the calibration; 0 if it is unknown.
     """
 
     def __init__(
@@ -89,6 +101,7 @@ class Trials:
         self.reserved = 0
         self.searching = True
         self.finalists: Sequence[Candidate] = ()
+        self.expected: Callable[[Candidate], float] = lambda _: 0.0
 
     def search(self, candidate: Candidate, floor: float) -> Trial:
         """Measure a candidate for the search.
@@ -134,9 +147,7 @@ class Trials:
 
     def _measure(self, stage: Stage, candidate: Candidate, number: int, floor: float) -> Trial:
         now, search = time.monotonic(), stage == "search"
-        # Half of a short budget is for the search.
-        reserved_s = min(self.reserved * self._usual_s, (self._deadline - self._began) / 2)
-        needed_s = reserved_s if search else self._usual_s
+        needed_s = self._searching_s() if search else _REPEATED * self._usual_s
         if now + needed_s > self._deadline or (search and not self.searching):
             raise BudgetSpent
         if not search:
@@ -151,6 +162,19 @@ class Trials:
                 self._keep(stage, candidate, number, time.monotonic() - began)
             raise
         return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+
+    def _searching_s(self) -> float:
+        """Return how long a further trial of the search and the confirmation after it take.
+
+        Half of a short budget is for the search, but the shortest confirmation goes first, unless
+        there was one.
+        """
+        half_s = (self._deadline - self._began) / 2
+        if len(self._known) < TRIALS_MIN:
+            return min(self.reserved * self._usual_s, half_s)
+        if self._journal.finalists is None:
+            half_s = max(half_s, 2 * ROUNDS_MIN * self._usual_s)
+        return self._usual_s + min(self.reserved * self._usual_s, half_s)
 
     def _keep(self, stage: Stage, candidate: Candidate, number: int, seconds: float) -> None:
         """Write the loads of a trial that is being interrupted."""
@@ -191,13 +215,17 @@ class Trials:
         self._deployment.use(candidate)
         known, objective = self._known.get(candidate.key), self._objective
         if known is not None:
-            start, (growth, precision) = known.rate, _AGAIN
+            growth, precision = _AGAIN if self.left >= _FEW else _AGAIN_FEW
+            start = known.rate
         else:
-            growth, precision = _OTHERS if floor else _FIRST
-            start = floor * growth
+            expected = _EXPECTED * self.expected(candidate)
+            growth, precision = _OTHERS if floor or expected else _FIRST
+            start = max(floor * growth, expected)
             lower = min(objective.confidence, _SEARCH_CONFIDENCE)
             objective = msgspec.structs.replace(objective, confidence=lower)
-        options = LoadOptions(duration_s=_LOAD_S, stop_early=True, on_load=self._in_budget)
+        options = LoadOptions(
+            duration_s=_LOAD_S, stop_early=True, on_begin=self._fits, on_load=self._in_budget
+        )
         try:
             measured = self._find(
                 self._target_of(self._deployment.url), objective, options, start=start,
@@ -223,6 +251,11 @@ class Trials:
         name = f"{place}-{sum(1 for _ in folder.glob(f'{place}-*.json')) + 1}.json"
         (folder / name).write_bytes(msgspec.json.encode(measured))
         return f"{_MEASUREMENTS}/{name}"
+
+    def _fits(self, length_s: float) -> None:
+        # At a low rate a load takes minutes.
+        if time.monotonic() + length_s > self._deadline:
+            raise BudgetSpent
 
     def _in_budget(self, load: Load) -> None:
         self._on_load(load)

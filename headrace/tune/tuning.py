@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from headrace.bench.serving import NotServed
 from headrace.bench.targets import Target
 from headrace.client.models import Model
 from headrace.errors import ConfigError
+from headrace.observability.machine import busy_warning, load_average, load_facts
 from headrace.optimize.report import Comparison
-from headrace.tune.calibration import Calibration, calibrated, start_of
+from headrace.tune.budget import calibration_s, outlook
+from headrace.tune.calibration import Calibration, calibrated, expected_rate, start_of
 from headrace.tune.confirmation import ROUNDS, ROUNDS_MIN, Confirmation, confirm
 from headrace.tune.deployment import Deployment
 from headrace.tune.journal import NAME, Header, Journal
@@ -36,9 +38,6 @@ OPTIONS: Final = (
     "optimize", "max_batch_size", "allowed_batch_sizes", "max_batch_delay_ms", "replicas",
     "min_replicas", "max_replicas", "total_replicas", "preprocess_threads", "preprocess_processes",
 )  # fmt: skip
-#: The share of the remaining budget that the calibration may use.
-_CALIBRATION: Final = 0.4
-
 #: Measures the variants of the model without a server, within a number of seconds. It returns None
 #: if it cannot.
 Compare = Callable[[float], Comparison | None]
@@ -57,6 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         where: the URL of the server, or "private" for servers that the trials start.
         models_file: the models file that the patch changes; None if it is not on this machine.
         resume: whether to continue the journal of the folder.
+        calibrates: whether a calibration is measured; a kept one, or a server that runs, needs
+            none.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     models_file: Path | None = None
     resume: bool = False
+    calibrates: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +121,18 @@ def tune(
         find: finds a peak.
 
     Raises:
-        ConfigError: the budget is too short for one trial, the journal is of another tuning, or the
-            model cannot be served with its present options.
+        ConfigError: the budget is too short for two trials, the journal is of another tuning, or
+            the model cannot be served with its present options.
         ServerUnreachable: a server that this tuning did not start has ended; `resume` continues.
     """
-    began, load = time.monotonic(), os.getloadavg()[0]
+    began, machine = time.monotonic(), load_facts()
+    if busy := busy_warning(machine):
+        progress.on_text(busy)
     journal = Journal(plan.folder / NAME)
     try:
         journal.begin(_header(plan), resume=plan.resume)
+        if not plan.resume:
+            progress.on_text(outlook(plan.budget_s, calibrates=plan.calibrates))
         deadline = began + plan.budget_s - journal.spent_s
         searching = not _is_unfinished(journal)
         left_s = max(0.0, deadline - began) if searching else 0.0
@@ -137,11 +143,13 @@ def tune(
             on_trial=progress.on_trial, on_load=progress.on_load, find=find,
         )  # fmt: skip
         trials.reserved, trials.searching = (FINALISTS + 1) * ROUNDS_MIN, searching
+        if calibration is not None:
+            trials.expected = partial(expected_rate, calibration, plan.objective.latency_ms)
         measured = _measured(plan, space, calibration, journal, trials, progress)
     finally:
         journal.close()
         deployment.close()
-    report = _report(plan, measured, journal.spent_s, load)
+    report = _report(plan, measured, journal.spent_s, machine)
     write(plan.folder, report)
     return report
 
@@ -235,7 +243,12 @@ def _measurements(folder: Path, report: TuneReport) -> list[Measurement]:
         return []
     shown = [report.confirmation.present, *report.confirmation.others[:1]]
     files = [one.trials[-1].measurement for one in shown]
-    return [read_measurement(folder / name) for name in files if name]
+    found = [read_measurement(folder / name) for name in files if name]
+    # Before each trial the machine has the load of the trial before it.
+    return [
+        msgspec.structs.replace(one, environment={**one.environment, **report.environment})
+        for one in found
+    ]
 
 
 def _header(plan: Plan) -> Header:
@@ -263,7 +276,7 @@ def _calibration(
             earlier = msgspec.json.decode(file.read_bytes(), type=Comparison)
     comparison = earlier
     if left_s > 0 and (comparison is None or comparison.cut):
-        comparison = compare(left_s * _CALIBRATION) or earlier
+        comparison = compare(calibration_s(left_s)) or earlier
     if comparison is None:
         return None
     if comparison is not earlier:
@@ -307,7 +320,7 @@ def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
     )
 
 
-def _report(plan: Plan, measured: _Measured, spent_s: float, load_before: float) -> TuneReport:
+def _report(plan: Plan, measured: _Measured, spent_s: float, machine: dict[str, Any]) -> TuneReport:
     """Return the report of what was measured, with the options to change."""
     calibration, confirmation = measured.calibration, measured.confirmation
     report = TuneReport(
@@ -322,7 +335,8 @@ def _report(plan: Plan, measured: _Measured, spent_s: float, load_before: float)
         trials=measured.found.trials,
         left_out=calibration.left_out if calibration is not None else [],
         confirmation=confirmation,
-        load=(load_before, os.getloadavg()[0]),
+        environment=machine,
+        load_after=load_average(),
     )
     return _with_change(plan, report, confirmation, measured.found.present.candidate)
 

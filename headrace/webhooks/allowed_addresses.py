@@ -1,4 +1,4 @@
-"""The addresses to which webhooks may be sent: public ones, and those that the operator allows.
+"""The addresses of webhooks and downloads: public ones, and those that the operator allows.
 
 The list follows the IANA registries of special-purpose addresses (RFC 6890). `ipaddress.is_global`
 differs between versions of Python.
@@ -44,6 +44,26 @@ _REFUSED_V6: Final = tuple(
         "3fff::/20",
     )
 )
+#: Where clouds give credentials and secrets to a machine; no setting allows these addresses.
+_METADATA: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "100.100.100.200/32",  # Alibaba Cloud
+        "168.63.129.16/32",  # Azure
+        "169.254.0.23/32",  # Tencent Cloud
+        "169.254.42.42/32",  # Scaleway
+        "169.254.169.0/24",  # most clouds
+        "169.254.170.0/24",  # Amazon's containers
+        "192.0.0.192/32",  # Oracle Cloud
+        "192.80.8.124/32",  # Equinix Metal
+        "fd00:42::42/128",  # Scaleway
+        "fd00:a9fe:a9fe::/48",  # Akamai
+        "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
+        "fd00:ec2::/32",  # Amazon
+        "fd20:ce::/48",  # Google Cloud
+        "fe80::a9fe:a9fe/128",  # OpenStack
+    )
+)
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -81,8 +101,15 @@ def plain(address: Address) -> Address:
 
 
 def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
-    """Return whether a webhook may be sent to an address."""
+    """Return whether a connection to an address may be made.
+
+    Args:
+        address: where a webhook or a download goes.
+        allowed: the networks that are allowed besides the public addresses.
+    """
     address = plain(address)
+    if _allows(_METADATA, address):
+        return False
     if address.version == 6 and address in _NAT64:
         # An allowed translator does not allow the addresses behind it.
         inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)

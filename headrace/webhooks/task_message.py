@@ -66,7 +66,7 @@ def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> 
 def message(task: WebhookTask) -> bytes:
     """Return the Celery message (protocol 2) of a task, ready for LPUSH."""
     task_id = task.message_id or new_ids(1)[0]
-    body = msgspec.json.encode(((), {"errand": task}, _EMBED))
+    body = msgspec.json.encode(((), {"task": task}, _EMBED))
     # Flower shows this. The URL may contain a token.
     shown = f"{{'job': {task.job!r}}}"
     headers: dict[str, Any] = {

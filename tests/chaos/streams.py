@@ -93,7 +93,9 @@ class Follower:
         wanted = list(range(self.count, self.count + len(data)))
         assert data == wanted, f"{self.job_id}: after {self.count} pieces came {data[:3]}"
         self.count += len(data)
-        assert int(event_id) == self.count, f"{self.job_id}: {event_id} is piece {self.count}"
+        assert int(event_id.split(".")[0]) == self.count, (
+            f"{self.job_id}: {event_id} is piece {self.count}"
+        )
 
 
 async def _kill(

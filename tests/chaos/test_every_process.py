@@ -30,9 +30,9 @@ from tests.harness.servers.up import RunningUp, running_up
 from tests.harness.servers.webhook_receiver import Receiver, webhook_receiver
 from tests.harness.wait import wait_until
 
-PARTS = ("redis", "api", "cpu0", "model", "errands", "runner", "flower")
+PARTS = ("redis", "api", "cpu0", "model", "background", "runner", "flower")
 #: If one of these dies, no job runs again.
-RUNS_ON = frozenset({"api", "errands", "runner", "flower"})
+RUNS_ON = frozenset({"api", "background", "runner", "flower"})
 JOBS, PIPELINES, PIECES, LINES = 6, 2, 3, 8
 ENDPOINT = "/api/v1/models/weigh/jobs"
 PATIENCE_S = 120.0

@@ -13,11 +13,12 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from tests.compat import guarded_cases
+from tests.compat import guarded_cases, restored_cases
 from tests.compat.archives import NOOP_2, build, build_all, build_broken
 from tests.compat.cases import CONFIG, Scenario
 from tests.compat.compare import registered
 from tests.compat.guarded_cases import GUARDED
+from tests.compat.restored_cases import RESTORED
 from tests.compat.servers import ARCHIVER, Answer, Server, missing, ours, theirs
 from tests.compat.test_same import FLAGS, SCENARIOS
 
@@ -49,6 +50,11 @@ def main() -> None:
         chosen = [one for one in GUARDED if not names or one.name in names]
         if chosen:
             with start(store, guarded_cases.MODELS, guarded_cases.CONFIG) as server:
+                look(server, chosen, registers=False)
+        chosen = [one for one in RESTORED if not names or one.name in names]
+        if chosen:
+            with start(store, [], restored_cases.CONFIG, "--disable-token-auth") as server:
+                server.wait_loaded(restored_cases.LOADED)
                 look(server, chosen, registers=False)
 
 

@@ -124,6 +124,12 @@ handler:
   greeting: hello
   profile: true
 """
+ZEROS: Final = """\
+batchSize: 0
+maxBatchDelay: 0
+responseTimeout: 0
+startupTimeout: 0
+"""
 MICRO_BATCHING: Final = """\
 batchSize: 4
 maxBatchDelay: 20
@@ -168,6 +174,7 @@ ARCHIVES: Final = {
         Archive("raises", "raises.py"),
         Archive("sized", "sized.py"),
         Archive("rows", "rows.py"),
+        Archive("tensors", "tensors.py"),
         *(
             Archive(name, "cannot_load.py", config=f"handler: {{raises: {error}}}\n")
             for name, error in (
@@ -272,6 +279,7 @@ ARCHIVES: Final = {
             requirements="--no-index\na-package-that-nobody-has==1.0\n",
         ),
         Archive("yaml_config", "yaml_config.py", config=YAML),
+        Archive("zeros", "echo.py", config=ZEROS),
         Archive("prints", "prints.py"),
         Archive("async_handle", "async_handle.py", config="asyncCommunication: true\n"),
         Archive("pieces", "pieces.py"),

@@ -210,6 +210,69 @@ ALONE: Final = (
         ),
     ),
     Scenario(
+        "numbers_of_zero_or_less",
+        (
+            *(
+                ask
+                for number in (0, -2, -5)
+                for name in ("batch_size", "max_batch_delay", "response_timeout")
+                for ask in (
+                    manage("POST", f"/models?url=echo.mar&initial_workers=1&{name}={number}"),
+                    manage("GET", "/models/echo"),
+                    predict("echo", b"x"),
+                    manage("DELETE", "/models/echo"),
+                )
+            ),
+            # TorchServe keeps a model of which no worker has started at times only.
+            *(
+                ask
+                for number in (0, -5)
+                for ask in (
+                    register("echo", startup_timeout=number, model_name=f"late{number}"),
+                    register(
+                        "echo", startup_timeout=number, model_name=f"off{number}", initial_workers=0
+                    ),
+                    manage("GET", f"/models/off{number}"),
+                )
+            ),
+            # These count as not given.
+            register(
+                "echo",
+                batch_size=-1,
+                max_batch_delay=-100,
+                response_timeout=-1,
+                startup_timeout=-1,
+                initial_workers=-1,
+            ),
+            manage("GET", "/models/echo"),
+            manage("DELETE", "/models/echo"),
+            register("zeros"),
+            manage("GET", "/models/zeros", differs="default-timeouts"),
+            predict("zeros", b"x"),
+        ),
+    ),
+    Scenario(
+        "workers_that_start",
+        (
+            register("echo", initial_workers=2, synchronous="false"),
+            manage("GET", "/models/echo"),
+            manage("PUT", "/models/echo?min_worker=2&synchronous=true", until=200, look="status"),
+            manage("PUT", "/models/echo?min_worker=3"),
+            manage("GET", "/models/echo"),
+            manage("PUT", "/models/echo?min_worker=3&synchronous=true", until=200, look="status"),
+            manage("PUT", "/models/echo?min_worker=1"),
+            manage("GET", "/models/echo"),
+            manage("PUT", "/models/echo?min_worker=0"),
+            manage("GET", "/models/echo"),
+            manage("DELETE", "/models/echo"),
+            register("import_error", initial_workers=2, synchronous="false"),
+            manage("GET", "/models/import_error"),
+            manage("DELETE", "/models/import_error"),
+            register("echo", url="a/folder/echo.mar", initial_workers=0),
+            manage("GET", "/models/echo"),
+        ),
+    ),
+    Scenario(
         "broken_archives",
         (
             *(

@@ -155,6 +155,20 @@ class Server:
         """The URL of an interface."""
         return f"http://127.0.0.1:{self.ports[port]}"
 
+    def wait_loaded(self, models: Sequence[str], headers: Headers | None = None) -> None:
+        """Wait until all workers of some models are ready."""
+
+        def loaded(model: str) -> bool:
+            ask = Ask("GET", f"/models/{model}", headers=headers or {}, port="management")
+            (answer,) = self.ask(ask)
+            if answer.status != 200:
+                return False
+            (shown,) = json.loads(answer.body)
+            workers = [one["status"] for one in shown["workers"]]
+            return len(workers) >= max(1, shown["minWorkers"]) and set(workers) == {"READY"}
+
+        wait_until(lambda: all(map(loaded, models)), "the models are loaded", START_S)
+
     def _with_key(self, value: str) -> str:
         """A header's value, with a key of key_file.json where it names one: `{inference}`."""
         if "{" not in value:
@@ -291,7 +305,7 @@ def _serve(
         (folder / "config.properties").write_text(properties(ports, **own))
         addresses = {port: own.get(f"{port}_address", "") for port in ports}
         sockets = {p: at.removeprefix(_UNIX) for p, at in addresses.items() if at.startswith(_UNIX)}
-        start = [*command, "--start", "--foreground", "--model-store", str(store), *flags]
+        start = [*command, "--foreground", "--model-store", str(store), *flags]
         start += ["--ts-config", str(folder / "config.properties")]
         if models:
             start += ["--models", *models]
@@ -308,9 +322,7 @@ def _serve(
         try:
             wait_until(lambda: _started(server), f"{command[0]} serves", START_S)
             headers = {} if _NO_TOKENS in flags else {"Authorization": "Bearer {management}"}
-            names = [_model(one) for one in models]
-            loaded = partial(_loaded, server, headers)
-            wait_until(lambda: all(map(loaded, names)), "the models are loaded", START_S)
+            server.wait_loaded([_model(one) for one in models], headers)
             yield server
         finally:
             stop(process)
@@ -343,16 +355,6 @@ def _model(given: str) -> str:
     """The name of a model of `--models`: `name=file`, or a file that is called like it."""
     name, _, file = given.rpartition("=")
     return name or file.removesuffix(".mar")
-
-
-def _loaded(server: Server, headers: Headers, model: str) -> bool:
-    ask = Ask("GET", f"/models/{model}", headers=headers, port="management")
-    (answer,) = server.ask(ask)
-    if answer.status != 200:
-        return False
-    (shown,) = json.loads(answer.body)
-    workers = [one["status"] for one in shown["workers"]]
-    return len(workers) >= max(1, shown["minWorkers"]) and set(workers) == {"READY"}
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

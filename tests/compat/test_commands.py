@@ -63,6 +63,9 @@ def test_a_stop_without_a_server(place: Place) -> None:
     ("options", "said"),
     [
         (["--start"], "Missing mandatory parameter --model-store"),
+        ([], "Missing mandatory parameter --model-store"),
+        (["--foreground", "--ncs"], "Missing mandatory parameter --model-store"),
+        (["--model-store", "nowhere"], "--model-store directory not found: nowhere"),
         (["--start", "--model-store", "nowhere"], "--model-store directory not found: nowhere"),
         (["--start", "--ts-config", "nowhere"], "--ts-config file not found: nowhere"),
         (["--start", "--log-config", "/nowhere"], "--log-config file not found: /nowhere"),
@@ -71,7 +74,7 @@ def test_a_stop_without_a_server(place: Place) -> None:
             "--workflow-store directory not found: nowhere",
         ),
     ],
-    ids=["no store", "store", "config", "log", "workflows"],
+    ids=["no store", "bare", "no start", "store alone", "store", "config", "log", "workflows"],
 )
 def test_what_is_missing(place: Place, options: list[str], said: str) -> None:
     assert place.run(*options) == (1, [said])
@@ -92,7 +95,8 @@ def test_start_in_the_background_and_stop(place: Place) -> None:
     own = {"grpc_inference_port": str(free_port()), "grpc_management_port": str(free_port())}
     config = place.folder / "config.properties"
     config.write_text(properties(ports, default_workers_per_model="1", **own))
-    options = ("--start", "--model-store", "store", "--ts-config", config.name, "--models", "all")
+    # It starts without --start too.
+    options = ("--model-store", "store", "--ts-config", config.name, "--models", "all")
     log = place.folder / "0.out"
     keys = place.folder / "key_file.json"
     try:
@@ -100,7 +104,7 @@ def test_start_in_the_background_and_stop(place: Place) -> None:
         # The first command writes into the same file, until the next one begins it anew.
         wait_until(lambda: STARTED in log.read_text().splitlines(), "it serves", COMMAND_S)
         assert keys.exists()
-        status, lines = place.run(*options)
+        status, lines = place.run("--start", *options)
         assert status == 1
         assert lines == [
             "TorchServe is already running, please use torchserve --stop to stop TorchServe."

@@ -6,6 +6,7 @@ Where it does not on purpose, docs/torchserve-differences.md has a row, and the 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,9 +16,9 @@ from typing import Any, Final
 import pytest
 
 from headrace.torchserve.properties import read_properties
-from tests.compat import guarded_cases, streams
+from tests.compat import guarded_cases, restored_cases, streams
 from tests.compat.builtin_cases import BUILTIN
-from tests.compat.cases import CONFIG, QUEUE, Scenario, models_of
+from tests.compat.cases import CONFIG, QUEUE, Scenario, manage, models_of, register
 from tests.compat.compare import Exchange, mismatches, perform, registered
 from tests.compat.differences import documented
 from tests.compat.guarded_cases import GUARDED
@@ -35,6 +36,7 @@ from tests.compat.held import (
 )
 from tests.compat.inference_cases import INFERENCE, SHAPES
 from tests.compat.management_cases import ALONE, FAILURES, MANAGEMENT
+from tests.compat.restored_cases import RESTORED
 from tests.compat.servers import UNTIL_S, Answer, Ask, Both, Server, in_both, pair, together
 from tests.harness.wait import wait_until
 
@@ -64,6 +66,16 @@ def both(store: Path) -> Iterator[Both]:
 def guarded(store: Path) -> Iterator[Both]:
     """Both without flags: they ask for tokens, and register nothing over HTTP."""
     with pair(store, guarded_cases.MODELS, guarded_cases.CONFIG) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def restored(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """Both, started from a snapshot with broken archives and with an empty workflow store."""
+    empty = str(tmp_path_factory.mktemp("workflow-store"))
+    flags = ("--disable-token-auth", "--workflow-store", empty)
+    with pair(store, [], restored_cases.CONFIG, *flags) as servers:
+        in_both(servers, lambda server: server.wait_loaded(restored_cases.LOADED))
         yield servers
 
 
@@ -119,6 +131,32 @@ def test_a_reply_in_pieces_is_the_same_chunks(
     assert not problems, "\n".join(problems)
 
 
+def test_a_model_is_described_by_its_path(both: Both, store: Path) -> None:
+    def registered_by_path(server: Server) -> tuple[list[int], str]:
+        (made,) = server.ask(register("echo", url=str(store / "echo.mar"), initial_workers=0))
+        (described,) = server.ask(manage("GET", "/models/echo"))
+        (removed,) = server.ask(manage("DELETE", "/models/echo"))
+        statuses = [one.status for one in (made, described, removed)]
+        return statuses, json.loads(described.body)[0]["modelUrl"]
+
+    theirs, ours = in_both(both, registered_by_path)
+    assert theirs == ours == ([200, 200, 200], str(store / "echo.mar"))
+
+
+def test_a_fetched_file_stays_if_its_model_is_registered_already(
+    both: Both, store: Path, tmp_path: Path
+) -> None:
+    for server in both:  # they share the model store
+        name = f"fetched-{server.real}.mar"
+        shutil.copyfile(store / "noop.mar", tmp_path / name)
+        asks = [register("noop", url=url) for url in (f"file://{tmp_path / name}", name)]
+        try:
+            assert [server.ask(ask)[0].status for ask in asks] == [409, 409]
+            assert (store / name).exists()
+        finally:
+            (store / name).unlink(missing_ok=True)
+
+
 def test_a_full_sequence_refuses(both: Both, tmp_path: Path) -> None:
     (theirs, statuses), (ours, ours_statuses) = in_both(both, partial(crowded, folder=tmp_path))
     assert statuses == ours_statuses == [200, 200, 503]
@@ -145,6 +183,14 @@ def test_a_model_with_tickets_takes_a_request_if_a_worker_is_idle(
 @pytest.mark.parametrize("scenario", GUARDED, ids=str)
 def test_headrace_guards_itself_as_torchserve_does(guarded: Both, scenario: Scenario) -> None:
     problems = compare(guarded, lambda server: [(ask, server.ask(ask)) for ask in scenario.asks])
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("scenario", RESTORED, ids=str)
+def test_headrace_starts_from_a_snapshot_as_torchserve_does(
+    restored: Both, scenario: Scenario
+) -> None:
+    problems = compare(restored, lambda server: [(ask, server.ask(ask)) for ask in scenario.asks])
     assert not problems, "\n".join(problems)
 
 
@@ -212,6 +258,6 @@ def judge(
 
 
 def test_each_documented_difference_is_seen() -> None:
-    scenarios = [*(one for _, one in SCENARIOS), *GUARDED]
+    scenarios = [*(one for _, one in SCENARIOS), *GUARDED, *RESTORED]
     asks = [FULL, SPOILED, *streams.ASKS, *(ask for one in scenarios for ask in one.asks)]
     assert {ask.differs for ask in asks if ask.differs} == set(documented())

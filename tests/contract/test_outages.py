@@ -283,9 +283,10 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "jobs/renew": [1], "jobs/release": [queue.name, "free", 3, "", ""],
         "jobs/release_owner": [queue.name, "free", 3, "w"],
         "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
-        "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e", "r", 1,
-        0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 2,
-        "m", "{}"], "files/begin": ["f", 0], "files/part": ["f", "redis:0", 0, 1, 1, 1],
+        "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e",
+        "redis:r", 1, 0, 17, "", "", "more than nothing"], "jobs/canvas_begin": ["x", 1],
+        "workers/report": ["w", 2, "m", "{}"], "files/begin": ["f", 0],
+        "files/part": ["f", "redis:0", 0, 1, 1, 1],
         "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
         "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
@@ -293,18 +294,21 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
         "background/hold": ["w", "t", "x"],
-        "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2"],
+        "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
         "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel":
         ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
         ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
         "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
-        "jobs/append_pieces": ["m", "x", 1, 1, 1, "[1]", ""], "jobs/read_pieces": [10, 10, "x", 0],
+        "jobs/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
+        "jobs/read_pieces": [10, 10, "x", 0, ""],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
         "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],
         "profiles/save": ["p", "", "", "", 60, 8],
+        "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
         "torchserve/metrics": ["h", 10], "torchserve/sequences": ["end", "m@1", "s", ""],
+        "queues/retry_failures": [queue.name],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])

@@ -33,13 +33,9 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 #: Where such a word is right: quoted names that are on the wire, and idioms of the field.
-ALLOWED = re.compile(
-    r"`[^`]*`|\"[^\"]*\"|'errands'|headrace:errands|errands@|headrace errands|no-errands|no_errands"
-    r"|that is to say",
-    re.IGNORECASE,
-)
+ALLOWED = re.compile(r"`[^`]*`|\"[^\"]*\"|that is to say", re.IGNORECASE)
 #: Names that users or the wire know.
-KEPT_NAMES: Final = frozenset({"told_at", "no_errands"})
+KEPT_NAMES: Final = frozenset({"told_at"})
 #: Parts of identifiers that the glossary replaced.
 NAMES = frozenset(
     [

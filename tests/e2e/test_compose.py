@@ -200,7 +200,7 @@ def test_only_volumes_and_tmp_are_written(cpu: Stack) -> None:
 
 def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> None:
     flower, worker, api, redis = (cpu[name] for name in ("flower", "worker", "api", "redis"))
-    errands = cpu["errands"]
+    background = cpu["background"]
 
     for name in ("prometheus", "alertmanager"):
         assert cpu[name].stop() == 0
@@ -226,12 +226,12 @@ def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> 
     assert gone(*below)
     assert "cpu0@" in cpu.wait_unhealthy("worker").stderr
 
-    (celery,) = children_of(errands.pid)
+    (celery,) = children_of(background.pid)
     os.kill(celery, signal.SIGKILL)
-    wait_until(lambda: celery not in children_of(errands.pid), "it is replaced", 60)
-    cpu.wait_healthy("errands")
-    assert errands.stop() == 0
-    assert "errands@" in cpu.wait_unhealthy("errands").stderr
+    wait_until(lambda: celery not in children_of(background.pid), "it is replaced", 60)
+    cpu.wait_healthy("background")
+    assert background.stop() == 0
+    assert "background@" in cpu.wait_unhealthy("background").stderr
 
     waiting = submit(cpu, "echo", b'{"x": 1}', "application/json")
     assert redis.stop() == 0

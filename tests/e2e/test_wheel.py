@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.servers.up import ROOT, RunningUp, clean_environment, started
+from tests.harness.servers.up import (
+    ROOT,
+    RunningUp,
+    clean_environment,
+    running_up,
+    started,
+    write_models,
+)
+from tests.harness.user_project import MODELS, expected, write_project
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -99,3 +107,11 @@ def test_up_runs_a_job_from_the_wheel_alone(installed: Path, tmp_path: Path) -> 
         assert status == 202
         assert up.result_of(job["id"], timeout_s=90)["digit"] == 7
         assert up.stop() == 0
+
+
+def test_a_users_modules_win_over_those_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    models = write_models(write_project(tmp_path), MODELS)
+    with running_up(tmp_path, models=models, PYTHONPATH=str(installed)) as up:
+        jobs = {model: up.submit(model, 5) for model in MODELS}
+        for model, job_id in jobs.items():
+            assert up.result_of(job_id) == expected(model, 5, PYTHONPATH=str(installed)), model

@@ -41,11 +41,13 @@ class Held:
         sampled: how often samples were asked for.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, most: int = MOST) -> None:
         self.module = module.eval()
         self.forward: Callable[..., Any] = module
         self.sampled = 0
-        self.images = real_images()
+        self.most = most
+        images = real_images()
+        self.images = images.repeat(-(-most // len(images)), 1, 1, 1)
 
     def exportable(self) -> Exportable:
         return Exportable(self.module, self.use, lambda logits: logits)
@@ -56,20 +58,26 @@ class Held:
     def samples(self) -> Samples:
         self.sampled += 1
         calls: list[tuple[Tensor, ...]] = [
-            (self.images[n : n + MOST],) for n in range(0, len(self.images), MOST)
+            (self.images[n : n + self.most],) for n in range(0, len(self.images), self.most)
         ]
-        return Samples(calls, {1: (self.images[:1],), MOST: (self.images[:MOST],)})
+        return Samples(calls, {1: (self.images[:1],), self.most: (self.images[: self.most],)})
 
     def install(
-        self, cache: Path, *, sizes: tuple[int, ...] = (), refused_too: bool = False, **wanted: Any
+        self,
+        cache: Path,
+        *,
+        sizes: tuple[int, ...] = (),
+        refused_too: bool = False,
+        again: bool = False,
+        **wanted: Any,
     ) -> Installed:
-        site = Site("m", cache, "cpu", MOST, sizes, {"handler": "test"}, self.samples)
+        site = Site("m", cache, "cpu", self.most, sizes, {"handler": "test"}, self.samples, again)
         return install(self.exportable(), Optimize(**wanted), site, refused_too=refused_too)
 
     def apart(self) -> float:
         """Return the largest difference to the module, relative, over batches of all sizes."""
         most = 0.0
-        for size in (1, 3, MOST):
+        for size in (1, 3, self.most):
             with torch.inference_mode():
                 expected = self.module(self.images[:size])
                 found = self.forward(self.images[:size])

@@ -49,14 +49,21 @@ DECODED = {
 
 def structs() -> Iterator[type[msgspec.Struct]]:
     """Every struct of the servers and the client that the collector does not track."""
-    for package in (api, headrace, workers):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name.endswith("__main__"):
-                continue
-            names = vars(importlib.import_module(module.name)).values()
-            for found in filter(inspect.isclass, names):
-                if issubclass(found, msgspec.Struct) and not found.__struct_config__.gc:
-                    yield found
+    for module in [module for package in (api, headrace, workers) for module in modules(package)]:
+        for found in filter(inspect.isclass, vars(module).values()):
+            if issubclass(found, msgspec.Struct) and not found.__struct_config__.gc:
+                yield found
+
+
+def modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
+    """Every module below a package; `headrace._server` has those of the servers again."""
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if found.name.endswith("__main__") or found.name == "headrace._server":
+            continue
+        module = importlib.import_module(found.name)
+        yield module
+        if found.ispkg:
+            yield from modules(module)
 
 
 def is_record(kind: type) -> bool:

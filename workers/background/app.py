@@ -71,7 +71,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     """
     url = settings.needed_redis_url("a background worker")
     target = celery_url(url)
-    app = Celery("headrace-errands", broker=target.url, backend=NoResults, set_as_current=False)
+    app = Celery("headrace-background", broker=target.url, backend=NoResults, set_as_current=False)
     app.conf.update(
         **common_conf(target, keys.BACKGROUND_TASKS, {"owner": owner, "priority_steps": [0]}),
         task_acks_late=True,
@@ -101,7 +101,7 @@ def add_webhook_task(app: Celery, delivery: WebhookDeliverer) -> None:
     @app.task(name=TASK, shared=False)
     def deliver(**arguments: Any) -> None:
         try:
-            delivery.deliver(msgspec.convert(arguments["errand"], WebhookTask))
+            delivery.deliver(msgspec.convert(arguments["task"], WebhookTask))
         except BrokerError as error:
             if (more := OUTAGE_LINES.allows("webhook")) is not None:
                 logger.warning("webhook waits for Redis%s", more, extra={"reason": error.message})
@@ -214,12 +214,12 @@ class PipelinesStep(ThreadStep):
 def deployed() -> Celery:
     """Return the app of `deployment`; raises as that does."""
     settings, catalog = deployment(sources="optional")
-    owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
+    owner = os.environ.get("HEADRACE_INCARNATION") or f"background-{secrets.token_hex(6)}"
     transport.install()
     refuse(REFUSED)
     treat_as_lost_connections()
     drop_unreadable_messages()
-    log_as("errands", settings)
+    log_as("background", settings)
     return create_app(settings, catalog, owner)
 
 

@@ -38,6 +38,7 @@ from workers.celery.celery_internals import count_started
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.models.served_model import ServedModel
+from workers.observability.failure_log import FailureLog
 
 if TYPE_CHECKING:
     from workers.observability.job_spans import JobSpans
@@ -251,6 +252,7 @@ class EventPublisher:
         self._published: dict[str, tuple[float | None, float | None]] = {}
         self.events_at = NEVER
         self.spans: JobSpans | None = None
+        self._failures = FailureLog()
 
     def serve(self, model: ServedModel) -> None:
         """Sample the events of a model, as its configuration has it."""
@@ -260,7 +262,8 @@ class EventPublisher:
         )
 
     def close(self) -> None:
-        """Send the remaining spans, as the worker ends."""
+        """Send the remaining spans and lines, as the worker ends."""
+        self._failures.flush(last=True)
         if self.spans is not None:
             self.spans.close()
 
@@ -318,6 +321,7 @@ class EventPublisher:
         self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
         """Publish the ends that Redis has confirmed, of jobs that the model still holds."""
+        self._failures.settled(model.config.name, settlements, codes)
         if self.spans is not None:
             self.spans.settled(settlements)
         listening, now_s, left_out = self._listening, time.time(), 0
@@ -351,6 +355,8 @@ class EventPublisher:
         if self.spans is not None:
             self.spans.released(jobs)
         for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome == b"dead":
+                self._failures.lost("" if job.message is None else job.message.model, job.id)
             published = self._published.pop(job.token, None)
             if published is None:
                 continue
@@ -402,6 +408,7 @@ class EventPublisher:
 
     def events(self, now: float) -> list[Command]:
         """Return the events that are due, as one publication."""
+        self._failures.flush()
         waiting = len(self._events)
         if not waiting or (now < self.events_at and waiting < EVENTS_MAX):
             return []

@@ -8,9 +8,10 @@ renewal finds the cancel. It also finds a job that another worker has claimed me
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -27,6 +28,9 @@ from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
+
+#: The bits of the number of a run. It is random, because after a crash counters in Redis go back.
+_RUN_BITS: Final = 32
 
 
 class HeldJobs:
@@ -150,8 +154,10 @@ class HeldJobs:
                 self._extend(model, replica.batch_of(seq))
             job = jobs[seq].get(job_id)
             if job is not None:
-                wanted.append((job.id, job.token, *rest))
-                first, _, text, *_ = rest
+                first, count, text, *_ = rest
+                if not job.run or (count and not text):  # its first pieces, or it begins again
+                    job.run = secrets.randbits(_RUN_BITS) + 1
+                wanted.append((job.id, job.token, job.run, *rest))
                 # An offline job waits by design. A job with a log had its first piece before.
                 if first == 1 and text and job.step != OFFLINE_STEP and job.log is None:
                     first_s.append(time.monotonic() - job.enqueued_at)

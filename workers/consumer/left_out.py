@@ -27,11 +27,11 @@ class LeftOutModels:
 
     def want(self, configs: Iterable[ModelConfig]) -> None:
         """Set the versions that are left out, one of each model."""
-        most = self._leases.settings.max_deliveries
+        settings = self._leases.settings
         self._losses = {
             config.queue: RetryPolicy(
                 base_s=config.retry_backoff_s, max_s=config.retry_backoff_max_s
-            ).loss_arguments(most)
+            ).loss_arguments(settings.max_deliveries, settings.failures_kept)
             for config in configs
         }
 

@@ -88,8 +88,9 @@ class Consumer:
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._replica_manager = ReplicaManager(
-            self._selector, leases, observer, orphan_guard, placement
-        )
+            self._selector, leases, observer, orphan_guard, placement,
+            torchserve=metrics is not None,
+        )  # fmt: skip
         self._frames = ReplicaFrames(
             leases, notifications, observer, transfer, self._held_jobs, self._replica_manager,
             profiles, metrics,
@@ -256,8 +257,15 @@ class Consumer:
             self._profiles.check(now)
         elif self._updates.leases_due:
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
+        self._send_totals(now)
         for command in self.observer.events(now):
             self._leases.send(command)
+
+    def _send_totals(self, now: float) -> None:
+        """Write TorchServe's metrics of the last batches, if it is time."""
+        if self._metrics is not None and now >= self._metrics.due_at:
+            for command in self._metrics.totals(self.models):
+                self._leases.send(command)
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
         """Take the reply to `READ_CHANGES`."""
@@ -402,6 +410,7 @@ class Consumer:
         if connected:
             times += (self._sweep_at, self._renew_at)
             times += (self.observer.events_at, self._leases.reply_due_at)
+            times += () if self._metrics is None else (self._metrics.due_at,)
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:

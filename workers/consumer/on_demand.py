@@ -62,23 +62,21 @@ class LoadedVersion:
     Attributes:
         since: when that was decided.
         used_at: when it last had jobs.
-        ready_at: since when one of its replicas is loaded; None if none was yet.
+        ran_at: when its first batch was seen; None if it has run none.
         busy: whether it loads or has jobs.
         error: why no replica is loaded, and none loads; "" if one is or does.
         retry_at: when the next try is due after an error.
         jobs: how many jobs its replicas have run.
-        ran: whether they have begun any.
         measured: the key of the served model whose memory was measured.
     """
 
     since: float
     used_at: float
-    ready_at: float | None = None
+    ran_at: float | None = None
     busy: bool = True
     error: str = ""
     retry_at: float = 0.0
     jobs: int = 0
-    ran: bool = False
     measured: str = ""
 
 
@@ -231,7 +229,6 @@ class OnDemandModels:
         own = [m for m in self._models_of(version) if m.life is not Life.RETIRING]
         replicas = [replica for model in own for replica in model.replicas]
         if any(model.serving for model in own):
-            one.ready_at = now if one.ready_at is None else one.ready_at
             self._failures.pop(version, None)
         waits = bool(replicas) and all(
             replica.state in (Phase.FAILED, Phase.RESTARTING) for replica in replicas
@@ -252,7 +249,8 @@ class OnDemandModels:
         # Without a loaded replica nothing is claimed, so that it is not known whether jobs wait.
         one.busy = not own or loads or any(_has_jobs(model) for model in own if model.serving)
         jobs = sum(replica.jobs for replica in replicas)
-        one.ran = one.ran or jobs > 0 or any(replica.batch for replica in replicas)
+        if one.ran_at is None and (jobs or any(replica.batch for replica in replicas)):
+            one.ran_at = now
         if one.busy or jobs != one.jobs:
             one.used_at, one.jobs = now, jobs
         for model in own:
@@ -315,10 +313,9 @@ class OnDemandModels:
         )
 
     def _served_one(self, versions: Iterable[Version], now: float) -> Version | None:
-        """Return the version that was loaded first, if it has had its turn."""
-        loaded = {v: self._loaded[v] for v in versions}
-        ready = {v: one.ready_at for v, one in loaded.items() if one.ran and one.ready_at}
-        turns = {v: at for v, at in ready.items() if now - at >= self._turn_s}
+        """Return the version whose turn began first, if it is over."""
+        began = {v: at for v in versions if (at := self._loaded[v].ran_at) is not None}
+        turns = {v: at for v, at in began.items() if now - at >= self._turn_s}
         return min(turns, key=turns.__getitem__, default=None)
 
     def _memory_mib(self, version: Version) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 Found = Sequence[tuple[str, str, RegisteredConfig]]
 _UNREAD: Final = Revision()
+#: How long the registry may have another models file without a warning: at a start, a worker reads
+#: the registry before the API has applied the file.
+OTHER_FILE_S: Final = 30.0
 
 
 class RegistryReader:
@@ -40,6 +44,8 @@ class RegistryReader:
         self._threads: BackgroundThreads[Revision, tuple[Revision, Found | None]]
         self._threads = BackgroundThreads(self._read, "headrace-registry")
         self._following = self._warned = False
+        # When the registry first had another models file than the worker.
+        self._other_file_at: float | None = None
         self._problems = ProblemLog(logger, "the registry of models is not read")
 
     def fileno(self) -> int:
@@ -61,6 +67,8 @@ class RegistryReader:
     def changed(self, reply: Sequence[bytes | None]) -> None:
         """Read the registry if it has another revision than the one that was read last.
 
+        Warn if the worker has followed no registry for a while.
+
         Args:
             reply: to `READ_REVISION`.
         """
@@ -72,6 +80,7 @@ class RegistryReader:
         if revision.generation and revision != self.revision:
             self.revision = revision
             self._threads.submit(revision)
+        self._warn_of_other_file()
 
     def take(self) -> Found | None:
         """Return the models that were read last; None if none were, or the worker follows none."""
@@ -106,12 +115,17 @@ class RegistryReader:
     def _found(self, registry: Registry) -> Found | None:
         self._following = self._following or registry.file == self._digest
         if not self._following:
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "the models file of this worker is not the one that was applied last. So this "
-                    "worker serves its own file and follows no change. Apply the file with "
-                    "`headrace apply`, or start the worker with the other file"
-                )
+            self._other_file_at = self._other_file_at or time.monotonic()
             return None
         return list(self._configs.all(registry))
+
+    def _warn_of_other_file(self) -> None:
+        if self._following or self._warned or self._other_file_at is None:
+            return
+        if time.monotonic() - self._other_file_at >= OTHER_FILE_S:
+            self._warned = True
+            logger.warning(
+                "the models file of this worker is not the one that was applied last. So this "
+                "worker serves its own file and follows no change. Apply the file with "
+                "`headrace apply`, or start the worker with the other file"
+            )

@@ -81,6 +81,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         expires_at: until when it must have begun; NEVER without an `expires`.
         retries: how often it was tried again after an error.
         log: what its earlier attempts have generated, if it can go on there.
+        run: the number of the run that yields its pieces; 0 before the first one.
         used: how many tokens its request took, as text; "" if that is unknown.
         details: what comes with its input, as `InputDetails.text` writes it; b"" for nothing.
     """
@@ -110,6 +111,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     retries: int = 0
     details: bytes = b""
     log: Log | None = None
+    run: int = 0
     used: str = ""
 
     def set_deadlines(self, message: Message, now: float, now_us: int) -> float:

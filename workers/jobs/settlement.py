@@ -35,6 +35,7 @@ from headrace.redis.scripts.jobs import DEAD, Run
 from headrace.redis.scripts.jobs import Settlement as Settlement
 from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.jobs.raised import read_raised
 
 _CHANCE: Final = random.Random()  # noqa: S311 - jitter
 
@@ -76,10 +77,10 @@ class RetryPolicy:
             return DEAD
         return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
 
-    def loss_arguments(self, max_deliveries: int) -> str:
+    def loss_arguments(self, max_deliveries: int, failures_kept: str) -> str:
         """Return the `losses` argument of the scripts that release lost jobs."""
         base_us, most_us = self.backoff_us
-        return f"{max_deliveries} {base_us} {most_us}"
+        return f"{max_deliveries} {base_us} {most_us} {failures_kept}"
 
     @property
     def backoff_us(self) -> tuple[int, int]:
@@ -225,6 +226,9 @@ def failed(
     job's `expires`. `response` is the JSON of the handler's `ErrorResponse`.
     """
     shown: dict[str, Any] = {"type": code, "message": message, "retryable": retryable}
+    raised = read_raised(traceback)
+    if raised is not None:
+        shown |= {"exception": raised.exception, "where": raised.where}
     error = _encode({**shown, "response": msgspec.Raw(response)} if response else shown)
     retry_us = ""
     if retryable:

@@ -103,7 +103,7 @@ class LeaseManager:
         observer: WorkerObserver,
     ) -> None:
         self.owner = owner
-        self.settings = settings
+        self.settings, self._kept = settings, settings.failures_kept
         self._observer = observer
         self._connection = connection
         self._outbox = Outbox(connection)
@@ -195,6 +195,7 @@ class LeaseManager:
                 model.queues[number], model.config.name, model.config.version, share,
                 lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.settings.result_ttl_s,
                 job_index_max=self.settings.job_index_max, yield_us=yield_us,
+                failures_kept=self._kept,
             )  # fmt: skip
             self._outbox.add(claim, partial(claimed, number), model.backlog.refused)
 
@@ -221,7 +222,7 @@ class LeaseManager:
             self._observer.settled(model, settlements, [FENCED] * len(settlements))
             model.forget(settlements)
 
-        settle = job_scripts.settle(queue, model.config.version, settlements)
+        settle = job_scripts.settle(queue, model.config.version, settlements, self._kept)
         self._outbox.add(settle, settled, refused, resend=True)
 
     @staticmethod
@@ -495,4 +496,4 @@ class LeaseManager:
             self.connection_lost(now, error)
 
     def _losses(self, model: ServedModel) -> str:
-        return model.retry_policy.loss_arguments(self.settings.max_deliveries)
+        return model.retry_policy.loss_arguments(self.settings.max_deliveries, self._kept)

@@ -39,6 +39,7 @@ from workers.model_process.startup import (
     context_of,
     die_with_parent,
     handler_of,
+    initialize,
     pin_to_cores,
     warm_up,
     why_not_loaded,
@@ -180,7 +181,7 @@ def _load(
         send_metrics_to(lambda rows: frames.send(["metrics", rows]))
     # Verbs that overlap work on several batches at once, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)
-    handler.initialize(context)
+    initialize(handler.initialize, context)
     executor = BatchExecutor(
         handler,
         context,

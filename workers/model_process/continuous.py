@@ -341,7 +341,11 @@ class ContinuousExecutor:
 
     def _pieces_of_step(self) -> list[Piece]:
         with self._executor.span("step", len(self._running)):
-            return list(self._handler.step())
+            pieces = list(self._handler.step())
+        for piece in pieces:
+            if not isinstance(piece, Piece):
+                raise HandlerError(f"step returned {type(piece).__name__}, not pieces")
+        return pieces
 
     def _send_piece(self, job_id: str, piece: bytes, head: bytes) -> None:
         """Take a piece that the handler sends during a step; see `pieces.SendPiece`."""

@@ -305,7 +305,10 @@ class BatchExecutor:
             call = partial(self._stream, sub_batch)
         elif self._sends_pieces and self.pieces is not None:
             call = partial(self._with_pieces, sub_batch, self.pieces)
-        sub_batch.outputs = self._timed(sub_batch, "inference", call, items, len(good), good)
+        outputs = self._timed(sub_batch, "inference", call, items, len(good), good)
+        if inspect.isawaitable(outputs):
+            raise HandlerError(f"inference returned a {type(outputs).__name__}; define it with def")
+        sub_batch.outputs = outputs
         sub_batch.items = None
 
     def _stream(self, sub_batch: SubBatch, items: Any) -> Any:
@@ -435,17 +438,33 @@ def checked_list(values: Any, length: int, verb: str) -> list[Any]:
     """Return what a verb returned, as a list.
 
     Raises:
-        HandlerError: it is no list, or not of this length.
+        HandlerError: it is no list, tuple or array, or not of this length.
     """
     try:
-        listed = list(values)
-    except TypeError:
+        listed = list(values) if _is_list(values) else None
+    except TypeError:  # an array without dimensions
+        listed = None
+    if listed is None:
         raise HandlerError(
-            f"{verb} returned {type(values).__name__}, not a list of {length}"
-        ) from None
+            f"{verb} returned {type(values).__name__}, not a list of {length}; "
+            "return a list with one value for each input"
+        )
     if len(listed) != length:
         raise HandlerError(f"{verb} returned {len(listed)} values for {length} inputs")
     return listed
+
+
+def _is_list(values: Any) -> bool:
+    """Return whether a value has a row for each item. Of a mapping or text, a loop gives no rows.
+
+    The fields of a named tuple are no rows either.
+    """
+    kind = type(values)
+    if issubclass(kind, tuple):
+        return not hasattr(kind, "_fields") and not hasattr(kind, "n_fields")
+    if issubclass(kind, Sequence):
+        return not issubclass(kind, (str, bytes, bytearray, memoryview))
+    return hasattr(kind, "shape") and hasattr(kind, "dtype")
 
 
 def padded(items: Any, count: int, padding: int) -> Any:

@@ -17,8 +17,9 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -27,19 +28,23 @@ import msgspec
 import psutil
 
 from headrace.config.optimize import Optimize
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
+from headrace.observability.machine import load_facts
+from headrace.optimize.failures import cause, ended
 from headrace.optimize.report import BatchTime, Comparison, Variant, median_interval
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.startup import context_of, die_with_parent, handler_of
+from workers.model_process.startup import context_of, die_with_parent, handler_of, initialize
 from workers.model_process.variant import has_module, inputs_of, install_variant, refusal
 
 MIB: Final = 1024 * 1024
 #: Seconds of rounds after which a batch size is measured well enough, if three rounds were run.
 SIZE_S: Final = 30.0
-_ROUNDS_MIN: Final = 3
+#: The rounds of a variant with eager as soon as it is loaded, and the fewest of a batch size.
+FIRST_ROUNDS: Final = 3
+_END_S: Final = 10
 
 #: Milliseconds of preprocess, inference and postprocess.
 Times = tuple[float, float, float]
@@ -63,8 +68,9 @@ def main() -> None:
 def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
     """Yield the comparison without variants, then each variant whenever more of it is known.
 
-    Eager is first. It is the only one if the handler offers no module. Nothing is yielded of a
-    variant that is not loaded within the limit.
+    Eager is first. It is the only one if the handler offers no module. Each other one runs some
+    rounds with eager as soon as it is loaded, so that a measurement which ends early has figures.
+    Then all run in turns. Nothing is yielded of a variant that is not loaded within the limit.
 
     Raises:
         ConfigError: eager does not load, or has no inputs.
@@ -84,13 +90,17 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
                 break
             if one is running[0]:
                 yield _comparison(frame, one)
+            pair = list(dict.fromkeys([running[0], one]))
+            for size in frame["sizes"] if one.alive else ():
+                _rounds(pair, size, min(FIRST_ROUNDS, frame["rounds"]))
+                yield from (each.variant() for each in pair)
             yield one.variant()
         if running[0].without_module and len(wanted) > 1:
             _print(
                 f"the handler of {frame['model']} has no module to optimise, so eager alone is "
                 "measured; to offer one, give the handler `exportable()` (docs/optimize.md)"
             )
-        for size in frame["sizes"]:
+        for size in frame["sizes"] if frame["rounds"] > FIRST_ROUNDS else ():
             alive = [one for one in running if one.alive]
             _print(f"measures batches of {size}: {', '.join(one.name for one in alive)}")
             _rounds(alive, size, frame["rounds"])
@@ -122,16 +132,25 @@ def _comparison(frame: dict[str, Any], eager: Measured) -> Comparison:
 
 
 def _rounds(running: Sequence[Measured], size: int, rounds: int) -> None:
-    """Run batches of one size in turns."""
+    """Run batches of one size in turns, and judge by them how fast each variant is."""
     for one in running:  # its first batch has one-time work
         one.run(size)
+        one.times[size], one.pairs[size] = [], []
     until = time.monotonic() + SIZE_S
     for n in range(rounds):
-        if n >= _ROUNDS_MIN and time.monotonic() > until:
+        if n >= FIRST_ROUNDS and time.monotonic() > until:
             break
+        eager: Times | None = None
         for one in running:
-            if (times := one.run(size)) is not None:
-                one.times.setdefault(size, []).append(times)
+            if (times := one.run(size)) is None:
+                continue
+            one.times[size].append(times)
+            if one is running[0]:
+                eager = times
+            elif eager is not None:
+                one.pairs[size].append((eager[1], times[1]))
+    for one in running[1:]:
+        one.judge()
 
 
 class Measured:
@@ -144,6 +163,8 @@ class Measured:
 
     Attributes:
         times: of each batch size, the times of its batches.
+        pairs: of each batch size, the milliseconds of `inference` of eager and of this variant in
+            each round.
         facts: what the process has sent.
         late: it was not loaded in time.
     """
@@ -151,14 +172,16 @@ class Measured:
     def __init__(self, frame: dict[str, Any], wanted: Optimize, until: float) -> None:
         self._wanted = wanted
         self._until = until
+        self._step = ""
         self.late = False
         self.times: dict[int, list[Times]] = {}
+        self.pairs: dict[int, list[tuple[float, float]]] = {}
         self.facts = self._start(frame)
         self._build_s = self.facts.get("build_s", 0.0)
         if self._build_s:
             # The time of a load, and the memory, without the build.
             self.close()
-            self.facts = self._start(frame)
+            self.facts = self._start({**frame, "again": False})
 
     def _start(self, frame: dict[str, Any]) -> dict[str, Any]:
         spawn = multiprocessing.get_context("spawn")
@@ -168,19 +191,24 @@ class Measured:
         self._process = spawn.Process(target=_serve, args=(theirs, config, os.getpid()))
         self._process.start()
         theirs.close()
-        left_s = None if self._until == math.inf else max(0.0, self._until - time.monotonic())
-        if not self._connection.poll(left_s):
-            self.late = True
-            self._process.kill()
-            return {}
-        found: dict[str, Any] = self._answer()
+        found: dict[str, Any] = {"step": "its start"}
+        while "step" in found:
+            self._step = found["step"]
+            left_s = None if self._until == math.inf else max(0.0, self._until - time.monotonic())
+            if not self._connection.poll(left_s):
+                self.late = True
+                self._process.kill()
+                return {}
+            found = self._answer()
         return found
 
-    def _answer(self) -> Any:
+    def _answer(self) -> dict[str, Any]:
         try:
-            return self._connection.recv()
+            found: dict[str, Any] = self._connection.recv()
         except (EOFError, OSError):
-            return {"refused": "its process ended"}
+            self._process.join(timeout=_END_S)
+            return {"refused": ended(self._process.exitcode, self._step)}
+        return found
 
     @property
     def name(self) -> str:
@@ -204,20 +232,32 @@ class Measured:
 
     def run(self, size: int) -> Times | None:
         """Run one batch; None if that fails, which refuses the variant."""
-        if not self.alive:
-            return None
-        try:
-            self._connection.send(size)
-        except OSError:
-            self.facts = {"refused": "its process ended"}
-            return None
-        found = self._answer()
-        if "refused" in found:
-            self.facts = found
+        self._step = f"a batch of {size}"
+        found = self._asked(size)
+        if found is None:
             return None
         self.facts["memory_mb"] = max(self.facts["memory_mb"], found["memory_mb"])
         times: Times = found["times"]
         return times
+
+    def judge(self) -> None:
+        """Let the process keep the verdict on the speed of these rounds."""
+        self._step = "the verdict on its speed"
+        found = self._asked({size: rows for size, rows in self.pairs.items() if rows})
+        if found is not None:
+            self.facts["refused"] = found["verdict"]
+
+    def _asked(self, question: int | dict[int, list[tuple[float, float]]]) -> dict[str, Any] | None:
+        """Return the answer of the process; without one None, and the variant is refused."""
+        if not self.alive:
+            return None
+        with suppress(OSError):  # then there is no answer either
+            self._connection.send(question)
+        found = self._answer()
+        if "refused" in found:
+            self.facts = found
+            return None
+        return found
 
     def variant(self) -> Variant:
         """Return the measurements."""
@@ -227,16 +267,17 @@ class Measured:
             load_s=round(facts.get("load_s", 0.0), 3),
             build_s=round(self._build_s, 3),
             memory_mb=round(facts.get("memory_mb", 0.0), 1),
-            times=[_batch_time(size, rows) for size, rows in sorted(self.times.items())],
+            times=[_batch_time(size, rows) for size, rows in sorted(self.times.items()) if rows],
             error=facts.get("error", 0.0),
             agreement=facts.get("agreement"),
             refused=self.refused,
+            kept_s=0.0 if self._build_s else facts.get("kept_s", 0.0),
         )
 
     def close(self) -> None:
         """End the process."""
         self._connection.close()
-        self._process.join(timeout=10)
+        self._process.join(timeout=_END_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -261,12 +302,17 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
     die_with_parent(parent)
     # The table shows why a variant is refused.
     logging.getLogger("headrace.model").setLevel(logging.ERROR)
+    if msgspec.convert(config["optimize"], Optimize).name != Optimize().name:
+        # The process of eager has logged the warnings of the handler.
+        logging.getLogger().setLevel(logging.ERROR)
     with closing(connection):
         try:
+            connection.send({"step": "the load of the handler"})
             started = time.monotonic()
-            executor, facts = _load(config)
+            executor, keep, facts = _load(config, connection)
             load_s = time.monotonic() - started - facts["build_s"]
             inputs, facts["left_out"] = _usable(executor, config)
+            connection.send({"step": "its first batch"})
             started = time.monotonic()
             _run(executor, inputs, 1)
             facts["load_s"] = load_s + time.monotonic() - started
@@ -274,20 +320,39 @@ def _serve(connection: Connection, config: dict[str, Any], parent: int) -> None:
             facts["memory_mb"] = _memory_mb(executor)
             connection.send(facts)
             while True:
-                times = _run(executor, inputs, connection.recv())
-                connection.send({"times": times, "memory_mb": _memory_mb(executor)})
-        except (EOFError, OSError):
+                question = connection.recv()
+                if isinstance(question, int):
+                    times = _run(executor, inputs, question)
+                    connection.send({"times": times, "memory_mb": _memory_mb(executor)})
+                else:
+                    connection.send({"verdict": keep(question)})
+        except EOFError:
             return
-        except ConfigError as error:
-            connection.send({"refused": "; ".join(filter(None, (error.message, error.hint)))})
         except BaseException as error:  # noqa: BLE001 - any error is shown in the table
-            connection.send({"refused": f"{type(error).__name__}: {error}"})
+            _send_failure(connection, error)
 
 
-def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
+def _send_failure(connection: Connection, error: BaseException) -> None:
+    """Send what failed in words; the traceback of an unexpected error goes to standard error."""
+    text = cause(error)
+    if not isinstance(error, HeadraceError):
+        traceback.print_exception(error)
+        text += "; its traceback is above, on standard error: mend the cause or leave the form out"
+    with suppress(OSError):  # the other end has closed
+        connection.send({"refused": text})
+
+
+#: Keeps a verdict on the speed of rounds, by batch size; returns why the variant is refused.
+Keep = Callable[[dict[int, list[tuple[float, float]]]], str]
+
+
+def _load(
+    config: dict[str, Any], connection: Connection
+) -> tuple[BatchExecutor, Keep, dict[str, Any]]:
     handler, context = handler_of(config), context_of(config, Context)
-    handler.initialize(context)
+    initialize(handler.initialize, context)
     executor = BatchExecutor(handler, context)
+    connection.send({"step": "its build, comparison or load"})
     found = install_variant(executor, config, refused_too=True)
     torch = sys.modules.get("torch")
     facts: dict[str, Any] = {
@@ -302,14 +367,25 @@ def _load(config: dict[str, Any]) -> tuple[BatchExecutor, dict[str, Any]]:
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "torch": str(torch.__version__),
         }
-    if found is not None:
-        facts |= {
-            "build_s": found.build_s,
-            "error": found.verdict.error,
-            "agreement": found.verdict.agreement,
-            "refused": found.verdict.refused,
-        }
-    return executor, facts
+    if found is None:
+        return executor, lambda _: "", facts
+    if found.problem:
+        raise ConfigError(found.problem)
+    verdict, keep = found.verdict, found.keep
+    facts |= {
+        "build_s": found.build_s,
+        "error": verdict.error,
+        "agreement": verdict.agreement,
+        "refused": verdict.refused,
+        "kept_s": max(0.0, time.time() - verdict.judged_at),
+    }
+
+    def judged(pairs: dict[int, list[tuple[float, float]]]) -> str:
+        found = verdict.timed(pairs)
+        keep(found)
+        return found.refused
+
+    return executor, judged, facts
 
 
 def _usable(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Input], str]:
@@ -378,7 +454,7 @@ def environment() -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 2),
+        **load_facts(),
         "python": platform.python_version(),
     }
 

@@ -26,6 +26,7 @@ from headrace.jobs.response import (
 )
 from headrace.jobs.value_check import ValueCheck, summary
 from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
+from workers.model_process.author_frames import author_traceback
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000
@@ -167,15 +168,23 @@ def text_of(value: Any) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the end of the error's traceback; "" where it has none."""
+    """Return the error's traceback, without Headrace's own frames; "" if it has none.
+
+    The middle of a long one is left out.
+    """
     if error.__traceback__ is None:
         return ""
     try:
-        text = "".join(traceback.format_exception(error))
+        text = author_traceback(error)
     except Exception:  # noqa: BLE001 - as in `text_of`
         text = "".join(traceback.format_tb(error.__traceback__))
-    text = text_of(text[-TRACEBACK_MAX_CHARS - SECRET_MAX_CHARS :])
-    return without_secrets(text)[-TRACEBACK_MAX_CHARS:]
+    if len(text) <= TRACEBACK_MAX_CHARS:
+        return without_secrets(text_of(text))
+    # The frames are at its beginning, and the exception's text, which may be long, at its end.
+    half = TRACEBACK_MAX_CHARS // 2
+    head = without_secrets(text_of(text[: half + SECRET_MAX_CHARS]))[:half]
+    tail = without_secrets(text_of(text[-half - SECRET_MAX_CHARS :]))[-half:]
+    return f"{head}\n[...]\n{tail}"
 
 
 def without_secrets(text: str) -> str:

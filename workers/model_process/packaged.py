@@ -1,7 +1,7 @@
 """Starts the model process of a model with its own packages: installs them, then becomes it.
 
 A separate program, as Python's path must be complete before anything is imported. The worker starts
-it as `python -m workers.model_process.packaged FD FD FILE FOLDER`. FD FD are the arguments of the
+it as `workers.model_process.packaged FD FD FILE FOLDER`. FD FD are the arguments of the
 model process, FILE is the model's requirements.txt, and FOLDER has all environments. An error is
 the model's load error.
 """
@@ -13,8 +13,9 @@ import socket
 import sys
 from pathlib import Path
 
+from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
-from headrace.models.requirements import installed, with_packages
+from headrace.models.requirements import installed
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
 
@@ -34,8 +35,9 @@ def main() -> None:
         return
     for number in (descriptor, stacks):
         os.set_inheritable(int(number), True)
-    command = [sys.executable, "-m", "workers.model_process", descriptor, stacks]
-    os.execve(command[0], command, with_packages(os.environ, packages))  # noqa: S606
+    command = launch_command("workers.model_process", descriptor, stacks)
+    environ = with_packages(with_server_path(os.environ), packages)
+    os.execve(command[0], command, environ)  # noqa: S606
 
 
 if __name__ == "__main__":

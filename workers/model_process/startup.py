@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 
-from handlers import loader
 from handlers.loader import load_handler
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.media_types import BINARY_TYPE, image_type
+from workers.model_process.author_frames import leads_to_author
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
@@ -50,6 +50,23 @@ def handler_of(config: dict[str, Any]) -> Handler:
     """
     loaded = load_handler(config["handler"], Path(config["model_dir"]))
     return loaded() if isinstance(loaded, type) else loaded
+
+
+def initialize(load: Callable[[Context], Any], context: Context) -> None:
+    """Run the `initialize` of a handler, or its `initialize_preprocess`.
+
+    Raises:
+        ConfigError: it returned a coroutine, which loads nothing.
+        Exception: what it raises.
+    """
+    returned = load(context)
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise ConfigError(
+            f"initialize returned a {type(returned).__name__}, so nothing was loaded",
+            hint="call asyncio.run(...) in it to await something",
+        )
 
 
 def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
@@ -117,19 +134,8 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:
-    own = Path(loader.__file__)
-    ours = (
-        str(Path(__file__).parent),
-        str(own),
-        *(
-            str(own.parent / "torchserve" / name)
-            for name in ("handler.py", "entry.py", "process.py")
-        ),
-        "<frozen importlib",
-    )
-    importlib_folder = str(Path(importlib.__file__).parent)
     while frames is not None:
-        if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):
+        if not leads_to_author(frames.tb_frame.f_code.co_filename):
             return frames
         frames = frames.tb_next
     return None

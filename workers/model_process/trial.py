@@ -29,6 +29,7 @@ from workers.model_process.startup import (
     context_of,
     example_of,
     handler_of,
+    initialize,
     why_not_loaded,
 )
 
@@ -64,7 +65,7 @@ def _loaded(frame: dict[str, Any]) -> BatchExecutor:
     handler, context = handler_of(frame), context_of(frame, Context)
     context.reports_to(_show_progress)
     started = time.monotonic()
-    handler.initialize(context)
+    initialize(handler.initialize, context)
     _step("initialize", started, f"{type(handler).__name__} on {context.device}")
     return BatchExecutor(handler, context)
 

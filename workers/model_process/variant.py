@@ -68,6 +68,7 @@ def install_variant(
         context.model_name, Path(config["optimize_cache"]), context.device, context.max_batch_size,
         tuple(context.allowed_batch_sizes), settings,
         lambda: samples(executor, exportable, _logged_inputs(executor, config)),
+        again=config.get("again", False),
     )  # fmt: skip
     found = install(exportable, wanted, site, refused_too=refused_too)
     _log(wanted, found, context.model_name)
@@ -120,7 +121,7 @@ def describe(found: Installed) -> str:
     if verdict.refused:
         return f"eager; {name} is refused: {verdict.refused}"
     if not found.used:
-        return "eager"
+        return f"eager; {name} is not used: {found.problem}"
     return f"{name}, {verdict.speed}"
 
 

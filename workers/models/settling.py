@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
-from headrace.observability.logs import about_jobs
 from headrace.observability.worker_report import Wait
 from headrace.payloads.store import new_entry
 from workers.jobs.leased_job import Batch, LeasedJob
@@ -29,14 +26,7 @@ from workers.jobs.settlement import (
 )
 from workers.models.pending_work import PendingPayloads, PendingResult
 
-logger = logging.getLogger(__name__)
-
 UNKNOWN: Final = -1.0
-_FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
-#: The line after the frames of a traceback begins with the exception's name.
-_EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)", re.MULTILINE)
-#: Files whose frames are not the handler's own: libraries, and the model process.
-_LIBRARY: Final = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|model_process)/|^<")
 
 
 class BatchResult(NamedTuple):
@@ -74,7 +64,6 @@ def settle_batch(
     # One entry for neighbours that were claimed together.
     waits: list[Wait] = []
     counted, hold_s, wait_s = 0, 0.0, 0.0
-    raised: dict[str, list[str]] = {}
     for place, (job, outcome) in enumerate(zip(batch.jobs, result.outcomes, strict=True)):
         if job.claimed_at != claimed_at or job.ready_at != ready_at:
             if place:
@@ -89,7 +78,6 @@ def settle_batch(
             ready.append(discarded(job, text, took, start))
         elif not outcome[0]:
             _, code, message, retryable, traceback, *response = outcome
-            raised.setdefault(raised_at(code, traceback), []).append(job.id)
             settlement = failed(
                 job, code, message, retryable=retryable, traceback=traceback,
                 batch=text, timings=took, began=NOT_BEGUN if code == "expired" else start,
@@ -105,23 +93,7 @@ def settle_batch(
         else:
             ready.append(succeeded(job, outcome[1], outcome[2], text, took, done, start))
     waits.append((len(batch.jobs) - counted, hold_s, wait_s))
-    for where, ids in raised.items():
-        logger.info("jobs failed", extra={"model": model, "raised": where, **about_jobs(ids)})
     return ready, storing, waits
-
-
-def raised_at(code: str, traceback: str) -> str:
-    """Return what failed and where, such as `KeyError at words.py:7`, for the log.
-
-    The exception's text is left out, because it may contain values of an input.
-    """
-    frames = list(_FRAME.finditer(traceback))
-    if not frames:
-        return code
-    own = next((one for one in reversed(frames) if not _LIBRARY.search(one[1])), frames[-1])
-    # Only the first line after the frames: the exception's text may have lines of its own.
-    kind = _EXCEPTION.search(traceback, frames[-1].end())
-    return f"{kind[1] if kind else code} at {own[1]}:{own[2]}"
 
 
 def discarded(job: LeasedJob, batch: int | str, took: str, start: Began) -> Settlement:

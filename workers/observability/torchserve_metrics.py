@@ -1,7 +1,8 @@
 """The metrics of one worker for TorchServe's interfaces: of its batches, its handlers and its host.
 
-They are kept while batches run. One write has the lines of several batches, and Redis gets the
-totals once a second, with the report of the worker.
+They are kept while batches run. One write has the lines of several batches. Redis gets the totals
+when a batch has ended, at most every WRITE_S seconds, so that a client that has its answer finds
+them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ from workers.replicas.replica import Replica
 SHARE_VARIABLE: Final = "HEADRACE_WORKER_SHARE"
 #: The numbers of the model processes of a worker begin at its own number times this one.
 _WORKERS_APART: Final = 100
+#: How long totals may wait for those of further batches, in seconds.
+WRITE_S: Final = 0.05
+_NEVER: Final = float("inf")
 
 
 class WorkerMetrics:
     """Takes what happens in one worker. Used by the thread of its consumer.
+
+    Attributes:
+        due_at: when the totals must be written.
 
     Args:
         metrics: what the values become.
@@ -56,8 +63,10 @@ class WorkerMetrics:
         self._place = int(share) if share.isdecimal() else 0
         # Where Redis has the totals, `/metrics` takes the host from the reports of the workers.
         shown = not config.disable_system_metrics and config.metrics_mode != "prometheus"
-        self._interval_s = max(1, config.metric_time_interval) if shown else float("inf")
-        self._host_at = 0.0 if shown else float("inf")
+        self._interval_s = max(1, config.metric_time_interval) if shown else _NEVER
+        self._host_at = 0.0 if shown else _NEVER
+        self._written_at = 0.0
+        self.due_at = _NEVER
 
     def loaded(self, model: ServedModel, replica: Replica, load_s: float) -> None:
         """Take the time that a model process has taken to load."""
@@ -69,14 +78,14 @@ class WorkerMetrics:
             model=model.config.name,
             thread=name,
         )
-        self._metrics.flush_later()
+        self._changed()
 
     def reported(self, model: ServedModel, replica: Replica, rows: Sequence[Any]) -> None:
         """Take the metrics that a handler has reported."""
         name = self._name(model, replica)
         for row in rows:
             self._metrics.add_of_handler(model.config.name, row, name)
-        self._metrics.flush_later()
+        self._changed()
 
     def finished(
         self, model: ServedModel, batch: Batch, outcomes: Sequence[Any], times: Sequence[float],
@@ -108,7 +117,11 @@ class WorkerMetrics:
                 add(counter, float(us), version_labels(name, version), model=name)
         ran_ms = (now - batch.started_at) * 1000 - sum(times[:3])
         add(m.WORKER_THREAD_TIME, float(max(0, int(ran_ms))))
+        self._changed()
+
+    def _changed(self) -> None:
         self._metrics.flush_later()
+        self.due_at = min(self.due_at, self._written_at + WRITE_S)
 
     def commands(self, models: Sequence[ServedModel]) -> list[Command]:
         """Return the command that writes the totals, if there are any; write what is due.
@@ -120,6 +133,11 @@ class WorkerMetrics:
             self._host_at = now + self._interval_s
             self._show_host()
         self._metrics.flush()
+        return self.totals(models)
+
+    def totals(self, models: Sequence[ServedModel]) -> list[Command]:
+        """Return the command that writes the totals, if there are any."""
+        self._written_at, self.due_at = time.monotonic(), _NEVER
         _, command = self._metrics.totals.take({model.config.name for model in models})
         return [command] if command is not None else []
 

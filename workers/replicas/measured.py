@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.config.user_environment import launch_command
 from workers.replicas.devices import model_environ, tuned
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     environ = model_environ(os.environ, frame["replicas"])
     if frame["malloc_tuning"]:
         environ = tuned(environ, frame["device"])
-    command = [sys.executable, "-m", "workers.model_process.measure", file]
+    command = launch_command("workers.model_process.measure", file)
     # Ctrl-C signals the whole foreground group; the command ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.execve(command[0], command, environ)  # noqa: S606

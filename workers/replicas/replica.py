@@ -10,11 +10,11 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace.config.user_environment import launch_command, with_server_path
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import FrameSocket, readable
@@ -34,6 +34,8 @@ from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 logger = logging.getLogger(__name__)
 
 IDLE: Final = GenerationState()
+#: The beginning of the last line of the error of a load that was too slow.
+LOAD_TOO_LONG: Final = "the load took longer than load_timeout_s"
 RESTART_MIN_S: Final = 0.5
 RESTART_MAX_S: Final = 60.0
 STOP_S: Final = 5.0
@@ -184,15 +186,16 @@ class Replica:
         self._life = f"{mark}:{secrets.token_hex(8)}"
         with theirs:
             passed = (theirs.fileno(), self._stacks.fileno())
+            environ = with_server_path(self.environ)
             module, packages = "workers.model_process", self.init.get("requirements") or {}
             if packages:
                 module = "workers.model_process.packaged"
             self.core_set = self.core_sets.take(self.core_set)
             pinned = {CPUS_VARIABLE: ",".join(map(str, self.core_set))} if self.core_set else {}
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, (*passed, *packages.values()))],
+                launch_command(module, *map(str, (*passed, *packages.values()))),
                 pass_fds=passed,
-                env={**self.environ, **pinned, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
+                env={**environ, **pinned, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -360,15 +363,17 @@ class Replica:
             return False
         if self.state not in STARTING:
             return True
-        limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
+        limit = f"{LOAD_TOO_LONG}, {self.load_timeout_s:g} s"
         if not self.stacks_requested and self.process is not None:
             self.stacks_requested = True
+            # The last line of an error is what is wrong.
             self.error = f"{limit}; the process was killed"
             self.due_at = now + STACKS_S
             self.process.send_signal(TRACE_SIGNAL)
             return False
         trace = self.trace()
-        self.error = f"{limit}; its stacks:\n{trace}" if trace else self.error
+        if trace:
+            self.error = f"The stacks of the process:\n{trace.rstrip()}\n{self.error}"
         return True
 
     def hangs(self, batch: Batch, now: float) -> bool:

@@ -5,6 +5,9 @@ A model that has only offline jobs prepared gets a slot when no other model want
 job is expected. If one of its jobs has waited too long, it takes turns with the others, with a
 small share. Offline batches are charged to a share of their own, so they cost a model none of its
 online time.
+
+A turn of a generator is no single batch: jobs join those that run. While another model waits, jobs
+may join for a least time, and then until that model is next.
 """
 
 from __future__ import annotations
@@ -22,30 +25,48 @@ from workers.scheduling.isolation import Isolation
 
 #: The share of a model's overdue offline jobs, relative to its online jobs.
 OVERDUE_SHARE: Final = 0.1
+#: For how long jobs may join in the turn of a generator at least, although another model waits.
+LEAST_TURN_S: Final = 1.0
 
 
 class Dispatched(NamedTuple):
     """A batch to run now.
 
     Attributes:
-        turn: the name under which it takes its turn.
-        since: when it took over the slot of another batch, which ran at the same time.
+        turn: the name under which it takes its turn; empty if it joins others in their slot.
+        began_at: when its turn began, with this batch or with one whose slot it took over.
+        since: from when on its turn is not charged yet.
     """
 
     model: ServedModel
     replica: Replica
     batch: Batch
     turn: str
-    since: float = 0.0
+    began_at: float
+    since: float
 
     def used_s(self, now: float) -> float:
         """Return for how long it has had its slot."""
-        return now - max(self.batch.started_at, self.since)
+        return now - self.since
+
+    def overdue(self, now: float) -> bool:
+        """Return whether it took the turn of an offline job that had waited too long."""
+        return any(batch.offline and is_overdue(batch, now) for batch in self.replica.running)
 
 
 def offline_turn(model: str) -> str:
     """Return the name under which a model's offline batches take turns; no model has it as key."""
     return f"{model} offline"
+
+
+def turn_of(model: ServedModel, batch: Batch) -> str:
+    """Return the name under which a batch takes its turn."""
+    return offline_turn(model.key) if batch.offline else model.key
+
+
+def is_overdue(batch: Batch, now: float) -> bool:
+    """Return whether a job of the batch has waited too long."""
+    return any(now >= job.overdue_at for job in batch.jobs)
 
 
 @dataclass(slots=True)
@@ -72,6 +93,22 @@ class _Device:
         if claims and any(expects_online(model) for model in self.models.values()):
             return overdue
         return overdue | offline
+
+    def rivals(self, model: ServedModel, now: float) -> tuple[list[str], list[str]]:
+        """Return the turns that other models want: those that online jobs share, and offline ones.
+
+        An overdue job shares the turns of online jobs.
+        """
+        shared: list[str] = []
+        offline: list[str] = []
+        for name, other in self.models.items():
+            if other is model or not other.wants_turn:
+                continue
+            if other.batcher.online:
+                shared.append(name)
+            else:
+                (shared if other.batcher.overdue(now) else offline).append(offline_turn(name))
+        return shared, offline
 
 
 def expects_online(model: ServedModel) -> bool:
@@ -142,18 +179,19 @@ class Dispatcher:
         """Return whether a staged batch should make way for another one.
 
         It makes way for another model that waits with an online job and has the next turn. An
-        offline batch makes way for every online job, also of its own model.
+        offline batch makes way for every online job, also of its own model, unless it is overdue.
         """
-        if staged.offline and model.batcher.online and not model.idle:
+        yields = staged.offline and not is_overdue(staged, now)
+        if yields and model.batcher.online and not model.idle:
             return True
-        device, name = self._device_of[model.key], model.key
+        device, turn = self._device_of[model.key], turn_of(model, staged)
         if device.fair_queue.free:
             return False
-        used_s = sum(one.used_s(now) for one in self._running if one.model is model)
+        used_s = self._used_s(turn, now)
         return any(
             other.wants_turn
             and other.batcher.online
-            and (staged.offline or device.fair_queue.behind(name, other.key, used_s))
+            and (yields or device.fair_queue.behind(turn, other.key, used_s))
             for other in device.models.values()
             if other is not model
         )
@@ -189,24 +227,44 @@ class Dispatcher:
         return self._next_join(now)
 
     def _next_join(self, now: float) -> Dispatched | None:
-        """Return the next job that joins those of a generator, if no other model wants its turn."""
+        """Return the next job that joins those of a generator in their turn."""
         for model in self._models:
             if not model.continuous or not model.prepared or model.batcher.isolated:
                 continue
             offline = not model.batcher.online
-            joinable = [one for one in model.replicas if one.joins(offline=offline)]
-            device = self._device_of[model.key]
-            if not joinable or (
-                not device.fair_queue.free
-                and any(one.wants_turn for one in device.models.values() if one is not model)
-            ):
-                continue
-            batch = model.next_batch(now)
+            turns = [
+                turn
+                for turn in self._running
+                if turn.model is model
+                and turn.replica.joins(offline=offline)
+                and self._goes_on(turn, now, offline=offline)
+            ]
+            batch = model.next_batch(now) if turns else None
             if batch is not None:
                 # It shares the slot of those that run.
-                replica = max(joinable, key=lambda one: (one.offline_room, one.room))
-                return Dispatched(model, replica, batch, "")
+                replicas = [turn.replica for turn in turns]
+                replica = max(replicas, key=lambda one: (one.offline_room, one.room))
+                return Dispatched(model, replica, batch, "", now, now)
         return None
+
+    def _goes_on(self, turn: Dispatched, now: float, *, offline: bool) -> bool:
+        """Return whether a job of this class may join in the turn of a generator.
+
+        While others wait with online jobs, an offline job joins only in the turn of an overdue one.
+        """
+        device = self._device_of[turn.model.key]
+        shared, rivals = device.rivals(turn.model, now)
+        if offline and shared and not turn.overdue(now):
+            return device.fair_queue.free
+        rivals = [*shared, *rivals] if offline else shared
+        if not rivals or device.fair_queue.free or now - turn.began_at < LEAST_TURN_S:
+            return True
+        used_s = self._used_s(turn.turn, now)
+        return not any(device.fair_queue.behind(turn.turn, rival, used_s) for rival in rivals)
+
+    def _used_s(self, turn: str, now: float) -> float:
+        """Return for how many seconds the batches of a turn have run that are not charged yet."""
+        return sum(one.used_s(now) for one in self._running if one.turn == turn)
 
     def _next_batch(
         self, model: ServedModel, now: float, draining: bool, claims: bool
@@ -219,7 +277,7 @@ class Dispatcher:
         return model.next_batch(now, draining=draining)
 
     def _dispatched(self, model: ServedModel, batch: Batch, turn: str = "") -> Dispatched:
-        turn = turn or (offline_turn if batch.offline else str)(model.key)
+        turn = turn or turn_of(model, batch)
         device = self._device_of[model.key]
         device.fair_queue.begin(turn)
         if not device.fair_queue.free:
@@ -227,7 +285,8 @@ class Dispatcher:
             for other in device.models.values():
                 other.free_since = None
         replica = next(replica for replica in model.replicas if replica.idle)
-        self._running.append(Dispatched(model, replica, batch, turn))
+        started_at = batch.started_at
+        self._running.append(Dispatched(model, replica, batch, turn, started_at, started_at))
         return self._running[-1]
 
     def _take_slots_back(self, now: float) -> None:
@@ -239,11 +298,14 @@ class Dispatcher:
             if batch is one.batch:
                 running.append(one)
                 continue
-            fair_queue.end(one.turn, one.used_s(now))
             self.isolation.batch_ended(one.batch)
-            if batch is not None:
-                # A batch that was staged behind it, or ran with it, has taken over the slot.
-                turn = offline_turn(name) if batch.offline else name
-                fair_queue.begin(turn)
-                running.append(Dispatched(one.model, one.replica, batch, turn, now))
+            if batch is None:
+                fair_queue.end(one.turn, one.used_s(now))
+                continue
+            # A batch that was staged behind it, or ran with it, has taken over the slot.
+            turn = turn_of(one.model, batch)
+            shared, offline = self._device_of[name].rivals(one.model, now)
+            waiting = [*shared, *offline] if batch.offline else shared
+            fair_queue.pass_on(one.turn, one.used_s(now), turn, waiting)
+            running.append(one._replace(batch=batch, turn=turn, since=now))
         self._running = running

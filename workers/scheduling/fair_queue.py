@@ -58,6 +58,17 @@ class FairQueue:
         self._running -= 1
         self._used[name] += seconds / self.weights[name]
 
+    def pass_on(self, name: str, seconds: float, to: str, waiting: Iterable[str]) -> None:
+        """Charge a name for `seconds`, and give its slot to `to`, which need not be next.
+
+        The names that are waiting keep how far they are behind.
+        """
+        self._used[name] += seconds / self.weights[name]
+        self._turn += 1
+        self._began[to] = self._turn
+        self._used[to] = self._start(to)
+        self._now = max(self._now, min(map(self._start, [to, *waiting])))
+
     def forget(self, name: str) -> None:
         """Forget a name of which nothing runs."""
         self._used.pop(name, None)

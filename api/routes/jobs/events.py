@@ -39,7 +39,7 @@ from headrace.errors import BrokerError
 from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import Job, State, iso
-from headrace.jobs.serialization import WaitingFor, job_object
+from headrace.jobs.serialization import Waiting, job_object
 from headrace.queue.watcher import JobStatus, JobWatch, status_of
 
 #: Seconds of silence before a comment: proxies close connections that are silent for long.
@@ -165,7 +165,7 @@ class _EventStream:
             return True
         return False
 
-    async def _waits_for(self, status: JobStatus) -> WaitingFor:
+    async def _waits_for(self, status: JobStatus) -> Waiting | None:
         if status.state is not State.QUEUED:
             return None
         job = self._job
@@ -234,7 +234,7 @@ class EventSequence:
         self.held = False
 
     def due(
-        self, status: JobStatus, now: float, waiting_for: WaitingFor = None
+        self, status: JobStatus, now: float, waiting_for: Waiting | None = None
     ) -> list[StreamEvent]:
         """Return the events that are due; they count as sent."""
         events = self._unknown(self._events(status, waiting_for))
@@ -266,13 +266,17 @@ class EventSequence:
                 return events[ids.index(running) + 1 :]
         return events
 
-    def _events(self, status: JobStatus, waiting_for: WaitingFor) -> list[StreamEvent]:
+    def _events(self, status: JobStatus, waiting_for: Waiting | None) -> list[StreamEvent]:
         """Return all events of the job's present state, oldest first."""
         state = status.state
         if state is State.QUEUED:
             place = status.place or None
-            data = self._data(status, queue_position=place, waiting_for=waiting_for)
-            return [StreamEvent(f"q-{status.attempts}-{status.place}", "queued", data)]
+            target, reason = waiting_for or (None, "")
+            members = {"waiting_reason": reason} if reason else {}
+            data = self._data(status, queue_position=place, waiting_for=target, **members)
+            # The reason makes the event a new one; another position alone would be held back.
+            kind = f"q-{status.attempts}{'-x' if reason else ''}"
+            return [StreamEvent(f"{kind}-{status.place}", "queued", data)]
         if state is State.SCHEDULED:
             data = self._data(status, **_schedule(status))
             return [StreamEvent(f"d-{status.attempts}-{status.due_us}", "scheduled", data)]

@@ -1,7 +1,7 @@
 """`GET /api/v1/jobs/{id}/stream`: the pieces of a streaming job, while its handler yields them.
 
-The id of an event is the index of its last piece, so any API process can go on where another one
-stopped. What a client has not read stays in Redis: this process keeps one number for each client.
+The id of an event is the client's place in the log, so any API process can go on where another one
+stopped. What a client has not read stays in Redis: this process keeps one place for each client.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
-from headrace.queue.piece_log import LogEntry
+from headrace.queue.piece_log import LogRead, Place
 
-#: An event id of this operation: the last index, and behind the end of the job a mark.
-_ID: Final = re.compile(r"(\d{1,15})(-ended)?")
+#: A place in a log: the index of the last piece, and its run.
+_PLACE: Final = r"\d{1,15}(?:\.\d{1,20})?"
+#: An event id of this operation: the place, and behind the end of the job a mark.
+_ID: Final = re.compile(rf"({_PLACE})(-ended)?")
 #: The weight of a media type in an Accept header.
 _WEIGHT: Final = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
 
@@ -60,8 +62,12 @@ class StreamQuery(msgspec.Struct):
     """The query of a stream of pieces."""
 
     starting_after: Annotated[
-        Annotated[int, Meta(ge=0)] | UnsetType,
-        Meta(description="Send only the pieces behind this index.", examples=[17]),
+        Annotated[str, Meta(pattern=f"^{_PLACE}$")] | UnsetType,
+        Meta(
+            description="Send only the pieces behind this one: the id of an event, or an index. "
+            "With an index alone, the server cannot always see that the job ran again.",
+            examples=["17.2874410125"],
+        ),
     ] = UNSET
     format: Annotated[
         Literal["sse", "ndjson", "text"],
@@ -76,9 +82,9 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
     """Stream the pieces of the job from its beginning, or from those that the client has."""
     query = read_query(request, StreamQuery)
     given = _ID.fullmatch(request.header(b"last-event-id").decode("latin-1"))
-    after = max(
-        0 if query.starting_after is UNSET else query.starting_after, int(given[1]) if given else 0
-    )
+    places = [given[1] if given else "0"]
+    places += [] if query.starting_after is UNSET else [query.starting_after]
+    after = max(map(Place.read, places))
     job = await visible_job(services, request.caller, job_id)
     if given is not None and given[2] and job.state.final:
         # The client has all events; by the standard a 204 ends its reconnecting.
@@ -125,34 +131,38 @@ async def submit_and_stream(
     except BaseException:
         services.stream_limit.leave(key)
         raise
-    send = partial(_send, services, request, job, 0, _Events())
+    send = partial(_send, services, request, job, Place(), _Events())
     return StreamingReply(200, send, EVENT_STREAM, (*STREAM_HEADERS, *headers))
 
 
 class Pieces(NamedTuple):
-    """New pieces; `last` is the index of the last one."""
+    """New pieces, up to this place."""
 
-    last: int
+    place: Place
     pieces: list[msgspec.Raw]
 
 
 class Restarted(NamedTuple):
-    """The job runs again from its beginning: the pieces up to this index no longer count."""
+    """The job runs again from its beginning: the pieces that the client has no longer count.
 
-    at: int
+    The new pieces are behind this place. If the log has lost the client's place, it is the
+    beginning of the log.
+    """
+
+    place: Place
 
 
 class Missing(NamedTuple):
-    """These pieces are not in the log any more."""
+    """The pieces from this index up to this place are not in the log any more."""
 
     first: int
-    last: int
+    place: Place
 
 
 class Ended(NamedTuple):
-    """The job has ended, after the piece with this index."""
+    """The job has ended, after the piece at this place."""
 
-    after: int
+    place: Place
     job: Job
 
 
@@ -160,7 +170,7 @@ PieceEvent = Pieces | Restarted | Missing | Ended
 
 
 async def follow_pieces(
-    services: Services, caller: Caller, job: Job, receive: Receive, *, after: int, most_s: float
+    services: Services, caller: Caller, job: Job, receive: Receive, *, after: Place, most_s: float
 ) -> AsyncGenerator[list[PieceEvent], None]:
     """Yield what happens to the pieces of a job; an empty list after HEARTBEAT_S of silence.
 
@@ -172,7 +182,7 @@ async def follow_pieces(
         caller: the API key that follows the job.
         job: the job.
         receive: receives `http.disconnect` once the client hangs up.
-        after: the index of the last piece that the client has.
+        after: the place of the last piece that the client has.
         most_s: the seconds after which it ends.
 
     Raises:
@@ -188,14 +198,15 @@ async def follow_pieces(
             while await _still_admitted(services, caller):
                 over = ending.done()  # before the read: an ended job's log is complete
                 try:
-                    entries = await follower.read(reader.after)
+                    read = await follower.read(reader.place)
                 except BrokerError:
                     if over:
                         return
                     await asyncio.sleep(LOOK_AGAIN_S)
                     continue
-                if entries:
-                    yield reader.events(entries)
+                events = reader.events(read)
+                if events or read.entries:
+                    yield events
                     beat_at = loop.time() + HEARTBEAT_S
                     continue
                 if over:
@@ -204,7 +215,7 @@ async def follow_pieces(
                     except (JobNotFound, BrokerError):
                         return
                     if ended.state.final:
-                        yield [Ended(reader.after, ended)]
+                        yield [Ended(reader.place, ended)]
                     return
                 await follower.woken(beat_at - loop.time())
                 if loop.time() >= beat_at:
@@ -216,37 +227,39 @@ async def follow_pieces(
 
 
 class _LogReader:
-    """Turns the entries of a log into events. `after` is the index that the client has."""
+    """Turns what is read of a log into events. `place` is how far the client has it."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
+    def __init__(self, after: Place) -> None:
+        self.place = after
         # Whether the client has pieces, from this stream or an earlier one.
-        self._has_pieces = after > 0
+        self._has_pieces = after.piece > 0
 
-    def events(self, entries: list[LogEntry]) -> list[PieceEvent]:
-        """Return the events of these entries, and count their pieces as sent."""
+    def events(self, read: LogRead) -> list[PieceEvent]:
+        """Return the events of what was read, and count its pieces as sent."""
+        self.place, restarts, entries = read
         marks = [n for n, entry in enumerate(entries) if not entry.pieces]
-        events: list[PieceEvent] = []
         if marks:
             # What an earlier attempt wrote counts no more.
-            entries = entries[marks[-1] :]
-            mark, *entries = entries
+            mark, *entries = entries[marks[-1] :]
+            self.place, restarts = mark.place, True
+        events: list[PieceEvent] = []
+        if restarts:
             if self._has_pieces:
-                events.append(Restarted(mark.last))
-            self.after, self._has_pieces = mark.last, False
+                events.append(Restarted(self.place))
+            self._has_pieces = False
         pieces: list[msgspec.Raw] = []
-        for last, found, _ in entries:
-            first = last - len(found) + 1
-            if first > self.after + 1:
+        for entry in entries:
+            if entry.first > self.place.piece + 1:
                 if pieces:
-                    events.append(Pieces(self.after, pieces))
+                    events.append(Pieces(self.place, pieces))
                     pieces = []
-                events.append(Missing(self.after + 1, first - 1))
-                self.after = first - 1
-            pieces += found[self.after - first + 1 :]
-            self.after = last
+                before = Place(entry.first - 1, entry.place.run)
+                events.append(Missing(self.place.piece + 1, before))
+                self.place = before
+            pieces += entry.pieces[self.place.piece - entry.first + 1 :]
+            self.place = entry.place
         if pieces:
-            events.append(Pieces(self.after, pieces))
+            events.append(Pieces(self.place, pieces))
             self._has_pieces = True
         return events
 
@@ -257,7 +270,7 @@ async def _still_admitted(services: Services, caller: Caller) -> bool:
 
 
 async def _send(
-    services: Services, request: Request, job: Job, after: int, writer: PieceWriter, write: Write
+    services: Services, request: Request, job: Job, after: Place, writer: PieceWriter, write: Write
 ) -> None:
     """Write pieces until the job has ended, the client is gone or this process stops."""
     caller = request.caller
@@ -302,14 +315,15 @@ class _Events:
 
     def text(self, event: PieceEvent) -> bytes:
         match event:
-            case Pieces(last, pieces):
-                return frame(str(last), "pieces", msgspec.json.encode(pieces))
-            case Restarted(index):
-                return frame(str(index), "restarted", b"{}")
-            case Missing(first, last):
-                return frame(str(last), "missing", b'{"first":%d,"last":%d}' % (first, last))
-            case Ended(after, job):
-                return frame(f"{after}-ended", "ended", job_object(job))
+            case Pieces(place, pieces):
+                return frame(str(place), "pieces", msgspec.json.encode(pieces))
+            case Restarted(place):
+                return frame(str(place), "restarted", b"{}")
+            case Missing(first, place):
+                data = b'{"first":%d,"last":%d}' % (first, place.piece)
+                return frame(str(place), "missing", data)
+            case Ended(place, job):
+                return frame(f"{place}-ended", "ended", job_object(job))
 
     def broken_off(self) -> None:
         """The client reconnects, and continues behind the last event."""
@@ -322,17 +336,15 @@ class _Lines:
 
     def text(self, event: PieceEvent) -> bytes:
         match event:
-            case Pieces(last, pieces):
-                return b'{"index":%d,"pieces":%s}\n' % (
-                    last,
-                    without_line_ends(msgspec.json.encode(pieces)),
-                )
-            case Restarted(index):
-                return b'{"index":%d,"restarted":true}\n' % index
-            case Missing(first, last):
-                return b'{"index":%d,"missing":[%d,%d]}\n' % (last, first, last)
-            case Ended(after, job):
-                return b'{"index":%d,"job":%s}\n' % (after, without_line_ends(job_object(job)))
+            case Pieces(place, pieces):
+                more = b'"pieces":%s' % without_line_ends(msgspec.json.encode(pieces))
+            case Restarted(place):
+                more = b'"restarted":true'
+            case Missing(first, place):
+                more = b'"missing":[%d,%d]' % (first, place.piece)
+            case Ended(place, job):
+                more = b'"job":%s' % without_line_ends(job_object(job))
+        return b'{"index":%d,"id":"%s",%s}\n' % (place.piece, str(place).encode(), more)
 
     def broken_off(self) -> None:
         """The last line is not that of the job."""

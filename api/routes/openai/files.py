@@ -108,14 +108,10 @@ async def create_file(services: Services, request: Request) -> Reply:
     require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
     limit_bytes = services.settings.file_limit_bytes
     declared = request.header(b"content-length")
-    try:
-        if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
-            raise file_too_large(limit_bytes)
-        upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
-        stored = await _receive(services.files, request, upload)
-    except HeadraceError:
-        request.drain = True
-        raise
+    if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
+        raise file_too_large(limit_bytes)
+    upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
+    stored = await _receive(services.files, request, upload)
     return json_reply(file_object(stored))
 
 
@@ -172,6 +168,8 @@ async def _receive(files: FileService, request: Request, upload: Upload) -> Stor
             # A client that hung up does not wait for it, and no other client can see the file.
             await asyncio.shield(files.run(receiver.draft.abandon))
         raise
+    finally:
+        upload.close()
 
 
 async def list_files(services: Services, request: Request) -> Reply:

@@ -58,6 +58,7 @@ from headrace.openai.requests import (
     OpenAIRequest,
     read_request,
 )
+from headrace.queue.piece_log import Place
 from headrace.redis.clock import US_PER_S
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -105,7 +106,8 @@ async def _start_stream(
 ) -> Reply | StreamingReply:
     """Begin a stream once the first text is there, so that an error before it has its status."""
     caller = request.caller
-    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
+    keyed = services.authenticator is not None
+    services.stream_limit.take(caller.key_id, keyed=keyed, count=jobs.count)
     hang_up = HangUp(request.receive)
     answers: list[_AnswerStream] = []
 
@@ -113,7 +115,7 @@ async def _start_stream(
         for one in answers:
             await one.close()
         hang_up.close()
-        services.stream_limit.leave(caller.key_id)
+        services.stream_limit.leave(caller.key_id, jobs.count)
         if not ended:
             await jobs.cancel()
 
@@ -122,7 +124,7 @@ async def _start_stream(
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
             following = follow_pieces(
-                services, caller, job, hang_up.receive, after=0, most_s=math.inf
+                services, caller, job, hang_up.receive, after=Place(), most_s=math.inf
             )
             place = asked.place_of(index, len(submitted))
             answers.append(_AnswerStream(services, asked, chunks, index, place, following))

@@ -13,7 +13,9 @@ import msgspec
 from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
 from api.http.openai_errors import envelope
 from api.routes.jobs.stream import PieceEvent
+from api.routes.openai.limits import admit_jobs
 from api.services import Services
+from api.submission.decoding import check_options
 from api.submission.job_request import (
     JobIdentity,
     JobRequest,
@@ -31,19 +33,19 @@ from headrace.errors import (
     HandlerError,
     HeadraceError,
     InvalidInput,
-    InvalidParameter,
     ReplicaLost,
 )
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import raw_result
-from headrace.jobs.tokens import estimate
 from headrace.openai.errors import failure_of
 from headrace.openai.requests import OpenAIRequest
 
 logger = logging.getLogger(__name__)
 
+#: How many jobs of a request are made before other requests get their turn.
+PORTION: Final = 64
 #: OpenAI's SDK repeats a request after any status from 500 on, unless this header forbids it.
 _NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
 
@@ -54,34 +56,34 @@ async def job_requests(
     """Return the jobs of a request; the first one has the id of the answer.
 
     Raises:
-        RequestError: the request is refused.
+        HeadraceError: the request is refused.
     """
-    key, options, trace = idempotency_key(request), asked.options(), request_trace(request)
-    found = []
-    base = f"{asked.id_prefix}{new_id()}"
+    key, trace = idempotency_key(request), request_trace(request)
+    model, options = services.catalog.get(asked.model), check_options(asked.options())
     inputs = asked.inputs()
+    await admit_jobs(services, request.caller, model, asked, inputs, options, keyed=bool(key))
+    jobs: list[ValidatedRequest] = []
+    base, before = f"{asked.id_prefix}{new_id()}", b""
     for n, value in enumerate(inputs):
+        if n % PORTION == PORTION - 1:
+            await asyncio.sleep(0)
         if not key:
             identity = JobIdentity(f"{base}.{n}" if n else base, chosen=False)
         elif n:
             identity = identity_from_key(f"{key}\0{n}", request.caller.key_id)
         else:
             identity = identity_of(None, key, request.caller.key_id)
-        fields = JobRequest(
-            model=asked.model, input=msgspec.Raw(msgspec.json.encode(value)), options=options
-        )
+        if value is before and model.traffic is None:
+            jobs.append(msgspec.structs.replace(jobs[-1], identity=identity))
+            continue
+        before = value
+        fields = JobRequest(model=asked.model, input=msgspec.Raw(value), options=options)
         try:
             validated = await validate(services, request, fields, identity)
         except InvalidInput as error:
             raise at_place(error, asked.place_of(n, len(inputs))) from None
-        found.append(with_trace(validated, trace))
-    try:
-        check_in_flight(asked, found)
-        check_tokens(asked, found)
-    except InvalidParameter as error:
-        services.counters.refused(found[0].model.name, error.code)
-        raise
-    return found
+        jobs.append(with_trace(validated, trace))
+    return jobs
 
 
 def at_place(error: HeadraceError, place: str) -> HeadraceError:
@@ -89,56 +91,6 @@ def at_place(error: HeadraceError, place: str) -> HeadraceError:
     if place:
         error.message = f"{place}: {error.message}"
     return error
-
-
-def check_in_flight(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:
-    """Check that their API key may have all jobs of a request in flight together.
-
-    Jobs with an idempotency key stay when the request is refused, so that each repeat adds fewer.
-
-    Raises:
-        InvalidParameter: it may not, so that each try would be refused (429).
-    """
-    caller = requests[0].caller
-    if not caller.in_flight or requests[0].identity.chosen or len(requests) <= caller.in_flight:
-        return
-    raise InvalidParameter(
-        f"this request has {len(requests)} jobs, and API key {caller.key_id} may have "
-        f"{caller.in_flight} in flight",
-        asked.several,
-        hint="Send fewer choices or texts in one request. Or use a key with a higher limit, which "
-        "an operator creates with `headrace keys create --in-flight`.",
-    )
-
-
-def check_tokens(asked: OpenAIRequest, requests: Sequence[ValidatedRequest]) -> None:
-    """Check that the jobs of a request fit into one minute's tokens of their API key together.
-
-    A job alone always fits once none of the tokens is used. Jobs with an idempotency key stay when
-    the request is refused, so that each repeat needs fewer tokens.
-
-    Raises:
-        InvalidParameter: they do not, so that each try would be refused (429).
-    """
-    caller, identity = requests[0].caller, requests[0].identity
-    limit = caller.tokens_per_minute
-    if not limit or len(requests) == 1 or identity.chosen:
-        return
-    needed = 0
-    for one in requests:
-        if one.model.counts_tokens:
-            stored_bytes = None if one.payload is None else len(one.payload.body)
-            model = one.model
-            needed += estimate(one.input_json, stored_bytes, model.options, model.handler, limit)[0]
-    if needed > limit:
-        raise InvalidParameter(
-            f"the {len(requests)} jobs of this request need about {needed} tokens together, and "
-            f"API key {caller.key_id} has {limit} tokens a minute",
-            asked.several,
-            hint="Send fewer choices or texts in one request, or each one alone. Or use a key with "
-            "a higher limit, which an operator creates with `headrace keys create "
-            "--tokens-per-minute`.",
-        )
 
 
 class HangUp:
@@ -173,6 +125,7 @@ class RequestJobs:
     results. With an idempotency key they go on: the client may send the request again.
 
     Attributes:
+        count: how many they are.
         answer_id: the id of the answer, which is that of the first job.
         request_id: the header that OpenAI's SDK shows as the id of the request.
     """
@@ -188,6 +141,7 @@ class RequestJobs:
         self._request = request
         self._asked = asked
         self._requests = requests
+        self.count = len(requests)
         self.answer_id = requests[0].identity.job_id
         self.request_id: Header = (b"x-request-id", self.answer_id.encode())
 
@@ -200,11 +154,16 @@ class RequestJobs:
             HeadraceError: a job is refused, or has failed.
         """
         hang_up = HangUp(self._request.receive)
-        waits = [
-            asyncio.create_task(self._success(n, one, hang_up))
-            for n, one in enumerate(self._requests)
-        ]
+        waits: list[asyncio.Task[Job]] = []
+        failed: list[int] = []
         try:
+            for n, one in enumerate(self._requests):
+                waits.append(asyncio.create_task(self._success(n, one, hang_up, failed)))
+                if n % PORTION == PORTION - 1:
+                    await asyncio.sleep(0)
+                if failed:
+                    # No further job is submitted.
+                    await waits[failed[0]]
             return await asyncio.gather(*waits)
         except BaseException as error:
             # A submit on its way must arrive first: a cancel before it would find no job.
@@ -212,14 +171,22 @@ class RequestJobs:
             for wait in waits if isinstance(error, asyncio.CancelledError) else ():
                 wait.cancel()
             await asyncio.wait(waits)
-            await self.cancel()
+            await self._cancel(len(waits))
             raise
         finally:
             hang_up.close()
+            # Their errors hold this frame.
+            waits.clear()
 
-    async def _success(self, index: int, request: ValidatedRequest, hang_up: HangUp) -> Job:
-        job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
-        check_success(job, self._asked.place_of(index, len(self._requests)))
+    async def _success(
+        self, index: int, request: ValidatedRequest, hang_up: HangUp, failed: list[int]
+    ) -> Job:
+        try:
+            job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
+            check_success(job, self._asked.place_of(index, self.count))
+        except BaseException:
+            failed.append(index)
+            raise
         return job
 
     async def submit(self) -> list[Job]:
@@ -243,14 +210,20 @@ class RequestJobs:
 
     async def cancel(self) -> None:
         """Cancel the jobs that have not ended, if no repeat of the request can need them."""
+        await self._cancel(len(self._requests))
+
+    async def _cancel(self, count: int) -> None:
+        """Cancel the first `count` jobs."""
         if self._requests[0].identity.chosen:
             return
         queue, only = self._services.queue, self._request.caller.only
+        ids = [one.identity.job_id for one in self._requests[:count]]
         try:
-            # Many clients may hang up at once: these calls share one of the script.
-            await asyncio.gather(
-                *(queue.cancel_one(one.identity.job_id, only) for one in self._requests)
-            )
+            for at in range(0, count, PORTION):
+                # Many clients may hang up at once: these calls share one of the script.
+                await asyncio.gather(
+                    *(queue.cancel_one(one, only) for one in ids[at : at + PORTION])
+                )
         except BrokerError as error:
             logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
 

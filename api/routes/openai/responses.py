@@ -57,6 +57,7 @@ from headrace.openai.responses import (
     error_event,
     response_of,
 )
+from headrace.queue.piece_log import Place
 
 #: Seconds for which a deletion waits until the cancelled job has ended.
 _END_S = 5.0
@@ -198,10 +199,12 @@ async def _start_stream(
     caller = request.caller
     services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
     hang_up = HangUp(request.receive)
-    # So far back that the last piece is read even if the client has the events behind it.
-    last_piece = max(0, (after or 0) - HEAD_EVENTS - TAIL_EVENTS)
+    last_piece = _pieces_before(after)
+    if job.state.final:
+        # So far back that the last piece is read even if the client has the events behind it.
+        last_piece = max(0, last_piece - TAIL_EVENTS)
     following = follow_pieces(
-        services, caller, job, hang_up.receive, after=last_piece, most_s=math.inf
+        services, caller, job, hang_up.receive, after=Place(last_piece), most_s=math.inf
     )
     cancelled = jobs is not None and not _echo(job)[0].background
     first: list[PieceEvent] = []
@@ -232,6 +235,11 @@ async def _start_stream(
 
     headers = STREAM_HEADERS if jobs is None else (*STREAM_HEADERS, jobs.request_id)
     return StreamingReply(200, run, EVENT_STREAM, headers)
+
+
+def _pieces_before(after: int | None) -> int:
+    """Return how many pieces a client has that has the events up to this number."""
+    return max(0, (after or 0) - HEAD_EVENTS + 1)
 
 
 async def _begin(services: Services, following: Following) -> list[PieceEvent]:
@@ -283,7 +291,7 @@ class _EventStream:
                 await put(write, text or HEARTBEAT)
         except HeadraceError as error:
             detail = openai_error(error).error
-            number = self._last + HEAD_EVENTS
+            number = max(self._last + HEAD_EVENTS, self._after + 1)
             await put(write, self._text([error_event(number, detail)]))
         return ended
 
@@ -292,22 +300,22 @@ class _EventStream:
         parts: list[bytes] = []
         for event in events:
             match event:
-                case Pieces(last, pieces):
-                    known = max(0, self._after - HEAD_EVENTS + 1)
+                case Pieces(Place(last), pieces):
+                    known = _pieces_before(self._after)
                     fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
                     text = text_of(fresh, self._job.model)
                     self._last = last
                     if text and not self._gap:
                         self._sent += len(text)
                         parts.append(self._text([self._events.delta(last, text)]))
-                case Restarted(at):
+                case Restarted(Place(at)):
                     # The events that the client has may come from after it.
-                    if at > self._after - HEAD_EVENTS + 1:
+                    if at == 0 or at > _pieces_before(self._after):
                         raise restarted()
                 case Missing():
                     # A client with a part of the text gets the whole only in the last events.
                     self._gap = self._after < 0
-                case Ended(last, job):
+                case Ended(Place(last), job):
                     parts.append(await self._tail(last, job))
                     return b"".join(parts), True
         return b"".join(parts), False

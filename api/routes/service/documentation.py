@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope as HttpScope
 from typing_extensions import override
 
+from api.auth.admission import may_read
 from api.http.messages import Delegated, Reply, Request
 from api.http.problems import problem
 from api.services import Services
-from headrace.access.api_key import Scope
-from headrace.errors import HeadraceError, PathNotFound
+from headrace.errors import PathNotFound
 
 #: In the addresses of its files, so that no browser uses the cached files of an older version.
 SWAGGER_UI_VERSION: Final = "5.35.0"
@@ -76,7 +76,7 @@ async def root(_services: Services, _: Request) -> Reply:
 
 async def page(services: Services, request: Request) -> Reply:
     """Return the page of Swagger UI, with the list of operations."""
-    schema = services.describe(with_models=await _may_see_models(services, request))
+    schema = services.describe(with_models=await may_read(services, request))
     return Reply(
         200, _page(schema["info"]["title"], schema).encode(), b"text/html; charset=utf-8", _HEADERS
     )
@@ -84,19 +84,8 @@ async def page(services: Services, request: Request) -> Reply:
 
 async def openapi(services: Services, request: Request) -> Reply:
     """Return the OpenAPI description."""
-    described = services.describe(with_models=await _may_see_models(services, request))
+    described = services.describe(with_models=await may_read(services, request))
     return Reply(200, msgspec.json.encode(described))
-
-
-async def _may_see_models(services: Services, request: Request) -> bool:
-    """Return whether the caller may list models; the page itself may be open to all."""
-    if services.authenticator is None:
-        return True
-    try:
-        await services.authenticator.admit(request, Scope.READ)
-    except HeadraceError:
-        return False
-    return True
 
 
 async def static(_services: Services, _: Request, _file: str) -> Delegated:

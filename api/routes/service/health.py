@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from api.auth.admission import may_read
 from api.components.model_status import ModelStateName, ModelStatus
 from api.http.messages import Reply, Request, json_reply
 from api.http.problems import explain, problem
@@ -63,7 +64,7 @@ async def ready(services: Services, request: Request) -> Reply:
 
     A model without a worker accepts jobs, so its state is reported but not required. `?models=all`
     requires a loaded replica of each model that does not load on demand. This route never needs an
-    API key. So where API keys are required, it shows no tracebacks.
+    API key or a token. Where these are required, tracebacks are shown only to one that may read.
     """
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
     models = read_query(request, ReadyQuery).models
@@ -71,8 +72,8 @@ async def ready(services: Services, request: Request) -> Reply:
         statuses = await services.model_statuses.statuses()
     except BrokerError as error:
         return problem(error, request.path, broker="unavailable")
-    open_to_all = services.authenticator is None
-    states = {name: _state(status, with_error=open_to_all) for name, status in statuses.items()}
+    shown = await may_read(services, request)
+    states = {name: _state(status, with_error=shown) for name, status in statuses.items()}
     missing = [
         name
         for name, status in statuses.items()

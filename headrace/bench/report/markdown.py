@@ -8,7 +8,15 @@ from typing import Final
 
 from headrace.bench.measurement import Measurement
 from headrace.bench.report.compare import Difference
-from headrace.bench.report.wording import COLUMNS, about, all_notes, row, values, verdicts
+from headrace.bench.report.wording import (
+    COLUMNS,
+    about,
+    all_notes,
+    busy_warnings,
+    row,
+    values,
+    verdicts,
+)
 from headrace.pages.elements import clean, number
 
 #: Characters that Markdown or HTML in it reads as something else than text.
@@ -22,7 +30,8 @@ def escaped(text: str) -> str:
 
 def markdown(measurements: Sequence[Measurement]) -> str:
     """Return measurements as Markdown: what was measured, a table of the loads, and verdicts."""
-    return "\n".join(_measurement(one) for one in measurements)
+    warnings = [f"**{escaped(text)}**\n" for text in busy_warnings(measurements)]
+    return "\n".join([*warnings, *map(_measurement, measurements)])
 
 
 def _measurement(measurement: Measurement) -> str:

@@ -12,6 +12,7 @@ from headrace.bench.report.wording import (
     COLUMNS,
     about,
     all_notes,
+    busy_warnings,
     load_label,
     load_name,
     objective_name,
@@ -33,7 +34,7 @@ from headrace.pages.charts import (
     line_chart,
 )
 from headrace.pages.elements import NOTHING, Child, element, number, shorter
-from headrace.pages.page import facts, figure, page, section, table
+from headrace.pages.page import facts, figure, page, section, table, warning
 
 #: How many charts of one kind, and how many bars of one chart, a reader looks at.
 _SMALL_MAX: Final = 6
@@ -60,6 +61,7 @@ def html(measurements: Sequence[Measurement]) -> str:
     ]
     return page(
         title,
+        *map(warning, busy_warnings(measurements)),
         *(_verdict(one) for one in measurements),
         _comparison(measurements),
         _summary(measurements),

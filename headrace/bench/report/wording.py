@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.bench.measurement import Load, Measurement, Objective, Spread
+from headrace.observability.machine import busy_warning
 from headrace.pages.elements import NOTHING, number
 
 #: The percentiles that a `Spread` has.
@@ -99,6 +100,32 @@ def notes(load: Load) -> list[str]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(load.errors.items()))
         found.append(f"{name}: failed requests: {kinds}")
     return found
+
+
+def why_again(load: Load, earlier: Sequence[Load]) -> str:
+    """Return why a search sends a load of the same rate as an earlier one; "" if it does not.
+
+    Args:
+        load: the load.
+        earlier: those of the same search before it.
+    """
+    before = next((one for one in reversed(earlier) if one.offered_rate == load.offered_rate), None)
+    if before is None or before.verdict is None:
+        return ""
+    if before.refused:
+        return f", again as the load before does not count ({before.refused})"
+    if before.verdict.met and not before.steady:
+        return ", again for longer as the latency was not steady"
+    if not before.cut and not before.verdict.refuted and not before.verdict.met:
+        return ", again for longer as there were too few requests"
+    return ", again as a disturbance may have been the cause"
+
+
+def busy_warnings(measurements: Sequence[Measurement]) -> list[str]:
+    """Return the warnings about busy machines, each once."""
+    return list(
+        dict.fromkeys(filter(None, (busy_warning(one.environment) for one in measurements)))
+    )
 
 
 def all_notes(measurement: Measurement) -> list[str]:

@@ -40,7 +40,7 @@ def create(
     ),
     rate: float = option(
         "--rate N",
-        "Requests (and lines of bulk requests) per second (default: no limit).",
+        "Requests and jobs per second (default: no limit).",
         0.0,
         min=0,
     ),

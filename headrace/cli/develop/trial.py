@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +15,12 @@ from headrace.client.inputs import encode_input
 from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.config.model_catalog import ModelConfig
 from headrace.config.parameters import check_parameters, with_defaults
-from headrace.config.paths import server_root
 from headrace.config.settings import Settings
+from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive
 from headrace.models.catalog import load_models, with_source
-from headrace.models.requirements import installed, with_packages
+from headrace.models.requirements import installed
 from headrace.models.source import SourceReader
 from headrace.server.packages import require_extras
 
@@ -64,9 +63,8 @@ def run_trial(
     frame["inputs"] = [_encoded(one.value) for one in inputs or ()]
     with tempfile.NamedTemporaryFile(prefix="headrace-try-", delete=False) as file:
         file.write(msgspec.json.encode(frame))
-    path = dict.fromkeys([str(server_root()), *environ.get("PYTHONPATH", "").split(os.pathsep)])
-    command = [sys.executable, "-m", "workers.model_process.trial", file.name]
-    variables = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    command = launch_command("workers.model_process.trial", file.name)
+    variables = with_server_path(environ)
     if config.requirements is not None:
         wanted = config.requirements
         packages = installed(Path(wanted.file), Path(wanted.environments))

@@ -71,7 +71,7 @@ CHECKS: Final = (
     Check("backlog", WORK, queues.backlog),
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
-    Check("errands", WORK, queues.background_tasks),
+    Check("background", WORK, queues.background_tasks),
     Check("batches", WORK, queues.batches),
     Check("gpus", DEVICES, gpus.gpus, limit_s=30),
     Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),

@@ -33,18 +33,19 @@ from headrace.redis import keys
 _SAFETENSORS_HEAD: Final = 8
 #: First bytes of files that torch.save writes, now and before version 1.6.
 _TORCH_MAGIC: Final = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
-#: The packages that the built-in handlers import.
-_NEEDS: Final = {
+#: The packages that the built-in handlers import; `_EXTRAS` has the extra that brings them.
+NEEDS: Final = {
     "echo": (),
     "digits": ("torch", "safetensors", "PIL"),
     "image_classifier": ("torch", "safetensors", "PIL"),
     "image_segmenter": ("torch", "safetensors", "PIL"),
     "object_detector": ("torch", "safetensors", "PIL"),
     "text_classifier": ("torch", "safetensors"),
-    "language_model": ("torch", "transformers"),
-    "text_embedding": ("torch", "transformers"),
+    "language_model": ("torch", "transformers", "tokenizers", "jinja2"),
+    "text_embedding": ("torch", "transformers", "tokenizers"),
     "tensor_model": ("torch", "numpy"),
 }
+_EXTRAS: Final = {"language_model": "generation", "text_embedding": "generation"}
 #: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name.
 _NO_CHECK_TIME: Final = 0x200000
 SOON_DAYS: Final = 14
@@ -113,11 +114,12 @@ def handlers(deployment: Deployment) -> Iterator[CheckResult]:
             continue
         spec = parse_handler(model.handler)
         if spec.kind is HandlerKind.BUILTIN:
-            missing = [name for name in _NEEDS[spec.target] if find_spec(name) is None]
+            missing = [name for name in NEEDS[spec.target] if find_spec(name) is None]
             if missing:
+                extra = _EXTRAS.get(spec.target, "torch")
                 yield warn(
                     f"{model.name}: {named(missing)} not installed on this host",
-                    "install it on the workers' hosts: pip install 'headrace[worker,torch]'",
+                    f"install it on the workers' hosts: pip install 'headrace[worker,{extra}]'",
                 )
         elif problem := _handler_problem(spec, deployment.catalog.base_dir):
             yield fail(
@@ -147,11 +149,12 @@ def _module_file(dotted: str) -> Path | None:
     Raises:
         ModuleNotFoundError: the module does not exist.
     """
-    path: list[str] | None = [*sys.path, os.getcwd(), str(server_root())]
+    ours = [str(server_root())]
+    path = [*(entry for entry in sys.path if entry not in ours), os.getcwd()]
     spec = None
     for depth in range(1, dotted.count(".") + 2):
         name = ".".join(dotted.split(".")[:depth])
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path) or PathFinder.find_spec(name, ours)
         if spec is None:
             raise ModuleNotFoundError(f"no module {name} on this host")
         path = list(spec.submodule_search_locations or ())

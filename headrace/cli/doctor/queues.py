@@ -146,7 +146,7 @@ class _Alive(msgspec.Struct):
 
 
 def background_tasks(deployment: Deployment) -> CheckResult:
-    """`errands`: background workers run background tasks, webhooks and pipelines."""
+    """`background`: background workers run background tasks, webhooks and pipelines."""
     client = deployment.redis
     waiting = int(client.llen(keys.BACKGROUND_TASKS)) + int(client.zcard(keys.WAITING_TASKS))
     hooks = int(client.zcard(keys.DUE_DELIVERIES))

@@ -19,7 +19,7 @@ FORK_MS: Final = 500.0
 SAMPLE: Final = 1000
 #: Prefixes of keys that always have a TTL.
 BOUNDED: Final = (
-    b"celery-task-meta-", b"hr:worker:", b"hr:api:", b"hr:run:", b"hr:errands:alive:",
+    b"celery-task-meta-", b"hr:worker:", b"hr:api:", b"hr:run:", b"hr:background:alive:",
     b"hr:jobs:", b"hr:rate:", b"hr:tokens:", b"hr:batch:", b"hr:letter:",
 )  # fmt: skip
 OURS: Final = (b"hr:", b"headrace", b"celery", b"_kombu", b"unacked")

@@ -101,7 +101,7 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
                     f"{where} has {state.ready} of {state.replicas} processes",
                     "the others may still be loading; if not, see the worker's log",
                 )
-    # A pipeline needs no worker; the check `errands` covers it.
+    # A pipeline needs no worker; the check `background` covers it.
     yield from _shared_replicas(deployment)
     yield from _unserved(deployment, set(deployment.catalog.models) - served - unloaded)
     more = f"; {len(unloaded - served)} load on demand" if unloaded - served else ""

@@ -189,6 +189,8 @@ def _note(job: Job) -> str:
 
 
 def _place(job: Job | JobEvent) -> str:
+    if job.waiting_reason:
+        return output.short_line(job.waiting_reason)
     if job.waiting_for == "load":
         return "the model is loaded on demand"
     if job.waiting_for:

@@ -49,6 +49,7 @@ def result(
     deadline = None if timeout is None else time.monotonic() + timeout
     code = ExitCode.DONE
     with client_of(url, retry_s=retry) as client:
+        client.session.on_waiting = lambda reason: output.message(f"waits for its model: {reason}")
         for job_id in given_ids(ids):
             try:
                 if deadline is not None:

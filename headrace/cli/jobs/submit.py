@@ -187,8 +187,10 @@ class _Run:
         quiet = self.quiet or self.sources.single or not self.wait
         self._bar = Bar(self.model, self.sources.count, quiet=quiet)
         self._limits: set[str] = set()
+        self._reasons: set[str] = set()
         if not self.quiet:
             self.client.session.on_limit = self._show_limit
+            self.client.session.on_waiting = self._show_waiting
 
     def go(self) -> ExitCode:
         """Run the command to its end, also after an interrupt.
@@ -224,6 +226,12 @@ class _Run:
                 f"a limit refuses jobs now ({pause.limit}), so they wait; the next try is in {wait}"
             )
 
+    def _show_waiting(self, reason: str) -> None:
+        """Print why no worker can load the model, once for each reason."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            self._bar.message(f"the jobs wait for the model {self.model}: {reason}")
+
     def _inputs(self) -> Iterator[_Indexed]:
         if self.stream:
             return self._streamed()
@@ -236,6 +244,7 @@ class _Run:
                 yield outcome, number
                 continue
             try:
+                self._watch_load(outcome.job)
                 if not self._print_pieces(outcome.job):
                     print_result(self.client.result(outcome.job))
             except errors.JobError as error:
@@ -243,9 +252,19 @@ class _Run:
                 outcome = replace(outcome, job=job, error=error)
             yield outcome, number
 
+    def _watch_load(self, job: Job) -> None:
+        """Wait until a job has begun whose model is not loaded, to print why it cannot be."""
+        if job.waiting_for is None:
+            return
+        for event in self.client.events(job):
+            if event.waiting_reason and not self.quiet:
+                self._show_waiting(event.waiting_reason)
+            if event.name not in ("queued", "scheduled"):
+                return
+
     def _print_pieces(self, job: Job) -> bool:
         """Print the pieces of a job, and return whether it had any."""
-        after, line_open, some = 0, False, False
+        after, line_open, some = "0", False, False
         while True:
             problem: errors.HeadraceError
             try:
@@ -255,11 +274,11 @@ class _Run:
                     output.write_bytes(text.encode("utf-8", "backslashreplace"))
                     line_open = not text.endswith("\n") if text else line_open
             except errors.StreamRestarted as restarted:
-                after, problem = restarted.index, restarted
+                after, problem = restarted.place, restarted
             except errors.PiecesMissing as missing:
-                after, problem = missing.last, missing
+                after, problem = missing.place, missing
             else:
-                return some or after > 0
+                return some or after != "0"
             finally:
                 if line_open:
                     output.line("")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError
+from headrace.cli.shared.usage_errors import parsed_seconds
+from headrace.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from headrace.config.model_catalog import Catalog, ModelConfig
@@ -23,6 +24,18 @@ def own_model(catalog: Catalog, model: str, verb: str) -> ModelConfig:
         stages = ", ".join(dict.fromkeys(catalog.pipelines[model].models))
         raise ConfigError(f"{model} is a pipeline", hint=f"{verb} its models: {stages}")
     return config
+
+
+def budget_seconds(text: str) -> float:
+    """Return the seconds of `--budget`, such as 20m.
+
+    Raises:
+        InvalidRequest: it is no time.
+    """
+    found = parsed_seconds(text) or (int(text) if text.isascii() and text.isdecimal() else 0)
+    if not found:
+        raise InvalidRequest(f"--budget: {text[:64]!r} is no time", hint="Give 20m, 90s or 2h.")
+    return float(found)
 
 
 def check_folder(path: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -161,7 +161,7 @@ def run(
         with InterruptHandler(None), _rows_to(rows) as writer:
             target = _target(protocol, url, model, version, inputs, content_type, param)
             chosen = msgspec.structs.replace(
-                chosen, on_load=_progress, on_measured=so_far.append,
+                chosen, on_load=_progress(), on_measured=so_far.append,
                 on_rows=writer.write if writer is not None else None,
             )  # fmt: skip
             if peak:
@@ -296,21 +296,30 @@ def _rows_to(file: Path | None) -> Iterator[RowWriter | None]:
             writer.close()
 
 
-def _progress(load: Load) -> None:
-    """Print a load that has ended, for people who wait."""
-    from headrace.bench.report.wording import load_name
+def _progress() -> Callable[[Load], None]:
+    """Return what prints a load that has ended, for people who wait."""
+    from headrace.bench.report.wording import load_name, why_again
 
-    text = f"{load_name(load)}: {load.rate:.1f}/s, p99 {load.latency.p99:.1f} ms"
-    if load.refused:
-        text += "; does not count"
-    elif load.verdict is not None:
-        text += f"; {load.verdict.word}"
-    output.message(text)
+    earlier: list[Load] = []
+
+    def on_load(load: Load) -> None:
+        text = f"{load_name(load)}{why_again(load, earlier)}: {load.rate:.1f}/s, "
+        text += f"p99 {load.latency.p99:.1f} ms"
+        if load.refused:
+            text += "; does not count"
+        elif load.verdict is not None:
+            text += f"; {load.verdict.word}"
+        earlier.append(load)
+        output.message(text)
+
+    return on_load
 
 
 def _print(found: Measurement) -> None:
     from headrace.bench.report import wording
 
+    for text in wording.busy_warnings([found]):
+        output.message(text)
     output.table(_COLUMNS, [_row(load) for load in found.loads])
     # Of a search only the end is of interest.
     searched = found.peak is not None

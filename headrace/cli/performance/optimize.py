@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from headrace.cli.performance.arguments import check_folder, own_model, write_file
+import typer
+
+from headrace.cli.performance.arguments import (
+    budget_seconds,
+    check_folder,
+    own_model,
+    write_file,
+)
 from headrace.cli.shared import output
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import argument, flag, option
 from headrace.errors import ConfigError
 
@@ -20,9 +30,8 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 10
 SIZES_MAX: Final = 64
-#: The part of the time limit in which variants are built and loaded; the rest is for their batches.
-_LOADING: Final = 2 / 3
-_LATE: Final = "it was not built and loaded in time"
+#: The part of a time limit in which variants are built and loaded. Each has its first rounds then.
+_LOADING: Final = 0.85
 
 
 def optimize(
@@ -44,10 +53,16 @@ def optimize(
     models: Annotated[Path | None, option("--models FILE", "Models file.", ...)] = None,
     json_file: Path | None = option("--json FILE", "Write all figures as JSON."),
     html: Path | None = option("--html FILE", "Write a page with charts."),
+    budget: str | None = option(
+        "--budget TIME", "How long it may take, such as 5m (default: any time)."
+    ),
+    again: bool = flag("--again", "Build and compare again what failed or was judged before."),
 ) -> None:
-    """Measure the variants of a model: time, memory, error; for the option `optimize`."""
+    """Measure the variants of a model: time, memory, error; for the option `optimize`.
+
+    What was measured is also printed if the budget, Ctrl-C or SIGTERM ends the command.
+    """
     # Imported here to keep other commands fast.
-    from headrace.config.optimize import OPTIMIZED
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.optimize import page
@@ -64,20 +79,44 @@ def optimize(
     for path in (json_file, html):
         check_folder(path)
     device = device or ("cpu" if config.device == "auto" else config.device)
-    comparison = compared(
-        config,
-        catalog.base_dir,
-        device,
-        _variants(variants, config, device, max_error),
-        sizes=_sizes(sizes, config),
-        rounds=rounds,
-        inputs=_folder(inputs, config, catalog.base_dir),
-        builds=settings.state_dir.absolute() / OPTIMIZED,
+    code, comparison = _until_ended(
+        lambda keep: compared(
+            config,
+            catalog.base_dir,
+            device,
+            _variants(variants, config, device, max_error),
+            sizes=_sizes(sizes, config),
+            rounds=rounds,
+            inputs=inputs_of(inputs, config, catalog.base_dir),
+            state_dir=settings.state_dir.absolute(),
+            limit_s=None if budget is None else budget_seconds(budget),
+            again=again,
+            keep=keep,
+        )
     )
     for path, text in ((json_file, page.as_json), (html, page.html)):
         if path is not None:
             write_file(path, text(comparison))
     _print(comparison)
+    if code:
+        raise typer.Exit(code)
+
+
+def _until_ended(
+    measure: Callable[[Callable[[Comparison], None]], Comparison],
+) -> tuple[ExitCode, Comparison]:
+    """Measure; after a signal, return the exit code and what was measured until then."""
+    so_far: list[Comparison] = []
+    try:
+        with InterruptHandler(None):
+            return ExitCode.DONE, measure(so_far.append)
+    except (KeyboardInterrupt, Terminated) as error:
+        code, reason = stop_reason(error, "a file")
+        if not so_far:
+            output.message(f"{reason}; nothing was measured until then")
+            raise typer.Exit(code) from None
+        output.message(f"{reason}; the figures are those that were measured until then")
+        return code, so_far[-1]
 
 
 def compared(
@@ -89,8 +128,11 @@ def compared(
     sizes: Sequence[int],
     rounds: int,
     inputs: str,
-    builds: Path,
+    state_dir: Path,
     limit_s: float | None = None,
+    loading: float = _LOADING,
+    again: bool = False,
+    keep: Callable[[Comparison], None] = lambda _: None,
 ) -> Comparison:
     """Measure variants of a model in processes of their own; their log goes to standard error.
 
@@ -102,32 +144,53 @@ def compared(
         sizes: the batch sizes.
         rounds: how many batches of each size.
         inputs: a file, or a folder of inputs; "" for the handler's example.
-        builds: the folder of the builds of variants.
+        state_dir: the folder of the builds of variants, and of the last comparison.
         limit_s: how long it may take; None for any time. What was measured by then is returned.
+        loading: the part of that time in which variants may be built and loaded.
+        again: build and compare again what failed or was judged before.
+        keep: called with what was measured, also if a signal ends this call.
 
     Raises:
         ConfigError: the model does not load or has no inputs, or no batch was measured in time.
     """
+    import msgspec
+
+    from headrace.config.optimize import OPTIMIZED
+    from headrace.optimize import kept
+
     wanted = list(variants)
-    frame = {
-        **config.init_frame(folder, device),
-        "variants": [_as_sent(one) for one in wanted],
+    frame = frame_of(config, folder, device, inputs) | {
+        "variants": [msgspec.to_builtins(one) for one in wanted],
         "sizes": sizes,
         "rounds": rounds,
+        "optimize_cache": str(state_dir / OPTIMIZED),
+        "load_limit_s": None if limit_s is None else limit_s * loading,
+        "again": again,
+    }
+
+    def noted(found: Comparison) -> None:
+        found = _with_late(found, wanted)
+        kept.write(state_dir, frame, found)
+        keep(found)
+
+    return _with_late(_measured(frame, config, limit_s, noted), wanted)
+
+
+def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dict[str, Any]:
+    """Return what a process that measures must know of a model and its inputs."""
+    return {
+        **config.init_frame(folder, device),
         "inputs": inputs,
         "replicas": max(1, config.replicas),
         "malloc_tuning": config.malloc_tuning,
-        "optimize_cache": str(builds),
-        "load_limit_s": None if limit_s is None else limit_s * _LOADING,
     }
-    return _with_late(_measured(frame, config, limit_s), wanted)
 
 
 def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
     """Return a comparison that also has the variants for which there was no time."""
     import msgspec
 
-    from headrace.optimize.report import Variant
+    from headrace.optimize.report import LATE, Variant
 
     if comparison.without_module:
         return comparison
@@ -135,24 +198,20 @@ def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison
     missing = [one for one in dict.fromkeys(wanted) if one not in known]
     if not missing:
         return comparison
-    late = [Variant(optimize=one, refused=_LATE) for one in missing]
+    late = [Variant(optimize=one, refused=LATE) for one in missing]
     return msgspec.structs.replace(comparison, variants=[*comparison.variants, *late], cut=True)
 
 
 def _print(comparison: Comparison) -> None:
+    from headrace.observability.machine import busy_warning
     from headrace.optimize import page
 
+    if busy := busy_warning(comparison.environment):
+        output.message(busy)
     columns, rows = page.table(comparison)
     output.table(columns, rows)
     for text in page.remarks(comparison):
         output.message(text)
-
-
-def _as_sent(wanted: Optimize) -> dict[str, Any]:
-    import msgspec
-
-    found: dict[str, Any] = msgspec.to_builtins(wanted)
-    return found
 
 
 def _variants(
@@ -204,7 +263,8 @@ def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
     return sizes
 
 
-def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
+def inputs_of(given: Path | None, config: ModelConfig, base: Path) -> str:
+    """Return the file or folder of the inputs; "" for the handler's example."""
     if given is not None:
         if not given.exists():
             raise ConfigError(f"--input: {given} does not exist", hint="give a file or a folder")
@@ -215,45 +275,63 @@ def _folder(given: Path | None, config: ModelConfig, base: Path) -> str:
     return str(base / Path(calibrate).expanduser()) if calibrate else ""
 
 
-def _measured(frame: dict[str, Any], config: ModelConfig, limit_s: float | None) -> Comparison:
+def _measured(
+    frame: dict[str, Any],
+    config: ModelConfig,
+    limit_s: float | None,
+    keep: Callable[[Comparison], None],
+) -> Comparison:
     """Run the process that measures; its log comes on standard error."""
     import subprocess
     import tempfile
 
     import msgspec
 
-    from headrace.config.paths import server_root
-    from headrace.models.requirements import installed, with_packages
     from headrace.optimize.report import read_lines
 
-    path = dict.fromkeys([str(server_root()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    # A build that is ended for want of time leaves semaphores, which Python removes with a warning.
-    variables.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    if config.requirements is not None:
-        wanted = config.requirements
-        packages = installed(Path(wanted.file), Path(wanted.environments))
-        variables = with_packages(variables, packages)
-    with tempfile.NamedTemporaryFile(prefix="headrace-optimize-") as file:
+    with (
+        tempfile.NamedTemporaryFile(prefix="headrace-optimize-") as file,
+        tempfile.NamedTemporaryFile(prefix="headrace-optimize-") as document,
+    ):
         file.write(msgspec.json.encode(frame))
         file.flush()
         command = [sys.executable, "-m", "workers.replicas.measured", file.name]
+        process = subprocess.Popen(command, env=_variables(config), stdout=document)
+        code: int | None = None
         try:
-            ended = subprocess.run(
-                command, env=variables, stdout=subprocess.PIPE, check=False, timeout=limit_s
-            )
-        except subprocess.TimeoutExpired as error:
-            found = read_lines(error.stdout or b"")
-            if found is None or not any(variant.times for variant in found.variants):
-                raise ConfigError(
-                    f"the variants of {config.name} were not measured within {limit_s:.0f} s",
-                    hint="run `headrace optimize`; builds are kept",
-                ) from None
-            return msgspec.structs.replace(found, cut=True)
-    found = read_lines(ended.stdout)
-    if ended.returncode or found is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit_s)
+        finally:
+            process.kill()
+            process.wait()
+            found = read_lines(Path(document.name).read_bytes())
+            measured = found is not None and any(variant.times for variant in found.variants)
+            if found is not None and measured:
+                found = msgspec.structs.replace(found, cut=code != 0)
+                keep(found)
+    if code is None and not measured:
         raise ConfigError(
-            f"{config.name} cannot be measured; its process ended with {ended.returncode}",
+            f"the variants of {config.name} were not measured within {limit_s:.0f} s",
+            hint="give a longer --budget; builds are kept",
+        )
+    if code or found is None:
+        raise ConfigError(
+            f"{config.name} cannot be measured; its process ended with {code}",
             hint="the lines above have the reason",
         )
     return found
+
+
+def _variables(config: ModelConfig) -> dict[str, str]:
+    """Return the environment of the process that measures."""
+    from headrace.config.user_environment import with_packages, with_server_path
+    from headrace.models.requirements import installed
+
+    # A build that is ended for want of time leaves semaphores, which Python removes with a warning.
+    quiet = {"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"}
+    variables = with_server_path({**quiet, **os.environ})
+    if config.requirements is None:
+        return variables
+    wanted = config.requirements
+    packages = installed(Path(wanted.file), Path(wanted.environments))
+    return with_packages(variables, packages)

@@ -54,6 +54,7 @@ def run_sweep(
     Raises:
         ConfigError: the suite is wrong, or a file cannot be written.
     """
+    from headrace.bench.report.wording import busy_warnings
     from headrace.bench.serving import NotServed
     from headrace.bench.suite import read_suite
 
@@ -77,6 +78,8 @@ def run_sweep(
         results.write_reports()
     except OSError as error:
         raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
+    for text in busy_warnings(results.found[:1]):
+        output.message(text)
     _print(results.lines)
     output.message(f"see {folder}/ab_report.csv, report.md and report.html")
     return ExitCode.FAILED if results.failed else ExitCode.DONE
@@ -99,8 +102,11 @@ class _Results:
 
     def add(self, case: Case, measured: Measurement, rows: list[Row]) -> None:
         """Keep and write the results of a case."""
+        from headrace.bench.measurement import with_load_of
         from headrace.bench.suite import report_row, write_report
 
+        # Later cases would count the load of the earlier ones.
+        measured = with_load_of((self.found or [measured])[0], measured)
         self.found.append(measured)
         self.lines.append(report_row(case, measured, rows))
         self.failed = self.failed or bool(measured.loads[-1].refused)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import typer
 
+from headrace.cli.performance.arguments import budget_seconds, own_model
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import client_of, flag, option
-from headrace.cli.shared.usage_errors import parsed_seconds
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.bench.reservation import Reservation
     from headrace.bench.targets import Input
     from headrace.config.model_catalog import Catalog, ModelConfig
+    from headrace.config.optimize import Optimize
     from headrace.optimize.report import Comparison
     from headrace.tune.deployment import Deployment
     from headrace.tune.report import TuneReport
@@ -37,6 +38,9 @@ _BUDGET: Final = "20m"
 _PRIVATE: Final = "private"
 #: The batch sizes of the calibration, and how many batches of each.
 SIZES: Final = (1, 4, 16, 64)
+#: The batch sizes of a calibration that has less time than this.
+FEW_SIZES: Final = (1, 16)
+_SHORT_S: Final = 240.0
 _ROUNDS: Final = 3
 #: How long a running server may take to load the model with other options.
 _LOAD_S: Final = 600.0
@@ -69,7 +73,7 @@ def tune(
     from headrace.bench.scenarios import objective_of
     from headrace.tune import tuning
 
-    objective, budget_s = objective_of(slo), _seconds(budget)
+    objective, budget_s = objective_of(slo), budget_seconds(budget)
     folder = folder or Path(f"tune-{model}")
     with _subject(model, url, models, f"headrace tune in {folder.absolute()}") as subject:
         if apply:
@@ -103,11 +107,12 @@ def _tuned(subject: _Subject, plan: Plan, inputs: Path | None, sent: list[Input]
     private = subject.config is not None
     try:
         with InterruptHandler(None):
+            calibration = _Calibration(subject, inputs, plan)
             return tuning.tune(
-                plan,
+                msgspec.structs.replace(plan, calibrates=calibration.measures),
                 _deployment(subject, plan.folder),
                 lambda address: _target(address, plan.model, sent, plan.input, private=private),
-                lambda limit_s: _comparison(subject, inputs, plan.folder, limit_s),
+                calibration.compare,
                 _progress(),
             )
     except (KeyboardInterrupt, Terminated) as error:
@@ -129,6 +134,7 @@ class _Subject:
     written: Mapping[str, Any] = field(default_factory=dict)
     models_file: Path | None = None
     config: ModelConfig | None = None
+    state_dir: Path = field(default_factory=Path)
 
 
 @contextmanager
@@ -136,13 +142,12 @@ def _subject(model: str, url: str | None, models: Path | None, holder: str) -> I
     """Reserve the model for this process, and yield it."""
     from headrace.bench.reservation import reserved, take_back
     from headrace.bench.serving import apply_options
-    from headrace.cli.performance.arguments import own_model
 
     if url is None:
-        catalog = _catalog(models)
+        catalog, state_dir = _catalog(models)
         config = own_model(catalog, model, "tune")
         with reserved(str(catalog.path.resolve()), model, holder) as reservation:
-            yield _of_models_file(catalog, config, reservation)
+            yield _of_models_file(catalog, config, reservation, state_dir)
         return
     with client_of(url) as client, reserved(client.session.url, model, holder) as reservation:
         left = reservation.left
@@ -153,17 +158,20 @@ def _subject(model: str, url: str | None, models: Path | None, holder: str) -> I
         yield _on_server(client, model, reservation)
 
 
-def _catalog(models: Path | None) -> Catalog:
+def _catalog(models: Path | None) -> tuple[Catalog, Path]:
+    """Return the catalog and the state directory."""
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras
 
     require_extras("tune", *SERVER_EXTRAS, "bench")
     settings = load_settings(None, os.environ, {"models_file": str(models) if models else None})
-    return load_models(settings)
+    return load_models(settings), settings.state_dir.absolute()
 
 
-def _of_models_file(catalog: Catalog, config: ModelConfig, reservation: Reservation) -> _Subject:
+def _of_models_file(
+    catalog: Catalog, config: ModelConfig, reservation: Reservation, state_dir: Path
+) -> _Subject:
     return _Subject(
         model=config.name,
         reservation=reservation,
@@ -173,6 +181,7 @@ def _of_models_file(catalog: Catalog, config: ModelConfig, reservation: Reservat
         written=dict(catalog.written[config.name]),
         models_file=catalog.path,
         config=config,
+        state_dir=state_dir,
     )
 
 
@@ -200,6 +209,7 @@ def _on_server(client: Client, model: str, reservation: Reservation) -> _Subject
 
 
 def _deployment(subject: _Subject, folder: Path) -> Deployment:
+    from headrace.config.optimize import OPTIMIZED
     from headrace.tune.deployment import PrivateDeployment, RunningServer
 
     if subject.models_file is None:
@@ -208,51 +218,119 @@ def _deployment(subject: _Subject, folder: Path) -> Deployment:
         )
     return PrivateDeployment(
         subject.model, subject.present, subject.written, subject.models_file, folder,
-        subject.load_timeout_s, os.environ,
+        subject.state_dir / OPTIMIZED, subject.load_timeout_s, os.environ,
     )  # fmt: skip
 
 
-def _comparison(
-    subject: _Subject, inputs: Path | None, folder: Path, limit_s: float
-) -> Comparison | None:
-    """Measure the variants of a model of the models file; None if that is not possible."""
-    from headrace.cli.performance.optimize import compared
-    from headrace.config.optimize import possible
-    from headrace.server.gpus import worker_devices
-    from headrace.tune.calibration import quickest_first
-    from headrace.tune.deployment import builds_of
+class _Calibration:
+    """The calibration of a model of the models file: kept from an earlier run, or measured."""
 
-    config = subject.config
-    if config is None or subject.models_file is None:
-        return None
-    calibrate = str(inputs.absolute()) if inputs is not None else ""
-    output.message("measures the variants of the model without a server")
-    gpu = worker_devices(os.environ, 1)[0].cuda_visible_devices
-    device = ("cuda:0" if gpu else "cpu") if config.device == "auto" else config.device
-    own = [config.optimize] if config.optimize is not None else []
-    variants = [
-        msgspec.structs.replace(one, calibrate=calibrate or None)
-        if one.precision == "int8"
-        else one
-        for one in quickest_first(possible(device))
-    ]
-    # Other sizes than now are possible too.
-    largest = max(*SIZES, config.max_batch_size)
-    wider = msgspec.structs.replace(config, max_batch_size=largest, allowed_batch_sizes=None)
-    try:
-        found = compared(
-            wider, subject.models_file.absolute().parent, device,
-            [*own, *variants], sizes=SIZES, rounds=_ROUNDS, inputs=calibrate,
-            builds=builds_of(folder), limit_s=limit_s,
-        )  # fmt: skip
-    except ConfigError as error:
-        output.message(f"goes on with the present variant alone: {error.message}")
-        return None
-    if found.left_out:
-        output.message(found.left_out)
-    if found.cut:
-        output.message(f"goes on with what was measured within {limit_s:.0f} s")
-    return found
+    def __init__(self, subject: _Subject, inputs: Path | None, plan: Plan) -> None:
+        from headrace.cli.performance.optimize import frame_of, inputs_of
+        from headrace.optimize import kept
+        from headrace.server.gpus import worker_devices
+        from headrace.tune.budget import calibration_s
+
+        # A resumed one measures what the first one has left out.
+        self._short = calibration_s(plan.budget_s) < _SHORT_S and not plan.resume
+        self._subject, self._config = subject, subject.config
+        self._found: tuple[Comparison, float] | None = None
+        if self._config is None or subject.models_file is None:
+            return
+        gpu = worker_devices(os.environ, 1)[0].cuda_visible_devices
+        device = ("cuda:0" if gpu else "cpu") if self._config.device == "auto" else ""
+        self._device = device or self._config.device
+        self._folder = subject.models_file.absolute().parent
+        self._calibrate = str(inputs.absolute()) if inputs is not None else ""
+        self._inputs = self._calibrate or inputs_of(None, self._config, self._folder)
+        frame = frame_of(self._config, self._folder, self._device, self._inputs)
+        self._found = kept.read(subject.state_dir, frame)
+        if self._found is not None and not self._is_whole(self._found[0]):
+            self._found = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether something is left to be measured."""
+        return self._config is not None and self._found is None
+
+    def _variants(self) -> list[Optimize]:
+        from headrace.config.optimize import possible
+
+        own = (
+            [] if self._config is None or self._config.optimize is None else [self._config.optimize]
+        )
+        return [*own, *map(self._with_inputs, possible(self._device))]
+
+    def _with_inputs(self, variant: Optimize) -> Optimize:
+        if variant.precision != "int8" or not self._calibrate:
+            return variant
+        return msgspec.structs.replace(variant, calibrate=self._calibrate)
+
+    def _is_whole(self, found: Comparison) -> bool:
+        """Return whether a kept comparison has all that a calibration would measure.
+
+        A short one would measure the likely winners.
+        """
+        from headrace.observability.machine import busy_warning
+        from headrace.optimize.report import LATE
+
+        known = {one.optimize.name for one in found.variants if one.refused != LATE}
+        sizes = {time.size for one in found.variants for time in one.times}
+        needed = {
+            one.name for one in self._variants() if not self._short or one.precision != "float"
+        }
+        whole = found.without_module or known >= needed
+        return whole and len(sizes) >= len(FEW_SIZES) and not busy_warning(found.environment)
+
+    def compare(self, limit_s: float) -> Comparison | None:
+        """Return the times of the variants, within a number of seconds, or None without any."""
+        if self._config is None:
+            return None
+        if self._found is not None:
+            return self._kept(*self._found)
+        from headrace.cli.performance.optimize import compared
+        from headrace.config.optimize import FIXED_SHAPES
+        from headrace.optimize.report import LATE, Variant
+
+        output.message("measures the variants of the model without a server")
+        short = limit_s < _SHORT_S
+        sizes = FEW_SIZES if short else SIZES
+        wanted = self._variants()
+        slow = [one for one in wanted if short and one.backend in FIXED_SHAPES]
+        # Other sizes than now are possible too.
+        largest = max(*sizes, self._config.max_batch_size)
+        wider = msgspec.structs.replace(
+            self._config, max_batch_size=largest, allowed_batch_sizes=None
+        )
+        try:
+            found = compared(
+                wider, self._folder, self._device, [one for one in wanted if one not in slow],
+                sizes=sizes, rounds=_ROUNDS, inputs=self._inputs,
+                state_dir=self._subject.state_dir, limit_s=limit_s,
+            )  # fmt: skip
+        except ConfigError as error:
+            output.message(f"goes on with the present variant alone: {error.message}")
+            return None
+        if found.left_out:
+            output.message(found.left_out)
+        if found.cut:
+            output.message(f"goes on with what was measured within {limit_s:.0f} s")
+        if slow and not found.without_module:
+            late = [Variant(optimize=one, refused=LATE) for one in slow]
+            found = msgspec.structs.replace(found, variants=[*found.variants, *late], cut=True)
+        return found
+
+    def _kept(self, found: Comparison, age_s: float) -> Comparison:
+        age = output.duration(age_s)
+        output.message(
+            f"uses the times of the variants that were measured {age} ago; `headrace optimize "
+            f"{found.model}` measures them again"
+        )
+        variants = [
+            msgspec.structs.replace(one, optimize=self._with_inputs(one.optimize))
+            for one in found.variants
+        ]
+        return msgspec.structs.replace(found, variants=variants)
 
 
 def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:
@@ -288,30 +366,29 @@ def _inputs(path: Path | None, example: Any, model: str) -> tuple[list[Input], s
     return [Input(body, kind)], f"the model's example, {len(body):,} bytes"
 
 
-def _seconds(text: str) -> float:
-    found = parsed_seconds(text) or (int(text) if text.isascii() and text.isdecimal() else 0)
-    if not found:
-        raise InvalidRequest(f"--budget: {text[:64]!r} is no time", hint="Give 20m, 90s or 2h.")
-    return float(found)
-
-
 def _progress() -> Progress:
+    from headrace.bench.report.wording import why_again
     from headrace.tune.report import labelled
+    from headrace.tune.search import rate_text
     from headrace.tune.tuning import Progress
 
     # The first trial is that of the present options.
     present: list[str] = []
+    loads: list[Load] = []
 
     def on_trial(trial: Trial, stage: str) -> None:
         present.append(trial.candidate.key)
-        limit = trial.error or trial.cut
-        result = f"{trial.rate:.1f}/s" + (f" ({limit})" if limit else "")
+        result = rate_text(trial) + (f" ({trial.error})" if trial.error else "")
         label = labelled(trial.candidate, present=trial.candidate.key == present[0])
         output.message(f"{stage}: {label}: {result}, {output.duration(trial.seconds)}")
+        loads.clear()
 
     def on_load(load: Load) -> None:
         met = load.verdict is not None and load.verdict.met and load.steady and not load.refused
-        output.message(f"  {load.offered_rate or 0:.1f}/s: {'met' if met else 'missed'}")
+        again = why_again(load, loads)
+        loads.append(load)
+        text = f"  {load.offered_rate or 0:.1f}/s{again}: {'met' if met else 'missed'}"
+        output.message(text)
 
     return Progress(on_text=output.message, on_trial=on_trial, on_load=on_load)
 
@@ -339,6 +416,10 @@ def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> Tune
 
 
 def _print(report: TuneReport, folder: Path, *, applied: bool) -> None:
+    from headrace.observability.machine import busy_warning
+
+    if busy := busy_warning(report.environment):
+        output.message(busy)
     output.line(report.verdict)
     if report.better is not None:
         output.line(report.patch.rstrip())

@@ -193,6 +193,7 @@ def claim(
     job_index_max: int,
     yield_us: int,
     max_bytes: int = CLAIM_MAX_BYTES,
+    failures_kept: str = "",
 ) -> Command:
     """Lease jobs of a queue, the best priority first.
 
@@ -207,10 +208,12 @@ def claim(
         job_index_max: as for `submit`.
         yield_us: a job that waits longer is taken even if better jobs leave no room; 0 for never.
         max_bytes: the most bytes of messages, unless the first alone is larger.
+        failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
     return script("jobs/claim").call(
         keys.queue_keys(queue), queue, model, version, rooms[0], max_bytes, lease_us, owner,
         keys.TASK_NAME, result_ttl_s, job_index_max, *rooms[1:], yield_us,
+        failures_kept,
     )  # fmt: skip
 
 
@@ -275,16 +278,19 @@ class Settlement(NamedTuple):
         return self.retry_us not in ("", DEAD)
 
 
-def settle(queue: str, version: str, settlements: Iterable[Settlement]) -> Command:
+def settle(
+    queue: str, version: str, settlements: Iterable[Settlement], failures_kept: str = ""
+) -> Command:
     """End leased jobs; the reply has one code per job, FENCED to POSTPONED.
 
     Args:
         queue: the queue's name.
         version: of the model that ran them; it is published with their ends.
         settlements: how they end.
+        failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
     return script("jobs/settle").call(
-        keys.queue_keys(queue), queue, version, *chain.from_iterable(settlements)
+        keys.queue_keys(queue), queue, version, failures_kept, *chain.from_iterable(settlements)
     )
 
 
@@ -335,7 +341,7 @@ def release(
             died by itself) a job that was isolated is charged. After `lost` (the cause can be
             elsewhere) only a job that ran exclusively is charged.
         losses: how many charged crashes a job survives and the bounds of the wait after one, in
-            us: "max base most".
+            us: "max base most". `Settings.failures_kept` may follow, after a space.
         jobs: the jobs.
         how: how the model process ended, without quotes and backslashes.
         traceback: its stacks.
@@ -421,27 +427,29 @@ def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     return script("jobs/progress").call([], *(value for job in jobs for value in job))
 
 
-def append_pieces(model: str, rows: Iterable[tuple[str, str, int, int, bytes, bytes]]) -> Command:
+def append_pieces(
+    model: str, rows: Iterable[tuple[str, str, int, int, int, bytes, bytes]]
+) -> Command:
     """Append pieces to the logs of leased jobs; the reply is how many rows were of lost leases.
 
     Args:
         model: the model of the jobs.
-        rows: id, token, number of the first piece in its attempt (from 1), how many pieces, and a
-            JSON array of them. The last value is an array of their tokens, or the JSON of a
+        rows: id, token, run, number of the first piece in its attempt (from 1), how many pieces,
+            and a JSON array of them. The last value is an array of their tokens, or the JSON of a
             `ResponseDetails` that begins with them, or b"". One piece and b"" are a restart mark.
             No piece, as the first row of an attempt: it goes on where the last one ended.
     """
     return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
 
 
-def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int]]) -> Command:
-    """Read at most so many entries and bytes of each log, behind an index: id and index of each."""
+def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]) -> Command:
+    """Read at most so many entries and bytes of each log behind a place: id, index and run."""
     return script("jobs/read_pieces").call([], most, most_bytes, *(v for log in logs for v in log))
 
 
 def read_log(job_id: str, after: int, most: int) -> Command:
     """Read so many entries of a log behind an index at most; `read_entries` reads the reply."""
-    return ("XRANGE", keys.pieces(job_id), f"({after}-0", "+", "COUNT", most)
+    return ("XRANGE", keys.pieces(job_id), f"{after + 1}-0", "+", "COUNT", most)
 
 
 def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:

@@ -155,6 +155,11 @@ def requeue_dead_letters(queue: str, names: Iterable[str]) -> Command:
     return script("queues/requeue_dead_letters").call(keys.queue_keys(queue), queue, *names)
 
 
+def retry_failures(queue: str, entries: Iterable[str]) -> Command:
+    """Return failed jobs to their queue; the reply has one word per entry."""
+    return script("queues/retry_failures").call(keys.queue_keys(queue), queue, *entries)
+
+
 def purge_dead_letters(queue: str, names: Iterable[str]) -> Command:
     """Delete dead letters; the reply is how many there were."""
     return script("queues/purge_dead_letters").call(keys.queue_keys(queue), queue, *names)

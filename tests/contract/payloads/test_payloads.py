@@ -124,7 +124,7 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     index = PayloadIndex(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
-    index.call(script("payloads/put").call([], entry.text, entry.ref, 1, "", len(body)))
+    index.call(script("payloads/put").call([], entry.text, entry.ref, 1, "", len(body), "", ""))
     with full_memory(queue), pytest.raises(BrokerFull):
         index._write(entry, body, "", bounded=True)
     assert (noted(queue.client), total(queue.client)) == ([], 0)

@@ -24,6 +24,11 @@ class Event:
     name: str
     data: Any
 
+    @property
+    def index(self) -> int:
+        """Of the last piece, in a stream of pieces."""
+        return int(self.id.removesuffix("-ended").split(".")[0])
+
 
 def events_of(lines: Iterator[str]) -> Iterator[Event]:
     """What the lines of a stream say, comments left out."""

@@ -109,11 +109,13 @@ class Queue:
 
     Attributes:
         index_max: how many of its jobs are indexed.
+        kept: how failures are kept, as `Settings.failures_kept`; "" for not at all.
         fields: more fields of the records of its jobs.
     """
 
     def __init__(self, client: redis.Redis, model: str = "m") -> None:
         self.index_max = 0
+        self.kept = ""
         self.fields: list[Arg] = []
         self.client = client
         self.model = model
@@ -213,7 +215,7 @@ class Queue:
         claim = job_scripts.claim(
             self.name, self.model, "1.0", (count, *(most or (count,) * 3)), lease_us=lease_us,
             owner=owner, result_ttl_s=TTL_S, job_index_max=self.index_max, yield_us=yield_us,
-            max_bytes=max_bytes,
+            max_bytes=max_bytes, failures_kept=self.kept,
         )  # fmt: skip
         reply = job_scripts.ClaimReply(self.send(claim))
         jobs = [
@@ -275,7 +277,8 @@ class Queue:
             )
             for job in jobs
         ]
-        return [int(code) for code in self.send(job_scripts.settle(self.name, "1.0", settlements))]
+        settle = job_scripts.settle(self.name, "1.0", settlements, self.kept)
+        return [int(code) for code in self.send(settle)]
 
     def settle_all(self) -> None:
         """End whatever is listed or leased, so that nothing is left behind."""
@@ -348,6 +351,14 @@ class Queue:
         return job_scripts.read_words(
             self.send(queue_scripts.requeue_dead_letters(self.name, names))
         )
+
+    def failures(self) -> dict[str, int]:
+        """The entries of the failures of its model, the oldest first, and when each failed."""
+        stored: Any = self.client.zrange(keys.failures(self.model), 0, -1, withscores=True)
+        return {entry.decode(): int(at) for entry, at in stored}
+
+    def retry(self, *entries: str) -> list[str]:
+        return job_scripts.read_words(self.send(queue_scripts.retry_failures(self.name, entries)))
 
     def purge_dead_letters(self, *names: str) -> int:
         return int(self.send(queue_scripts.purge_dead_letters(self.name, names)))

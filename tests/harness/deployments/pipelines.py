@@ -43,7 +43,7 @@ class PipelineSite:
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == model]
 
     def background_worker(
-        self, name: str = "errands", app: str = "workers.background.app", **environ: str
+        self, name: str = "background", app: str = "workers.background.app", **environ: str
     ) -> Worker:
         """One more background worker."""
         options = {"app": app, "node": f"{name}@test", "arguments": ()}

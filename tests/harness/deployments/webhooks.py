@@ -96,7 +96,7 @@ class HookSite:
             def settled() -> bool:
                 if drop:
                     client.delete(keys.DUE_DELIVERIES)
-                held = any(client.scan_iter("hr:errands:held:*"))
+                held = any(client.scan_iter("hr:background:held:*"))
                 return not held and not client.exists(keys.BACKGROUND_TASKS, keys.DUE_DELIVERIES)
 
             wait_until(settled, "all background tasks are done", 60)

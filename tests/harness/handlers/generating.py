@@ -6,8 +6,9 @@ n-th word once there is a file of that number in it. `finish` replaces "stop". `
 `step` raises. `kills` is the word at which the process kills itself, once with a folder `until`.
 `hangs` is the word at which `step` does not return, once with a folder `until`. `cost` is the most
 that it takes of the 100 tokens, and `likely` what it probably takes. With the option `grows` it
-takes a token for each word. A request that `forgets` has no tokens to go on from. `pad` letters
-follow each word, and `count` is a file that gets the number of words so far.
+takes a token for each word, and with `step_s` each step takes so long. A request that `forgets` has
+no tokens to go on from. `pad` letters follow each word, and `count` is a file that gets the number
+of words so far.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Words(Generator):
         super().initialize(context)
         self.slots = int(context.options.get("slots", 4))
         self.grows = bool(context.options.get("grows"))
+        self.step_s = float(context.options.get("step_s", 0))
         self.running: dict[str, tuple[Any, int]] = {}
 
     def example_input(self) -> Any:
@@ -68,6 +70,7 @@ class Words(Generator):
     def step(self) -> list[Piece]:
         if self.lacks_memory():
             raise MemoryError("the requests need more than there is")
+        time.sleep(self.step_s)
         pieces = [self.advance(request_id, *one) for request_id, one in list(self.running.items())]
         if all(piece == Piece(piece.id) for piece in pieces):
             time.sleep(POLL_S)

@@ -136,7 +136,7 @@ def redis_server(
 #: Keys that live as long as their queue, and are empty or small when it is idle.
 PERMANENT_PREFIXES = (
     "hr:count:", "hr:token", "hr:workers", "hr:dead:", "hr:letter:", "hr:stats:", "hr:paused",
-    "hr:payloads", "hr:key:", "hr:keys", "hr:errands:owners", "hr:models", "hr:registry",
+    "hr:payloads", "hr:key:", "hr:keys", "hr:background:owners", "hr:models", "hr:registry",
     "_kombu.binding.", "headrace:control",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.http.uvicorn_protocol import PIPELINE_MAX, Protocol
-from tests.harness.clients.access import make_key
+from tests.harness.clients.access import ALL, make_key
 from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.certificates import Authority
@@ -161,6 +161,56 @@ def in_progress(api: ApiServer) -> bool:
     """Whether a request waits for its body."""
     cycles = [one.cycle for one in connections(api) if one.cycle is not None]
     return any(not cycle.response_complete for cycle in cycles)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /live HTTP/1.1\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\nHost: x\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\nhost: y\r\n", 400),
+        (b"GET /live HTTP/1.0\r\nHost: x\r\nHost: y\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nHost:\r\n", 200),
+        (b"GET /live HTTP/1.0\r\n", 200),
+    ],
+)
+def test_a_request_has_one_host(api: ApiServer, head: bytes, status: int) -> None:
+    assert statuses(sent(api, head + b"Connection: close\r\n\r\n")) == [status]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (b"/api%2fv1/queues", 404),
+        (b"/api%2Fv1%2Fqueues", 404),
+        (b"/v1%2fmodels", 404),
+        (b"/docs%2fstatic/docs.css", 404),
+        (b"/%61pi/v1/que%75es", 200),
+        (b"/api/v1/queues", 200),
+    ],
+)
+def test_an_encoded_slash_is_not_a_slash(
+    api: ApiServer, redis_db: RedisServer, path: bytes, status: int
+) -> None:
+    key = b"X-API-Key: %s\r\n" % make_key(redis_db, *ALL)[1].encode()
+    head = b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    assert statuses(sent(api, head + key + b"\r\n")) == [status]
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_client_that_sends_all_before_it_reads_gets_its_413(
+    api: ApiServer, redis_db: RedisServer, framing: str
+) -> None:
+    size = api.app.settings.body_limit_bytes + 3 * FLOOD_BYTES
+    body = bytes(size)
+    head = POST + key_line(redis_db) + TEXT + b"Connection: close\r\n"
+    if framing == "length":
+        answer = sent(api, head + b"Content-Length: %d\r\n\r\n" % size, body)
+    else:
+        chunks = (b"%x\r\n" % size, body, b"\r\n0\r\n\r\n")
+        answer = sent(api, head + CHUNKED + b"\r\n", *chunks)
+    assert statuses(answer) == [413]
+    assert b"payload-too-large" in answer
 
 
 def test_a_tunnel_is_refused(api: ApiServer) -> None:

@@ -73,7 +73,10 @@ def open_gate(client: Any, *names: str) -> None:
 
 def nothing_held(client: redis.Redis) -> None:
     def settled() -> bool:
-        held = [*client.scan_iter("hr:errands:held:*"), *client.scan_iter("hr:errands:taken:*")]
+        held = [
+            *client.scan_iter("hr:background:held:*"),
+            *client.scan_iter("hr:background:taken:*"),
+        ]
         return not held and not client.llen(keys.BACKGROUND_TASKS)
 
     wait_until(settled, "nothing is held any more", 30)
@@ -147,7 +150,7 @@ def test_the_account(redis_db: RedisServer) -> None:
             client.sadd(keys.BACKGROUND_WORKERS, owner)
             client.rpush(keys.background_taken(owner), f"{owner} taken")
             client.hset(keys.background_held(owner), "tag", f"{owner} held")
-        alive = WorkerLiveness("errands@elsewhere", 1)
+        alive = WorkerLiveness("background@elsewhere", 1)
         assert background_workers.report_alive(client, "live", alive) == 2
         assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.background_taken("live"), keys.background_held("live")) == 2
@@ -170,15 +173,15 @@ def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path
         running_up(tmp_path, *arguments, background=True, HEADRACE_REDIS_URL=server.url) as up,
         server.client() as client,
     ):
-        pid = up.record()["pids"]["errands"]
+        pid = up.record()["pids"]["background"]
         owners: Any = client.smembers(keys.BACKGROUND_WORKERS)
         (owner,) = owners
         suspend(pid)
         # As if it were in the middle of a task, which nobody here has.
         client.hset(keys.background_held(owner.decode()), "tag", b"some task")
         os.kill(pid, signal.SIGKILL)
-        up.wait_for("requeued 1 background tasks of errands@")
-        wait_until(lambda: up.record()["pids"].get("errands", pid) != pid, "it is back", 60)
+        up.wait_for("requeued 1 background tasks of background@")
+        wait_until(lambda: up.record()["pids"].get("background", pid) != pid, "it is back", 60)
         up.wait_for("not a Celery message")
         assert up.stop() == 0
         # It left in order, and nothing waits for it to be missed.

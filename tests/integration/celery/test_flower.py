@@ -20,7 +20,7 @@ from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_
 
 SECRET = "the-input-itself"
 NODE = "cpu0@test"
-QUEUES = {"headrace.still", "headrace.gated", "headrace:control", "headrace:errands"}
+QUEUES = {"headrace.still", "headrace.gated", "headrace:control", "headrace:background"}
 
 
 def lengths(flower: Flower) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from headrace.redis.connection import connect
 from tests.harness.clients.commands import headrace_here
-from tests.harness.servers.up import clean_environment, headrace, running_up
+from tests.harness.servers.up import ROOT, clean_environment, headrace, running_up
+from tests.harness.user_project import expected, write_project
 
 HANDLER = """
 from headrace import Handler, errors
@@ -54,6 +56,14 @@ def test_a_new_project_is_served_tested_and_tried(tmp_path: Path) -> None:
     with running_up(folder, models=folder / "models.yaml") as up:
         assert up.result_of(up.submit("my_model", "hi")) == {"text": "HI"}
         assert up.record()["models_file"] == str(folder / "models.yaml")
+
+
+@pytest.mark.parametrize("handler", ["handlers/mine.py", "handlers/my-own.v2.py"])
+def test_try_imports_the_users_modules_and_keeps_the_users_environment(
+    tmp_path: Path, handler: str
+) -> None:
+    tried = headrace("try", handler, "--json-input", "5", cwd=write_project(tmp_path))
+    assert json.loads(tried.stdout) == expected("mine", 5, PYTHONPATH=str(ROOT)), tried.stderr
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:

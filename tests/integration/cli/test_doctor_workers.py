@@ -226,23 +226,23 @@ def test_tokens_that_leave_little_room(redis_db: RedisServer, tmp_path: Path) ->
         verdict(found("backlog", url, models), "warn", "198 tokens of 200", "max_queued_tokens")
 
 
-@breaks("errands", "batches")
+@breaks("background", "batches")
 @pytest.mark.leaves_keys
 def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
     with redis_db.client() as client:
-        verdict(found("errands", redis_db.url, models), "skip")
+        verdict(found("background", redis_db.url, models), "skip")
         client.rpush(keys.BACKGROUND_TASKS, "x")
         verdict(
-            found("errands", redis_db.url, models),
+            found("background", redis_db.url, models),
             "fail",
             "1 background task",
             "headrace background",
         )
-        client.set(keys.background_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
+        client.set(keys.background_alive("e"), '{"node": "background@here", "pid": 1}', ex=60)
         client.sadd(keys.BACKGROUND_WORKERS, "e")
-        verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 tasks")
+        verdict(found("background", redis_db.url, models), "ok", "background@here; 1 tasks")
         client.zadd(keys.DUE_DELIVERIES, {str(n): n for n in range(1001)})
-        verdict(found("errands", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
+        verdict(found("background", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
         verdict(found("batches", redis_db.url, models), "skip")
         client.zadd(keys.OPEN_BATCHES, {"b": 1})
         verdict(found("batches", redis_db.url, models), "fail", "1 batch", "headrace runner")

@@ -31,8 +31,10 @@ class Waits(Handler):
         return "a"
 
     def inference(self, items):
-        Path(__file__).with_name("began").touch()
-        threading.Event().wait()
+        if len(items) >= WAITS_FROM:
+            Path(__file__).with_name("began").touch()
+            threading.Event().wait()
+        return items
 """
 
 
@@ -58,6 +60,7 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
     assert half.error > 0
     assert half.agreement == 1
     assert half.build_s > 0
+    assert (half.kept_s, "in an earlier run" in done.stderr) == (0, False)
     assert "more than max_error, 1e-09" in half.refused
     assert tensorrt.times == []
     assert "pip install 'headrace[tensorrt]'" in tensorrt.refused
@@ -66,6 +69,14 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
         ["backend", "precision"], ["eager", "float"], ["eager", "bfloat16"], ["tensorrt", "float"],
     ]  # fmt: skip
     assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
+    # The verdict on the outputs is kept, and its age is printed.
+    kept = headrace(
+        "optimize", "digits", "--input", str(IMAGES), "--variants", "eager:bfloat16",
+        "--max-error", "1e-9", "--rounds", "3", "--budget", "10m", cwd=tmp_path,
+    )  # fmt: skip
+    assert kept.returncode == 0, kept.stderr
+    assert "outputs were compared in an earlier run: eager bfloat16 (" in kept.stderr
+    assert "more than max_error, 1e-09" in kept.stderr
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,7 @@ def test_it_measures_what_is_named_and_says_why_the_rest_is_not_used(tmp_path: P
         (("--input", "empty"), "--input: empty has no files"),
         (("--json", "missing/c.json"), "missing/c.json cannot be written"),
         (("--html", "missing/c.html"), "missing/c.html cannot be written"),
+        (("--budget", "soon"), "--budget: 'soon' is no time. Give 20m, 90s or 2h"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(
@@ -131,19 +143,37 @@ def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:
     assert "echo cannot be measured" in done.stderr or "no module to optimise" in done.stderr
 
 
-def test_ctrl_c_ends_all_of_its_processes(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text(WAITS)
-    write_models(tmp_path, m={"handler": "waits.py"})
+@pytest.mark.parametrize(
+    ("number", "code", "waits_from", "text"),
+    [
+        (signal.SIGINT, 130, 1, "interrupted; nothing was measured until then"),
+        (signal.SIGTERM, 143, 2, "ended by SIGTERM; the figures are those that were measured"),
+    ],
+)
+def test_a_signal_ends_all_of_its_processes_and_what_was_measured_is_printed(
+    number: signal.Signals, code: int, waits_from: int, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "waits.py").write_text(f"{WAITS}\n\nWAITS_FROM = {waits_from}\n")
+    write_models(tmp_path, m={"handler": "waits.py", "max_batch_size": 2})
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "headrace", "optimize", "m"],
-        cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, start_new_session=True,
+        [sys.executable, "-P", "-m", "headrace", "optimize", "m", "--json", "c.json"],
+        cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:  # fmt: skip
         try:
             wait_until((tmp_path / "began").exists, "the first batch runs")
             # As a terminal does: each process of the group gets it.
-            os.killpg(process.pid, signal.SIGINT)
-            _, told = process.communicate(timeout=60)
+            os.killpg(process.pid, number)
+            printed, log = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130
-    assert told.decode() == "headrace: loads eager float\n"
+    assert process.returncode == code
+    assert log.decode().startswith(f"headrace: loads eager float\nheadrace: {text}")
+    assert "Traceback" not in log.decode()
+    measured = waits_from > 1
+    assert (b"eager    float" in printed) is measured
+    assert (tmp_path / "c.json").exists() is measured
+    if measured:
+        found = msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison)
+        assert found.cut
+        assert [time.size for time in found.variants[0].times] == [1]

@@ -205,7 +205,7 @@ def test_a_long_log_is_read_in_pages(tmp_path: Path) -> None:
         queue = Queue(client.redis, "m")
         leased = queue.claim_one(lease_us=3600 * US_PER_S)
         for n in range(count):
-            row = (job_id, leased.token, n + 1, 1, b'["w%d "]' % n, b"[%d]" % n)
+            row = (job_id, leased.token, 1, n + 1, 1, b'["w%d "]' % n, b"[%d]" % n)
             queue.send(job_scripts.append_pieces("m", [row]))
         with celery_worker(server.url, path, tmp_path, environ=lasting) as worker:
             worker.wait_ready("m")
@@ -232,7 +232,7 @@ def test_requests_go_on_in_another_worker(tmp_path: Path) -> None:
         (job_id,) = client.submit("m", {"words": 4, "until": str(gate)})
         with reading(f"{api.url}/api/v1/jobs/{job_id}/stream") as reader:
             opened(gate, 0, 1)
-            wait_until(lambda: int(reader.events[-1].id) == 2 if reader.events else False, "two")
+            wait_until(lambda: reader.events and reader.events[-1].index == 2, "two")
             worker.kill()
             assert release_incarnation(server.url, "first") == 1
             with celery_worker(server.url, path, tmp_path, node="again@test") as again:

@@ -53,7 +53,8 @@ def test_a_job_through_its_life(api: ApiServer, redis_db: RedisServer) -> None:
     assert response.status_code == 202
     assert response.headers["retry-after"] == "1"
     queued = response.json()
-    assert queued.keys() == ALWAYS
+    assert queued.keys() == ALWAYS | {"waiting_reason"}
+    assert queued["waiting_reason"] == "no worker runs"
     assert (queued["status"], queued["queue_position"], queued["attempts"]) == ("queued", 1, 0)
     assert queued["urls"] == {"self": path, "result": f"{path}/result"}
     assert api.http.get(f"{path}/result").status_code == 202

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.user_environment import with_packages
 from headrace.errors import ConfigError
-from headrace.models.requirements import UNUSED_KEEP_S, installed, prune, with_packages
+from headrace.models.requirements import UNUSED_KEEP_S, installed, prune
 from tests.harness.archives import write_wheel
 
 #: Uses an environment, becomes another program, and says so; it ends with its standard input.

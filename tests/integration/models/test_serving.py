@@ -170,7 +170,7 @@ def test_an_archive_is_served_and_only_its_model_process_runs_it(
     folder = served[0].folder
     runs = (folder / "spy.log").read_text().splitlines()
     assert len(runs) == 1
-    assert "-m workers.model_process" in runs[0]
+    assert " workers.model_process" in runs[0]
     assert len(list((folder / "state" / "models").glob("*/handler.py"))) == 3
 
 

@@ -169,10 +169,13 @@ def test_redirects_are_checked_like_the_first_url(https: FileServer, tmp_path: P
 
 def test_addresses_that_are_no_hosts_are_refused() -> None:
     prefix = read_prefix("https://models.example.com")
-    for address in ("169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "::ffff:169.254.1.1"):
+    for address in (
+        "169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "::ffff:169.254.1.1",
+        "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16",
+    ):  # fmt: skip
         downloader = Downloader([prefix], 100, 5, resolve=lambda *_, found=address: [found])
         with (
-            pytest.raises(ConfigError, match="link-local, multicast or reserved"),
+            pytest.raises(ConfigError, match="link-local, multicast, reserved, or one where"),
             downloader.fetch("https://models.example.com/a.zip"),
         ):
             pass

@@ -185,7 +185,7 @@ def test_every_line_is_json_of_its_own(site: Site) -> None:
     needed = {"timestamp", "level", "logger", "event", "part"}
     lines = site.lines
     assert [line for line in lines if not needed <= line.keys()] == []
-    assert {"api", "worker", "model", "errands", "runner", "headrace"} <= {
+    assert {"api", "worker", "model", "background", "runner", "headrace"} <= {
         line["part"] for line in lines
     }
     assert not any(line["level"] == "critical" for line in lines)

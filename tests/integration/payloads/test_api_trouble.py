@@ -13,7 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from headrace.redis import keys
 from headrace.server.ports import free_port
+from tests.harness.clients.access import http_as, make_key
 from tests.harness.clients.payloads import make_due, noted, payload_keys, sweep_all
 from tests.harness.deployments.payloads import BODY
 from tests.harness.servers.api_server import api_server, catalog
@@ -40,6 +42,49 @@ def test_a_full_store_answers_before_redis_is_full(redis_db: RedisServer) -> Non
             api.http.delete(job["urls"]["self"])
         assert api.http.post(path, content=bytes(60_000)).status_code == 202
         sweep_all(api, redis_db, cancel=True)
+
+
+def test_a_key_that_has_used_its_share_stops_no_other_key(redis_db: RedisServer) -> None:
+    models = catalog(echo={"max_queue_depth": 100})
+    settings: dict[str, Any] = {"auth": "on", "bulk_hold_s": 0.0, "payload_bytes_per_key": 200_000}
+    (alice_id, alice), (bob_id, bob) = (make_key(redis_db) for _ in range(2))
+    path, body = "/api/v1/models/echo/jobs", bytes(90_000)
+    file: Any = {"purpose": (None, "batch"), "file": ("a.jsonl", body)}
+    with (
+        api_server(redis_db.url, models, **settings) as api,
+        http_as(api, alice) as first,
+        http_as(api, bob) as second,
+    ):
+        job = first.post(path, content=body, params={"countdown": 80_000}).json()
+        stored = first.post("/v1/files", files=file).json()
+        line = json.dumps({"model": "echo", "input": "x" * len(body)})
+        refused = [
+            first.post(path, content=body),
+            first.post("/v1/files", files=file),
+            first.put("/api/v1/jobs/mine-1", content=line),
+        ]
+        for answer in refused:
+            assert answer.status_code == 507, answer.text
+            text = answer.text
+            assert alice_id in text
+            assert "share" in text
+            assert "payload_bytes_per_key" in text
+        bulk = first.post("/api/v1/jobs/bulk", content=line).json()
+        assert bulk["error"]["type"] == "/problems/payload-storage-full"
+        assert first.post(path, content=b"small").status_code == 202
+        answer = first.post(path, content=bytes(200_001))
+        assert (answer.status_code, answer.json()["type"]) == (413, "/problems/payload-too-large")
+        assert second.post(path, content=body).status_code == 202
+        assert second.post("/v1/files", files=file).status_code == 200
+        # What it deletes is free at once.
+        assert first.delete(f"/v1/files/{stored['id']}").status_code == 200
+        assert first.post(path, content=body).status_code == 202
+        with redis_db.client() as client:
+            sizes: Any = client.hgetall(keys.PAYLOAD_SIZES)
+            for key_id in (alice_id, bob_id):
+                assert int(sizes[f":{key_id}".encode()]) >= 180_000
+            assert job["status"] == "scheduled"
+            client.flushdb()
 
 
 def test_what_the_store_can_never_take_is_not_to_be_tried_again(redis_db: RedisServer) -> None:

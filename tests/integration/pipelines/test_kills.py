@@ -160,7 +160,7 @@ def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_wit
 
 
 def test_kills_of_everything_while_jobs_are_between_their_stages(site: PipelineSite) -> None:
-    worker = site.background_worker("errands-0")
+    worker = site.background_worker("background-0")
     sizes = [1, 30_000] * 8
     ids = [site.submit("pieces", {"pieces": PIECES, "size": size}) for size in sizes]
     for n in range(1, 4):
@@ -172,7 +172,7 @@ def test_kills_of_everything_while_jobs_are_between_their_stages(site: PipelineS
         site.server.stop(kill=True)
         site.server.start()
         site.worker.start()
-        worker = site.background_worker(f"errands-{n}")
+        worker = site.background_worker(f"background-{n}")
     for job_id, size in zip(ids, sizes, strict=True):
         assert site.result(job_id) == weighed(size)
     with site.server.client() as client:

@@ -53,7 +53,7 @@ def orchestrating(
 ) -> Iterator[None]:
     """An orchestrator in which the first settlement goes as `meanwhile` says, and an echo model."""
     settings = Settings(redis_url=url, lease_ttl_s=LEASE_TTL_S)
-    running = PipelineOrchestrator(settings, catalog, url, "owner", "errands@test")
+    running = PipelineOrchestrator(settings, catalog, url, "owner", "background@test")
     settled = threading.Event()
 
     class Slow(JobQueue):

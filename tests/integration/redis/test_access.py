@@ -178,7 +178,9 @@ class Behind(RedisServer):
 
 
 @pytest.mark.slow
-def test_pipelines_and_errands_run_by_the_same_user(guarded: Guarded, tmp_path: Path) -> None:
+def test_pipelines_and_the_background_worker_run_by_the_same_user(
+    guarded: Guarded, tmp_path: Path
+) -> None:
     server = Behind("redis7", guarded.server.port, guarded.server.folder)
     server.way = guarded.url
     stages = {"cut": None, "weigh": {"model": "weigh", "each": "pieces[*]"}}

@@ -86,6 +86,7 @@ def test_labels_change_while_jobs_wait_and_none_is_lost(
     )
     job = hosts.call("POST", "/special/jobs", x=1)
     wait_until(lambda: hosts.job(job["id"])["waiting_for"] == "replica", "no worker takes it")
+    assert "no worker fits: cpu0@one lacks gpu=h100" in hosts.job(job["id"])["waiting_reason"]
 
     hosts.call("PATCH", "/special", options={"labels": ["zone=b"]})
     done = hosts.api.http.get(f"/api/v1/jobs/{job['id']}?wait=60").json()

@@ -13,7 +13,9 @@ import pytest
 from headrace.cli.doctor import workers
 from headrace.config.model_catalog import load_catalog
 from headrace.registry.catalog import read_declared
+from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
+from tests.harness.clients.events import reading
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -144,6 +146,36 @@ def fragile(tmp_path: Path) -> dict[str, Any]:
     ]
     (tmp_path / "fragile.py").write_text("\n".join(lines))
     return {**OPTIONS, "handler": f"{tmp_path / 'fragile.py'}:Fragile"}
+
+
+def test_jobs_of_one_that_cannot_be_loaded_show_why_and_run_once_it_can(
+    place: Place, fragile: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "broken").touch()
+    place.call("PUT", "models/more/versions/1.0", options=fragile)
+    reason = "it cannot be loaded: RuntimeError: the weights are broken"
+    job = place.call("POST", "jobs", model="more", input={"n": 1})
+    commands = Commands(place.api.url, tmp_path)
+    with (
+        reading(f"{place.api.url}/api/v1/jobs/{job['id']}/events") as reader,
+        commands.started("submit", "more", "--json-input", '{"n": 2}', "--wait") as waiting,
+        commands.started("submit", "more", "--json-input", '{"n": 3}', "--stream") as streaming,
+    ):
+        wait_until(
+            lambda: any(event.data.get("waiting_reason") == reason for event in reader.events),
+            "an event has the reason", 60,
+        )  # fmt: skip
+        wait_until(
+            lambda: place.call("GET", f"jobs/{job['id']}").get("waiting_reason") == reason,
+            "the job has it", 60,
+        )  # fmt: skip
+        for process in (waiting, streaming):
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            assert line == f"headrace: the jobs wait for the model more: {reason}\n"
+        (tmp_path / "broken").unlink()
+        assert [process.wait(120) for process in (waiting, streaming)] == [0, 0]
+    assert "waiting_reason" not in place.ended(job["id"])
 
 
 def test_a_loaded_one_serves_on_if_its_reload_fails(

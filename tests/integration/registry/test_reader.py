@@ -14,6 +14,7 @@ from headrace.registry.catalog import ConfigReader, read_declared
 from headrace.registry.store import READ_REVISION, RegistryStore
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
+from workers.consumer import registry_reader
 from workers.consumer.registry_reader import RegistryReader
 
 
@@ -43,4 +44,36 @@ def test_a_worker_reads_on_after_an_unknown_error(
     reader.changed(revision)
     found = wait_until(reader.take, "it is read again") or []
     assert ([name for name, *_ in found], reader.generation) == (["words"], 1)
+    reader.close()
+
+
+def test_another_models_file_is_a_warning_only_if_it_stays(
+    redis_db: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {words: {handler: echo}}\n")
+    settings = Settings(models_file=file, state_dir=tmp_path)
+    reader = RegistryReader(redis_db.url, settings, load_catalog(file))
+    edited = tmp_path / "edited.yaml"
+    edited.write_text("models: {other: {handler: echo}}\n")
+    with redis_db.client() as client:
+        scripts = ScriptClient(client)
+        store = RegistryStore(scripts)
+        store.apply(read_declared(edited, settings), "me", prune=True)
+        assert reader.read_at_start() is None
+        reader.changed(scripts.read_all([READ_REVISION])[0])
+        assert caplog.text == ""
+
+        monkeypatch.setattr(registry_reader, "OTHER_FILE_S", 0.0)
+        for _ in range(2):
+            reader.changed(scripts.read_all([READ_REVISION])[0])
+        assert caplog.text.count("is not the one that was applied last") == 1
+
+        store.apply(read_declared(file, settings), "me", prune=True)
+        reader.changed(scripts.read_all([READ_REVISION])[0])
+        found = wait_until(reader.take, "its own file is read") or []
+    assert [name for name, *_ in found] == ["words"]
     reader.close()

@@ -144,7 +144,7 @@ def test_all_versions_of_a_folder_are_reloaded(site: Site) -> None:
         versions = store.read().get("words").versions
 
     assert {version: one.loads for version, one in versions.items()} == {"1.0": 2, "2.0": 1}
-    assert site.reports[-1] == "model words: reloaded 1.0, 2.0"
+    assert site.reports[-1] == "model words: its code has changed; the workers load it again"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), KeyError("x")])

@@ -6,14 +6,18 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from api.observability.counters import CounterReporter
 from api.submission.input_store import StoredInput
 from api.submission.job_request import ValidatedRequest
 from headrace.jobs.message import Message
+from headrace.observability.worker_report import ShadowResult, shadow_field
 from headrace.redis import keys
 from headrace.redis.fields import JobField
+from tests.harness.clients.script_calls import Queue
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -232,6 +236,36 @@ def test_several_api_processes_count_a_copy_once(
             run(redis_db, "2.0")
         counted(api, equal=5)
         counted(other, equal=5)
+
+
+def test_a_result_counts_although_its_process_never_reports(
+    api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process has not reported what it counted in its last second."""
+    monkeypatch.setattr(CounterReporter, "report", AsyncMock(return_value=[]))
+    for n in range(3):
+        submit(api, n)
+        run(redis_db, "")
+        run(redis_db, "2.0")
+    with redis_db.client() as client:
+        field = shadow_field("2.0", ShadowResult.EQUAL)
+        wait_until(lambda: client.hget(keys.stats("words"), field) == b"3", "all are counted")
+        assert client.zcard(keys.SHADOW) == 0
+
+
+def test_a_pair_is_ended_or_replaced_once(redis_db: RedisServer) -> None:
+    with redis_db.client() as client:
+        queue = Queue(client, "words")
+
+        def end(*arguments: Any) -> int:
+            return int(queue.call("registry/end_pair", [], *arguments))
+
+        client.zadd(keys.SHADOW, {"pair": 1})
+        assert [end("pair", "", "more", 7) for _ in range(2)] == [1, 0]
+        assert client.zrange(keys.SHADOW, 0, -1, withscores=True) == [(b"more", 7.0)]
+        assert [end("more", "words", "shadow:equal 2.0") for _ in range(2)] == [1, 0]
+        assert client.zcard(keys.SHADOW) == 0
+        assert client.hgetall(keys.stats("words")) == {b"shadow:equal 2.0": b"1"}
 
 
 def test_a_copy_of_a_stored_input_has_its_own(api: ApiServer, redis_db: RedisServer) -> None:

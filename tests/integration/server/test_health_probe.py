@@ -108,21 +108,19 @@ def test_a_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
 def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
     url = {"HEADRACE_REDIS_URL": redis_db.url}
     status, said = health(tmp_path, "background", **url)
-    assert (status, said) == (1, f"headrace: not seen in the last 15 s: errands@{HOST}")
+    assert (status, said) == (1, f"headrace: not seen in the last 15 s: background@{HOST}")
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
         background_workers.report_alive(
-            client, "dead", background_workers.WorkerLiveness(f"errands@{HOST}", ended)
+            client, "dead", background_workers.WorkerLiveness(f"background@{HOST}", ended)
         )
         assert health(tmp_path, "background", **url)[0] == 1
         background_workers.report_alive(
-            client, "live", background_workers.WorkerLiveness(f"errands@{HOST}", os.getpid())
+            client, "live", background_workers.WorkerLiveness(f"background@{HOST}", os.getpid())
         )
         client.expire(keys.background_alive("live"), 600)
-    assert healthy(tmp_path, "background", **url) == f"serving: errands@{HOST}"
-    # The component's old name.
-    assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"
+    assert healthy(tmp_path, "background", **url) == f"serving: background@{HOST}"
 
 
 def test_workers_that_do_not_count(tmp_path: Path, redis_db: RedisServer) -> None:

@@ -132,6 +132,27 @@ def test_the_models_of_a_snapshot(store: Path) -> None:
     assert restored()[0].options["total_replicas"] == 1
     write_archive(store, "a")
     assert restored(handler="other.py")[0].options["handler"] == "other.py"
+    assert restored(responseTimeout=-5)[0].options["options"] == {
+        "too_small": {"responseTimeout": -5}
+    }
     (store / "a.mar").unlink()
     with pytest.raises(ConfigError, match=r"config.properties: the model other: .*not exist"):
         restored()
+
+
+def test_broken_archives_of_a_snapshot_are_left_out(store: Path) -> None:
+    write_archive(store, "a")
+    write_archive(store, "headless", handler="")
+    (store / "junk.mar").write_bytes(b"junk")
+    (store / "cut.mar").write_bytes((store / "a.mar").read_bytes()[:200])
+    (store / "folder").mkdir()
+    archives = ("junk.mar", "a.mar", "cut.mar", "headless.mar", "folder")
+    models = {name.partition(".")[0]: {"1.0": {"marName": name}} for name in archives}
+    models["two words"] = {"1.0": {"marName": "a.mar"}}
+    report = [""]
+    content = {"name": "x", "modelCount": len(models), "models": models}
+    starts = read(store, report, model_snapshot=json.dumps(content))
+    assert [one.name for one in starts] == ["a"]
+    assert report[1].startswith("the model junk of the snapshot is not loaded: ")
+    assert report[1].endswith("junk.mar: it is not a zip file")
+    assert len(report) == len(models)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -219,6 +220,18 @@ def test_broken_archives_are_not_registered(site: TorchServeSite) -> None:
     junk = site.register("junk.mar", model_name="junk", initial_workers=0)
     assert junk.status_code == 200, junk.text
     assert site.described("junk")["modelUrl"] == "junk.mar"
+
+
+@pytest.mark.parametrize("name", ["x" * 9000, "é" * 130, "a\0b", "/".join(["a"] * 3000)])
+def test_a_name_that_no_file_can_have_is_refused(site: TorchServeSite, name: str) -> None:
+    archive = site.archive("digits")
+    assert refusal(site.register(archive, handler=name)) == (400, "BadRequestException")
+    path = quote(name, safe="/")
+    for url in (f"https://example.org/{path}.mar", f"file:///{path}.mar"):
+        found = refusal(site.register(url))
+        assert found[0] in (400, 404), found
+    assert refusal(site.http.post("/workflows", params={"url": name}))[0] == 404
+    assert site.names() == ["echo"]
 
 
 def test_an_archive_without_a_manifest_is_registered_with_a_name_and_a_handler(

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx2
 import msgspec
 import pytest
 
 from headrace.access.api_key import Scope
+from headrace.server.ports import free_port
 from headrace.torchserve.key_file import Key, make_keys, read_keys
 from tests.harness.clients.access import make_key
+from tests.harness.fakes.worker import publish_state
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.torchserve_site import TorchServeSite, torchserve_site
+from tests.harness.wait import wait_until
 from tests.integration.torchserve.test_management import refusal
 
 INVALID = (400, "InvalidKeyException")
@@ -161,5 +165,41 @@ def test_the_native_api_needs_a_token_too(site: TorchServeSite) -> None:
     assert [status("GET", queues, kind) for kind in ("", "inference", "management")] == [
         401, 401, 200,
     ]  # fmt: skip
+    # The metrics of TorchServe are here on the same port, and need no token.
     for path in ("/live", "/metrics"):
         assert status("GET", path, "") == 200
+
+
+@pytest.mark.leaves_keys
+def test_open_pages_show_models_only_to_who_has_a_token(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    port, path = free_port(), tmp_path / "key_file.json"
+    make_keys(path, 60)
+    token = keys_of(path)["inference"]
+    with (
+        torchserve_site(
+            redis_db.url, tmp_path, worker=False, settings={"port": port},
+            disable_token_authorization=False, key_file=path,
+            inference_address=f"http://127.0.0.1:{port}",
+        ) as site,
+        redis_db.client() as client,
+    ):  # fmt: skip
+        publish_state(client, "w", "echo", "failed", ready=0, error="no licence for customer-4711")
+        anyone: dict[str, str] = {}
+        nobody = {"Authorization": "Bearer wrong"}
+        holder = {"Authorization": f"Bearer {token}"}
+
+        def get(where: str, headers: dict[str, str]) -> httpx2.Response:
+            return site.http.get(where, headers=headers)
+
+        wait_until(lambda: "customer-4711" in get("/ready", holder).text, "the state is known")
+        for headers in (anyone, nobody):
+            for where in ("/ready", "/ready?models=all"):
+                states = get(where, headers).json()["models"]
+                assert states == {"echo": {"state": "failed", "ready_replicas": 0}}
+            for where in ("/openapi.json", "/docs"):
+                found = get(where, headers)
+                assert (found.status_code, "job for echo" in found.text) == (200, False)
+            assert get("/metrics", headers).status_code == 401
+        assert get("/metrics", holder).status_code == 200

@@ -206,7 +206,8 @@ def test_the_options_of_a_killed_tuning_are_taken_back_by_the_next_one(
         )
         begin = "headrace tune in /there was killed: the options of paced are taken back"
         assert begin in text
-        assert "ended before one trial" in text
+        assert "--budget: 1 s have time for 0 trials of about 40 s" in text
+        assert "give 2m or more" in text
         assert changed_options(client, "paced") == EARLIER
 
 

@@ -64,7 +64,9 @@ def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None
     assert (one.id, one.body) == (two.id, two.body)
 
 
-def test_what_ends_while_no_errands_worker_runs_and_whose_record_runs_out(site: HookSite) -> None:
+def test_what_ends_while_no_background_worker_runs_and_whose_record_runs_out(
+    site: HookSite,
+) -> None:
     gone = site.submit("/200", result_ttl=1)
     kept = site.submit("/200")
     with site.server.client() as client:

@@ -213,7 +213,7 @@ def test_what_is_counted(site: HookSite) -> None:
         return {
             line.split()[0]: float(line.split()[1])
             for line in text.splitlines()
-            if line.startswith(("headrace_webhook", "headrace_errands"))
+            if line.startswith(("headrace_webhook", "headrace_background"))
         }
 
     name = 'headrace_webhook_tries_total{{outcome="{}"}}'.format
@@ -227,7 +227,10 @@ def test_what_is_counted(site: HookSite) -> None:
     grown = {word: after[name(word)] - before[name(word)] for word in ("delivered", "failed")}
     assert grown == {"delivered": 1, "failed": 1}
     assert after[name("retried")] > before[name("retried")]
-    assert (after["headrace_webhooks_pending"], after["headrace_errands_waiting"]) == (1, 0)
+    assert (after["headrace_webhooks_pending"], after["headrace_background_tasks_waiting"]) == (
+        1,
+        0,
+    )
 
 
 REFUSED: dict[str, Any] = {

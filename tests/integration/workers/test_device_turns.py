@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.verbs import bench
-from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
 ONE_AT_A_TIME = {"HEADRACE_DEVICE_SLOTS": "1"}
 BATCH_S = 0.03
@@ -146,6 +146,32 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
         # a batch may be slow to begin it, so the worker's times count.
         started = sorted(map(client.job, ids), key=lambda job: job.started_us)
         assert {job.model for job in started[:6]} == {"a", "b", "c"}
+
+
+def test_requests_of_a_generator_run_together_beside_a_model_that_always_waits(
+    redis_db: RedisServer, tmp_path: Path, log: BatchLog
+) -> None:
+    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words"}
+    options = {"slots": 16, "step_s": 0.02}
+    path = write_models(
+        tmp_path,
+        static=log.model(pause_s=0.5, max_batch_size=4),
+        words={**generator, "options": options},
+    )
+    with (
+        celery_worker(redis_db.url, path, tmp_path, environ=ONE_AT_A_TIME) as running,
+        Client(redis_db.url, path) as client,
+    ):
+        running.wait_ready("static", "words")
+        flood = client.submit("static", *range(48))
+        wait_until(lambda: bool(log.lines()), "the static model has the device")
+        ids = client.submit("words", *({"words": 50} for _ in range(24)))
+        started = {job.started_us / US_PER_S: True for job in client.wait(*ids)}
+        turns = dict.fromkeys((line.at for line in log.lines()), False) | started
+        kinds = [kind for kind, _ in groupby(turns[at] for at in sorted(turns))]
+        # 16 and 8 requests. A pause of the machine while they come can cost a turn.
+        assert kinds.count(True) <= 4, kinds
+        client.wait(*flood)
 
 
 def totals(client: Client) -> ModelTotals:

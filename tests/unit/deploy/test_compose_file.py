@@ -7,13 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from headrace.cli.doctor import configuration
+from headrace.config.handler_reference import parse_handler
+from headrace.config.model_catalog import load_catalog
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 from headrace.server import components, health_probe
@@ -34,12 +39,12 @@ WANTED = {
 #: The secrets that .env passes on, and the services that get them.
 SECRETS = {
     "FLOWER_BASIC_AUTH": {"flower"},
-    "HEADRACE_WEBHOOK_SECRETS": {"api", "errands"},
-    "AWS_ACCESS_KEY_ID": {"api", "worker", "errands", "runner"},
-    "AWS_SECRET_ACCESS_KEY": {"api", "worker", "errands", "runner"},
-    "AWS_SESSION_TOKEN": {"api", "worker", "errands", "runner"},
+    "HEADRACE_WEBHOOK_SECRETS": {"api", "background"},
+    "AWS_ACCESS_KEY_ID": {"api", "worker", "background", "runner"},
+    "AWS_SECRET_ACCESS_KEY": {"api", "worker", "background", "runner"},
+    "AWS_SESSION_TOKEN": {"api", "worker", "background", "runner"},
 }
-PARTS = ("api", "worker", "errands", "runner", "flower")
+PARTS = ("api", "worker", "background", "runner", "flower")
 EXAMPLES = (ROOT / ".env.example", ROOT / "settings.env.example")
 
 
@@ -101,7 +106,7 @@ def test_merge() -> None:
 
 def test_plain_up_is_the_whole_thing() -> None:
     found = services(CPU)
-    assert set(found) == {"redis", "api", "worker", "errands", "runner", "flower"}
+    assert set(found) == {"redis", "api", "worker", "background", "runner", "flower"}
     assert not [name for name, spec in found.items() if "profiles" in spec]
 
 
@@ -152,7 +157,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
 def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
     ports = {name: spec.get("ports") for name, spec in services(CPU).items()}
     assert ports == {
-        "redis": None, "worker": None, "errands": None, "runner": None,
+        "redis": None, "worker": None, "background": None, "runner": None,
         "api": ["127.0.0.1:8080:8080"], "flower": ["127.0.0.1:5555:5555"],
     }  # fmt: skip
     wide = services(CPU, API_BIND="0.0.0.0", API_PORT="80", FLOWER_BIND="10.0.0.1")
@@ -222,7 +227,7 @@ def test_there_is_time_to_stop_in_order() -> None:
     worker = components.worker_child(Device("cpu0", ""), settings, environ, print)
     wanted = {
         "worker": worker.stop_timeout_s,
-        "errands": components.background_child(settings, environ, print).stop_timeout_s,
+        "background": components.background_child(settings, environ, print).stop_timeout_s,
         "api": components.API_STOP_S,
         "runner": components.runner_child(settings, environ, print).stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,
@@ -338,3 +343,26 @@ def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:
     provider = yaml.safe_load((provisioning / "dashboards/headrace.yml").read_text())
     folder = provider["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{folder}:ro" in found["grafana"]["volumes"]
+
+
+def _packages(extras: list[str]) -> set[str]:
+    """The packages that extras of Headrace bring, with those of the extras that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = set()
+    for extra in extras:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            own = requirement.name == "headrace"
+            names |= _packages(sorted(requirement.extras)) if own else {requirement.name}
+    return names
+
+
+def test_the_default_worker_can_run_every_model_of_the_default_models_file() -> None:
+    extras = services(CPU)["worker"]["build"]["args"]["EXTRAS"]
+    packages = _packages(extras.split(","))
+    models = load_catalog(ROOT / "configs/models.yaml").models.values()
+    needs = {
+        name for one in models for name in configuration.NEEDS[parse_handler(one.handler).target]
+    }
+    assert "transformers" in needs
+    assert {"pillow" if name == "PIL" else name for name in needs} <= packages
+    assert f"ARG EXTRAS={extras}" in (ROOT / "deploy/Dockerfile.worker").read_text().splitlines()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,16 @@ def test_tiny_images_are_answered_or_refused(handler: Digits, size: tuple[int, i
     striped[0, 0] = 255
     (item,) = handler.preprocess([encoded(Image.fromarray(striped))])
     assert isinstance(item, InputError) or item.shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1), (16_000, 3), (4000, 4000)])
+def test_memory_does_not_grow_with_the_longest_side(handler: Digits, size: tuple[int, int]) -> None:
+    striped = np.zeros(size[::-1], dtype=np.uint8)
+    striped[: size[1] // 2 + 1, : size[0] // 2 + 1] = 255
+    data = encoded(Image.fromarray(striped))
+    tracemalloc.start()
+    try:
+        handler.preprocess([data])
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()

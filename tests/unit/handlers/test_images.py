@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from handlers.images import HIGHEST_MAX_PIXELS, decode, to_grey, to_rgb
 from headrace.errors import InputError
-from tests.harness.pictures import encoded
+from tests.harness.pictures import encoded, oriented, png, with_segment
 
 
 def gradient(width: int = 40, height: int = 30) -> Image.Image:
@@ -164,3 +165,61 @@ def test_broken_files_end_as_input_errors_and_nothing_else(
         to_rgb(image)
     except InputError:
         return
+
+
+@pytest.mark.parametrize(
+    ("depth", "color", "row", "key", "tones"),
+    [
+        (2, 0, b"\x1b", b"\0\1", [0, 255, 170, 255]),
+        (4, 0, b"\x05\xf2", b"\0\5", [0, 255, 255, 34]),
+        (16, 0, b"\x80\0\x80\1\x10\0\0\0", b"\x80\0", [255, 128, 16, 0]),
+        (16, 2, b"\x80\0" * 3 + b"\0" * 6, b"\x80\0" * 3, [255, 0]),
+    ],
+)
+def test_the_transparent_tone_of_a_png_has_the_depth_of_its_tones(
+    depth: int, color: int, row: bytes, key: bytes, tones: list[int]
+) -> None:
+    found = to_rgb(decode(png(len(tones), depth, color, row, (b"tRNS", key))))
+    assert [round(tone) for tone in np.asarray(found)[0, :, 0]] == tones
+
+
+def test_sixteen_bit_tones_with_transparency_are_scaled_in_grey_too() -> None:
+    row = b"\x10\0" + b"\xf0\0" * 3
+    grey = to_grey(decode(png(4, 16, 0, row, (b"tRNS", b"\xf0\0"))))
+    assert np.asarray(grey).tolist() == [[16, 255, 255, 255]]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [b"eXIf", b"iCCP", b"iTXt", b"zTXt", b"tEXt", b"pHYs", b"cHRM", b"acTL", b"fcTL", b"fdAT"],
+)
+@pytest.mark.parametrize("body", [b"", b"\0", b"junk" * 9])
+def test_broken_metadata_of_a_png_does_not_matter(chunk: bytes, body: bytes) -> None:
+    assert decode(png(2, 8, 0, b"\x01\xff", (chunk, body))).tobytes() == b"\x01\xff"
+    broken = png(2, 8, 0, b"\x01\xff", (chunk, body)).replace(chunk + body, chunk + body[::-1])
+    assert decode(broken).tobytes() == b"\x01\xff"
+
+
+@pytest.mark.parametrize("marker", [*range(0xE0, 0xF0), 0xFE])
+@pytest.mark.parametrize(
+    "name", [b"", b"JFIF\0", b"Exif\0\0", b"Exif\0\0II*\0", b"MPF\0", b"ICC_PROFILE\0", b"Adobe"]
+)
+@pytest.mark.parametrize("rest", [b"", b"\x01" * 3, b"\xff" * 40])
+def test_broken_metadata_of_a_jpeg_does_not_matter(marker: int, name: bytes, rest: bytes) -> None:
+    jpeg = encoded(gradient(), "JPEG")
+    if (marker, name) != (0xEE, b"Adobe"):  # It names the colours.
+        assert decode(with_segment(jpeg, marker, name + rest)).tobytes() == decode(jpeg).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_only_exif_turns_an_image(kind: str) -> None:
+    xmp = b'<x:xmpmeta tiff:Orientation="6"/>'
+    image = gradient(40, 30)
+    options: dict[str, Any] = {"xmp": xmp}
+    if kind == "PNG":
+        options = {"pnginfo": PngInfo()}
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", xmp.decode())
+    assert decode(encoded(image, kind, **options)).size == (40, 30)
+    for orientation in range(1, 9):
+        turned = decode(encoded(image, kind, exif=oriented(orientation), **options))
+        assert turned.size == ((40, 30) if orientation < 5 else (30, 40))

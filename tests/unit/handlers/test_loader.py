@@ -241,3 +241,18 @@ def test_a_class_that_does_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("from headrace import Handler\nclass Mine(Handler): pass\n")
     with pytest.raises(ConfigError, match="defines none of preprocess, inference, postprocess"):
         load_handler("empty.py", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "verb", ["initialize", "preprocess", "inference", "postprocess", "example_input", "step"]
+)
+@pytest.mark.parametrize("kind", ["Handler", "Generator"])
+def test_a_coroutine_is_refused_at_the_load(tmp_path: Path, verb: str, kind: str) -> None:
+    (tmp_path / "later.py").write_text(
+        f"from headrace import {kind}\n\nclass Mine({kind}):\n"
+        "    def inference(self, items): return items\n"
+        f"    async def {verb}(self, *values): return values[0]\n"
+    )
+    with pytest.raises(ConfigError, match=f"defines {verb} with async def") as found:
+        load_handler("later.py", tmp_path)
+    assert "asyncio.run" in found.value.hint

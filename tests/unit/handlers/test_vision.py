@@ -189,3 +189,14 @@ def test_a_scripted_program_tells_whether_it_takes_a_list() -> None:
     assert takes_list(torch.jit.script(OfList()))
     assert not takes_list(torch.jit.script(OfTensor()))
     assert not takes_list(OfList())
+
+
+@pytest.mark.parametrize("size", [(1, 16_000), (16_000, 1), (3, 1201), (2, 333)])
+def test_of_a_long_image_only_the_middle_grows(size: tuple[int, int]) -> None:
+    image = photo(*size)
+    resized = Resize(64)(image)
+    assert max(resized.size) < 64 * 33
+    if max(size) < 2000:
+        longer = 64 * max(size) // min(size)
+        whole = image.resize((64, longer), Image.Resampling.BILINEAR)
+        assert CenterCrop(56)(resized).tobytes() == CenterCrop(56)(whole).tobytes()

@@ -22,6 +22,7 @@ from workers.jobs.leased_job import NEVER, LeasedJob, read_jobs
 from workers.jobs.settlement import Settlement
 from workers.leases.reap_clock import ReapClock
 from workers.models.pending_work import ORPHANED_MAX
+from workers.observability.failure_log import FailureLog
 
 #: A lost orchestrator is never a job's fault, as it runs no user code: no job is charged for it,
 #: and none waits.
@@ -86,6 +87,7 @@ class PipelineLeases:
         self._lease_us = int(settings.lease_ttl_s * US_PER_S)
         self._reap = ReapClock(settings.lease_ttl_s)
         self._claim_lost = False
+        self._failures = FailureLog()
 
     def connected(self) -> None:
         """Delay reaping, as the connection is new."""
@@ -118,6 +120,7 @@ class PipelineLeases:
             queue.name, model.name, model.version, queue.rooms,
             lease_us=self._lease_us, owner=self._owner, result_ttl_s=settings.result_ttl_s,
             job_index_max=settings.job_index_max, yield_us=int(model.max_yield_s * US_PER_S),
+            failures_kept=settings.failures_kept,
         )  # fmt: skip
         reply = ClaimReply(await self._jobs.call_once(claim))
         self._jobs.clock.update(reply.now_us)
@@ -136,6 +139,7 @@ class PipelineLeases:
     async def sweep(self, queue: PipelineQueue) -> SweepReply:
         """Queue the jobs that are due, and reap expired leases."""
         now = time.monotonic()
+        self._failures.flush()
         busy = queue.orphans is not None and not queue.orphans.done()
         sweep = queue_scripts.sweep(
             queue.name, reap_until_us=self._reap.until_us(now), losses=LOSSES,
@@ -147,8 +151,10 @@ class PipelineLeases:
 
     async def settle(self, queue: PipelineQueue, settlement: Settlement) -> bool:
         """Settle a job; return whether this worker still had the lease."""
-        settle = job_scripts.settle(queue.name, queue.model.version, [settlement])
+        kept = self._settings.failures_kept
+        settle = job_scripts.settle(queue.name, queue.model.version, [settlement], kept)
         (code,) = await self._jobs.call_once(settle)
+        self._failures.settled(queue.model.name, [settlement], [code])
         return int(code) != FENCED
 
     async def release(self, queue: PipelineQueue, jobs: Sequence[LeasedJob]) -> None:

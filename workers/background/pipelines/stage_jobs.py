@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import redis.asyncio
+from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from headrace.config.model_catalog import Catalog, ModelConfig
@@ -33,6 +34,7 @@ from headrace.redis import keys
 from headrace.redis.backoff import Backoff
 from headrace.redis.fields import JobField
 from headrace.redis.outages import OUTAGE_LINES, translate
+from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import pages_of, script
 from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.stage_state import stage_job_id
@@ -344,7 +346,7 @@ class StageJobs:
         self, execution: PipelineExecution, stage: Stage, job_id: str, given: StageInput
     ) -> Any:
         model = self._catalog.models[stage.model]
-        return submission(
+        job = submission(
             job_id,
             model,
             given.text,
@@ -356,6 +358,9 @@ class StageJobs:
             trace=execution.message.trace,
             details=execution.details(stage, model),
         )
+        # Its pipeline's job is the failure that a user sees and retries.
+        shared = job_scripts.with_field(job.shared, JobField.STAGE_JOB, "1")
+        return replace(job, shared=shared)
 
     async def _input(self, job_id: str, model: ModelConfig, value: Value) -> StageInput:
         if isinstance(value, ExternalValue):

@@ -24,7 +24,13 @@ from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
 from workers.model_process.progress_reporter import BatchProgress
 from workers.model_process.stacks import sample_to
-from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
+from workers.model_process.startup import (
+    context_of,
+    die_with_parent,
+    handler_of,
+    initialize,
+    why_not_loaded,
+)
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import write_stacks_to
 
@@ -70,17 +76,17 @@ def main() -> None:
 def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
     context: Context = context_of({**config, "device": "cpu"}, Context)
     handler = handler_of(config)
-    initialize = getattr(handler, "initialize_preprocess", None)
+    load = getattr(handler, "initialize_preprocess", None)
     own = getattr(type(handler), "initialize_preprocess", None) is not Handler.initialize_preprocess
     plain = getattr(type(handler), "initialize", None) is Handler.initialize
-    if initialize is None or not (own or plain):
+    if load is None or not (own or plain):
         raise ConfigError(
             f"model {context.model_name}: preprocess_processes is set, but the handler defines "
             "`initialize` without `initialize_preprocess`",
             hint="define initialize_preprocess(context): set up what preprocess needs, without "
             "loading the model",
         )
-    initialize(context)
+    initialize(load, context)
     executor = BatchExecutor(handler, context)
     executor.report_progress_to(lambda _, rows: frames.send(["progress", rows]))
     return executor

@@ -7,7 +7,6 @@ model process ends too, and its worker runs each item of the batch alone next, a
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import socket
@@ -20,10 +19,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.config.user_environment import launch_command, with_server_path
+from headrace.errors import ConfigError, InputError
 from headrace.observability import logs
 from workers.model_process.context import TRACES, Input
-from workers.model_process.executor import BatchExecutor
+from workers.model_process.executor import BatchExecutor, checked_list
 from workers.model_process.outcomes import RaisedError
 from workers.model_process.progress_reporter import Row
 from workers.protocol.frames import FrameSocket
@@ -76,10 +76,14 @@ class PreprocessProcess:
             passed = (theirs.fileno(), their_files.fileno(), stacks)
             arguments = [*map(str, passed), str(os.getpid())]
             process = subprocess.Popen(
-                [sys.executable, "-m", "workers.model_process.preprocess", *arguments],
+                launch_command("workers.model_process.preprocess", *arguments),
                 pass_fds=passed,
                 # One thread for arithmetic, as the user sets the number of processes.
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, "1")},
+                env={
+                    **with_server_path(os.environ),
+                    "CUDA_VISIBLE_DEVICES": "",
+                    **dict.fromkeys(_THREADS, "1"),
+                },
                 stdin=subprocess.DEVNULL,
             )
         frames = FrameSocket(ours)
@@ -94,7 +98,7 @@ class PreprocessProcess:
             LoadFailed: it cannot be loaded.
         """
         # Imported here as it imports numpy, which a model without such processes need not wait for.
-        importlib.import_module("workers.model_process.preprocess.shared_memory")
+        from workers.model_process.preprocess import shared_memory  # noqa: F401
 
         try:
             kind, *rest = self._receive()
@@ -211,10 +215,7 @@ def _joined(parts: list[Any], shares: list[list[Input]]) -> Any:
         return whole
     joined: list[Any] = []
     for part, share in zip(parts, shares, strict=True):
-        items = list(part)
-        if len(items) != len(share):
-            raise HandlerError(f"preprocess returned {len(items)} values for {len(share)} inputs")
-        joined += items
+        joined += checked_list(part, len(share), "preprocess")
     return joined
 
 

@@ -1,11 +1,12 @@
 -- Append pieces to the logs of leased jobs, each piece once, and publish which logs have grown. KEYS: none.
--- ARGV: 1 model, then per row: id, token, number of its first piece in this attempt (from 1), how many pieces, the entry
--- (a JSON array of pieces, or '' for a restart mark), and what belongs to them: a JSON array of tokens, an object with the
--- status and the headers of a response, or ''. A row of 0 pieces at the beginning of an attempt means that it goes on where
--- the last one ended. Returns how many rows were of lost leases.
--- The field pc is "token base last": indexes of this attempt follow `base`, and the log ends with `last`.
+-- ARGV: 1 model, then per row: id, token, run, number of its first piece in this attempt (from 1), how many pieces, the
+-- entry (a JSON array of pieces, or '' for a restart mark), and what belongs to them: a JSON array of tokens, an object
+-- with the status and the headers of a response, or ''. A row of 0 pieces at the beginning of an attempt means that it
+-- goes on where the last one ended. Returns how many rows were of lost leases.
+-- A run is a number that no other run of a handler has. The id of an entry is the index of its last piece, and the run.
+-- The field pc is "token base last run": indexes of this attempt follow `base`, and the log ends with `last`.
 local ours, types, refused = {}, {}, 0
-for i = 2, #ARGV, 6 do
+for i = 2, #ARGV, 7 do
   local id = ARGV[i]
   local token, state, log = unpack(read(id, 't', 's', 'pc'))
   local key = PIECES .. id
@@ -21,28 +22,31 @@ begin_with_removal(PAYLOADS)
 local changed, grown = {}, {}
 for _, row in ipairs(ours) do
   local i, id, key = row[1], row[2], row[3]
-  local token, base, last = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+)$')
+  local run, first, count = ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local entry, more = ARGV[i + 5], ARGV[i + 6]
+  local token, base, last = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+) %d+$')
   base, last = tonumber(base or '0'), tonumber(last or '0')
   if token ~= ARGV[i + 1] then
     base = last
     -- Readers drop what the last attempt wrote. The mark takes an index, so that indexes never go back.
-    if base > 0 and ARGV[i + 3] ~= '0' then
+    if base > 0 and count > 0 then
       base = base + 1
-      call('XADD', key, whole(base) .. '-0', 'p', '')
+      call('XADD', key, whole(base) .. '-' .. run, 'p', '')
     end
     last = base
   end
-  local to = base + tonumber(ARGV[i + 2]) + tonumber(ARGV[i + 3]) - 1
+  local to = base + first + count - 1
   if to > last then
-    if ARGV[i + 5] == '' then
-      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4])
+    local name = whole(to) .. '-' .. run
+    if more == '' then
+      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, name, 'p', entry)
     else
-      local field = string.sub(ARGV[i + 5], 1, 1) == '{' and 'h' or 't'
-      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, whole(to) .. '-0', 'p', ARGV[i + 4], field, ARGV[i + 5])
+      local field = string.sub(more, 1, 1) == '{' and 'h' or 't'
+      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, name, 'p', entry, field, more)
     end
     last = to
   end
-  call('HSET', JOB .. id, 'pc', ARGV[i + 1] .. ' ' .. whole(base) .. ' ' .. whole(last))
+  call('HSET', JOB .. id, 'pc', table.concat({ARGV[i + 1], whole(base), whole(last), run}, ' '))
   if token ~= ARGV[i + 1] then call('EXPIRE', key, PIECES_TTL_S) end
   if not changed[id] then
     changed[id] = true

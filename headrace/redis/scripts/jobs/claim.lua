@@ -4,7 +4,8 @@
 --       4 max jobs, 5 max bytes, 6 lease in us, 7 owner, 8 task name, 9 TTL in s of the result of a refused message, or of
 --       one without a record, 10 as jobs/submit.lua's first, 11 to 13 how many jobs there may be when those of step 3, 6
 --       and 9 are taken (default: as 4), 14 after how many us of waiting a job is taken although better ones leave no room
---       (0: never); it is then one more than the limit.
+--       (0: never); it is then one more than the limit. 15 how failures are kept
+--       (see lib/failure.lua).
 -- Returns {now, left in the list of each step (the first is -1 if the queue is paused), refused, then per job: raw ('' if it
 -- is withheld, see lib/release.lua), id, token,
 -- created or '', attempts, alone, retries, step (and after a space, except for step 0, since when it waits in its list, if
@@ -306,6 +307,7 @@ local function refuse(r)
   local raw, why, id, fence = r[1], r[2], r[3], whole(token)
   s.add_dead_letter(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
   if id then
+    s.keep_failures(ARGV[15])
     s.finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'}, queue, raw)
     fresh[#fresh + 1] = NOW

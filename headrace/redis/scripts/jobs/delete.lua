@@ -1,3 +1,4 @@
+-- @include failure
 -- Delete jobs that have ended, before their result_ttl has passed. Jobs that wait or run, and dead letters, stay.
 -- The payload sweep deletes their payloads, as no record names these any more. KEYS: none.
 -- ARGV: 1 the API key whose jobs are known ('': all; -: jobs of no key), then ids.
@@ -11,6 +12,7 @@ for i = 2, #ARGV do
   local ended = FINAL[state] and (state == 's' or call('HEXISTS', job, 'dl') == 0)
   if ended and not deleted[id] and (owner == '' or owner == (call('HGET', job, 'ky') or '-')) then
     deleted[id] = true
+    if state == 'f' then forget_failure(id) end
     names[n + 1], names[n + 2], names[n + 3] = job, META .. id, PIECES .. id
     n = n + 3
   end

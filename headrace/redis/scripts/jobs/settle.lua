@@ -1,6 +1,7 @@
 -- @include-lazily dead_letter
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
--- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, then per job 13: id, token, outcome (s f x c), Celery result
+-- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, 3 how failures are kept (see
+--       lib/failure.lua), then per job 13: id, token, outcome (s f x c), Celery result
 --       JSON or '' (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
 --       'dead': its message goes to the dead letters, and the value is the error's JSON), when it began in us ('': it has
 --       not begun), for how many ms it waited for the device, how many tokens it used or '' (unknown).
@@ -13,8 +14,8 @@ local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
 local delays = false
 
 -- A settled or scheduled record keeps its token, so that a repeat is recognized; a released one does not.
-for i = 3, #ARGV, PER_JOB do
-  local n = (i - 3) / PER_JOB + 1
+for i = 4, #ARGV, PER_JOB do
+  local n = (i - 4) / PER_JOB + 1
   local id = ARGV[i]
   local job = JOB .. id
   local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc', 'tk')
@@ -39,6 +40,7 @@ local function schedule(i, id, attempts)
   local raw = call('HGET', KEYS[6], id)
   if not raw then
     -- Another program removed the message from `held`: there is nothing to retry.
+    lib().keep_failures(ARGV[3])
     lib().finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
       'the message of the job was removed from Redis while it was leased', {}, ARGV[1])
     return 1
@@ -100,6 +102,10 @@ local function settle(i, id, r, job)
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], 'st', started, 'dw', waited, field, value)
   else
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], 'st', started, 'dw', waited)
+  end
+  if state == 'f' then
+    lib().keep_failures(ARGV[3])
+    ttl = lib().note_failure(ARGV[1], id, ttl, value, call('HGET', KEYS[6], id))
   end
   if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
   call('PEXPIREAT', job, until_ms[ttl])

@@ -1,4 +1,4 @@
--- @include webhook, canvas, order
+-- @include webhook, canvas, order, failure
 -- Ending a job.
 -- Ids are part of key names and of JSON: printable ASCII without quotes and backslashes.
 local function valid_id(id)
@@ -56,6 +56,7 @@ local function count_ended(queue, word, n) add_to_counter(queue, 'ended:' .. wor
 local function finish(id, ttl, waiter, meta, fields, queue, raw, used)
   local job = JOB .. id
   redis.call('HSET', job, unpack(fields))
+  if fields[2] == 'f' then ttl = note_failure(queue, id, ttl, fields[6], raw) end
   redis.call('EXPIRE', job, ttl)
   redis.call('SET', META .. id, meta, 'EX', ttl)
   redis.call('PUBLISH', META .. id, meta)

@@ -13,6 +13,8 @@ local PIECES, PIECE_NEWS, PIECES_TTL_S, PIECES_MAX = keys.pieces, keys.piece_cha
 local CANCELLED, REVOKED_IDS = keys.cancel_channel, keys.REVOKED
 -- Until when each job must have started. The TTL is longer than any job may be scheduled for.
 local EXPIRING, EXPIRING_TTL_S = keys.EXPIRING, 62 * 86400
+-- The messages of failures, for their retry; see lib/failure.lua.
+local FAILED = keys.failed
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = keys.PAYLOADS, keys.PAYLOAD_SIZES, keys.payload
 -- The queue of background tasks, and what webhooks need to know of a job's end; see headrace/webhooks.
 local TASKS, HOOK, HOOK_TTL_S = keys.BACKGROUND_TASKS, keys.deliveries, 7 * 86400

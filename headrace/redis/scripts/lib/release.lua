@@ -40,7 +40,7 @@ end
 -- it; false if it need not wait.
 local function schedule_after_crash(id, raw, losses, queue, r)
   local base_us, most_us = string.match(r.backoff or '', '^(%d+) (%d+)$')
-  if not base_us then base_us, most_us = string.match(losses, '^%d+ (%d+) (%d+)$') end
+  if not base_us then base_us, most_us = string.match(losses, '^%d+ (%d+) (%d+)') end
   if not base_us then return false end
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
   local delay = crash_delay_us(id, r.token, crashes, tonumber(base_us), tonumber(most_us))
@@ -84,10 +84,11 @@ end
 --       also charges a job that was isolated, because its own model process died by itself. 'lost' is for a death from
 --       outside or of the whole worker, and charges only a job that ran exclusively. A job that is charged then waits.
 -- losses: how many charged crashes it survives and, with spaces between, base and limit in us of the wait after one
---       (without them it does not wait).
+--       (without them it does not wait). Two more numbers are how failures are kept; see lib/failure.lua.
 -- how: how the process ended; needs no escaping in JSON. traceback: its stacks, if they are known.
 -- run: when the attempt began in us, its wait for the device in ms, and its timings, if they are known.
 local function release(id, mode, losses, queue, how, traceback, run)
+  keep_failures(string.match(losses, '^%d+ %d+ %d+ (%d+ %d+)$'))
   local raw = redis.call('HGET', KEYS[6], id)
   local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created, backoff, mark =
     unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c', 'rb', 'xa'))

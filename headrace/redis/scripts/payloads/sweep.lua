@@ -1,4 +1,4 @@
--- @include queue_name
+-- @include queue_name, payload_sizes
 -- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here. One that is stored
 -- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
 -- ARGV: 1 how many due entries to look at (0: only those named), then entries to look at, due or not.
@@ -17,11 +17,12 @@ local function is_dead_letter(model, id)
 end
 
 -- Microseconds until an input is looked at again; nil if it is not needed. Like the message, it is needed as long as its
--- dead letter exists. A record without a state belongs to a requeued job that waits.
+-- dead letter, or the message of its failure, exists. A record without a state belongs to a requeued job that waits.
 local function input_needed_us(ref, id, model)
   local state, input = unpack(read(id, 's', 'ir'))
   if input and input ~= ref then return nil end
   if input and not (state and FINAL[state]) then return NEEDED_US end
+  if redis.call('EXISTS', FAILED .. id) == 1 then return NEEDED_US end
   return is_dead_letter(model, id) and NEEDED_US or nil
 end
 
@@ -46,20 +47,6 @@ local function part_needed_us(ref, id)
   return ttl_ms < 0 and NEEDED_US or math.min(NEEDED_US, ttl_ms * 1000 + SECOND_US)
 end
 
-local function remove(entry, ref)
-  redis.call('ZREM', PAYLOADS, entry)
-  redis.call('UNLINK', PAYLOAD .. string.match(ref, ':(.*)'))
-  local size = tonumber(redis.call('HGET', PAYLOAD_SIZES, ref) or '')
-  if not size then return end
-  redis.call('HDEL', PAYLOAD_SIZES, ref)
-  local total = tonumber(redis.call('HGET', PAYLOAD_SIZES, '') or '0') or 0
-  if total > size then
-    redis.call('HSET', PAYLOAD_SIZES, '', whole(total - size))
-  else
-    redis.call('HDEL', PAYLOAD_SIZES, '')
-  end
-end
-
 redis.call('HLEN', PAYLOAD_SIZES)
 local entries = {}
 if tonumber(ARGV[1]) > 0 then
@@ -78,13 +65,16 @@ for _, entry in ipairs(entries) do
   if kind == 'f' then wait_us = part_needed_us(ref, id) end
   if wait_us then
     redis.call('ZADD', PAYLOADS, whole(NOW_US + wait_us), entry)
-  elseif ref and string.sub(ref, 1, 6) ~= 'redis:' then
+  elseif ref and not in_redis(ref) then
     redis.call('ZADD', PAYLOADS, whole(NOW_US + DELETING_US), entry)
+    uncount_payload(ref)
     answer[#answer + 1] = entry
-  elseif ref then
-    remove(entry, ref)
   else
     redis.call('ZREM', PAYLOADS, entry)
+    if ref then
+      redis.call('UNLINK', PAYLOAD .. string.match(ref, ':(.*)'))
+      uncount_payload(ref)
+    end
   end
 end
 return answer

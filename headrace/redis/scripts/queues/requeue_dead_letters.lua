@@ -1,12 +1,9 @@
--- @include order
+-- @include requeue
 -- Requeue dead letters at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then names
 -- of dead letters. Returns per name: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
 -- waits or runs, or a later job of its id has ended).
 check_types(true)
 local prefix = keys.letters .. ARGV[1] .. ':'
--- The fields that its last run left in the record; the client's own fields stay.
-local LEFT = {'a', 'k', 'x', 'xa', 'xl', 't', 'o', 'st', 'en', 'b', 'tm', 'dw', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
-
 -- How long the stored input of a requeued job without a record is kept for its claim.
 local UNCLAIMED_S = 30 * 86400
 
@@ -26,22 +23,9 @@ local function requeue(name)
   if created and created ~= born then return 'alive' end
   local s = STEP_INDEX[step or '0'] or 1
   redis.call('ZREM', KEYS[10], name)
-  redis.call('UNLINK', prefix .. name, META .. id)
-  local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
-  local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
-  -- Without a record (its result_ttl has passed) the message is like a stock client's: its claim makes a new one.
-  if state then
-    redis.call('HDEL', JOB .. id, unpack(LEFT))
-    redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
-    redis.call('PERSIST', JOB .. id)
-    -- It has ended, and will end again. The limit of its API key is not checked, as an operator requeues it.
-    if owner then redis.pcall('HINCRBY', IN_FLIGHT, owner, 1) end
-    local tokens = redis.call('HGET', JOB .. id, 'tk')
-    if tokens then
-      count_tokens(ARGV[1], tokens_in(tokens))
-      join_order(ARGV[1], s, id, ticket)
-    end
-  else
+  redis.call('UNLINK', prefix .. name)
+  requeue_job(ARGV[1], s, id, raw, state, owner)
+  if not state then
     -- Its input in the payload store is needed until it has run, so the record names it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
     -- If the record's key has another type, the claim reports it.

@@ -81,6 +81,23 @@ elseif total > 0 then
   note_version(model, version)
 end
 
+-- Removes jobs whose record has expired from the index of the model: some at a place that differs each time.
+local INDEX_LOOKED = 200
+local function clean_index()
+  local index = INDEX .. model
+  local total = redis.pcall('ZCARD', index)
+  if type(total) ~= 'number' or total == 0 then return end
+  local from = NOW_US % total
+  local ids, records, gone = redis.call('ZRANGE', index, from, from + INDEX_LOOKED - 1), {}, {}
+  for i, id in ipairs(ids) do records[i] = JOB .. id end
+  if redis.call('EXISTS', unpack(records)) == #ids then return end
+  for i, id in ipairs(ids) do
+    if redis.call('EXISTS', records[i]) == 0 then gone[#gone + 1] = id end
+  end
+  redis.call('ZREM', index, unpack(gone))
+end
+if version == '' then clean_index() end
+
 -- Orphaned ends (see lib/canvas.lua). A worker that has sent the callbacks removes the end; until then it is handed out
 -- again after a while.
 local ORPHANED_MAX_BYTES, SENDING_US = 1048576, 60000000

@@ -11,6 +11,7 @@ import pytest
 from api.components import model_status
 from api.components.model_status import ModelStatuses
 from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.jobs.serialization import Waiting
 from headrace.observability.worker_report import Figures, ModelState, WorkerReport
 
 WORDS = ModelConfig(name="words", handler="echo", version="1.0")
@@ -54,7 +55,7 @@ def test_a_version_of_a_worker_that_is_gone_is_one_for_a_while(
     assert after(*reports) == ["1.0"]
 
 
-def on_demand(*workers: dict[str, str], serving: str = "") -> tuple[str, str, str | None]:
+def on_demand(*workers: dict[str, str], serving: str = "") -> tuple[str, str, Waiting | None]:
     """Return the state of a model that loads on demand, its error, and what a job waits for.
 
     Args:
@@ -70,7 +71,7 @@ def on_demand(*workers: dict[str, str], serving: str = "") -> tuple[str, str, st
         reports["serving"] = WorkerReport("serving", 1, {"words": state}, Figures())
     model = ModelConfig(name="words", handler="echo", load="on_demand")
 
-    async def learn() -> tuple[str, str, str | None]:
+    async def learn() -> tuple[str, str, Waiting | None]:
         statuses = ModelStatuses(cast(Any, None), Catalog(Path("models.yaml"), {"words": model}))
         found = statuses.learn(reports)["words"]
         return found.state, found.error, await statuses.waiting_for("words")
@@ -79,15 +80,19 @@ def on_demand(*workers: dict[str, str], serving: str = "") -> tuple[str, str, st
 
 
 def test_a_model_that_a_worker_loads_on_demand_is_unloaded() -> None:
-    assert on_demand() == ("no-worker", "", "replica")
-    assert on_demand({"words@1.0": ""}) == ("unloaded", "", "load")
+    assert on_demand() == ("no-worker", "", Waiting("replica", "no worker runs"))
+    assert on_demand({"words@1.0": ""}) == ("unloaded", "", Waiting("load"))
     assert on_demand({"words@1.0": ""}, serving="ready") == ("ready", "", None)
-    assert on_demand({"words@1.0": ""}, serving="loading") == ("loading", "", "load")
+    assert on_demand({"words@1.0": ""}, serving="loading") == ("loading", "", Waiting("load"))
 
 
 def test_it_has_failed_if_no_worker_can_load_it() -> None:
     broken = {"words@1.0": "it needs 900 MiB"}
-    assert on_demand(broken) == ("failed", "it needs 900 MiB", "load")
+    assert on_demand(broken) == (
+        "failed",
+        "it needs 900 MiB",
+        Waiting("load", "it cannot be loaded: it needs 900 MiB"),
+    )
     assert on_demand(broken, {"words@1.0": ""})[:2] == ("unloaded", "")
     assert on_demand({"words@1.0": ""}, broken)[:2] == ("unloaded", "")
     assert on_demand(broken, serving="ready")[0] == "ready"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.torchserve.app import interfaces_by_port, is_native, segments_of
+from api.torchserve.app import interfaces_by_port, is_native, stripped
 from api.torchserve.endpoints import Interfaces
 from headrace.torchserve.config import TorchServeConfig
 
@@ -47,7 +47,7 @@ def test_an_address_without_a_port_has_that_of_its_scheme() -> None:
     ],
 )
 def test_empty_segments_at_the_end_of_a_path_do_not_count(path: str, segments: list[str]) -> None:
-    assert segments_of(path) == segments
+    assert stripped(path.split("/")) == segments
 
 
 INFERENCE = Interfaces(inference=True)
@@ -62,14 +62,14 @@ INFERENCE = Interfaces(inference=True)
     ],
 )  # fmt: skip
 def test_paths_of_the_native_api_are_left_to_it(path: str) -> None:
-    assert is_native(segments_of(path), INFERENCE)
+    assert is_native(stripped(path.split("/")), INFERENCE)
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/ping", "/predictions/m", "/m/predict", "/v1/models/m:predict", "/v1", "/v2"]
 )
 def test_other_paths_are_those_of_torchserve(path: str) -> None:
-    assert not is_native(segments_of(path), INFERENCE)
+    assert not is_native(stripped(path.split("/")), INFERENCE)
 
 
 def test_a_model_of_v1_is_kserves_where_management_is_served() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from handlers.optimize import check
+from handlers.optimize.source import Source
 from tests.harness.variants import MOST, Held, trained
 
 
@@ -76,3 +78,40 @@ def test_a_call_compiles_nothing(sizes: tuple[int, ...], tmp_path: Path) -> None
     with torch.inference_mode():
         held.forward(held.images)
     assert dict(torch._dynamo.utils.counters["stats"]) == before
+
+
+class Strided(nn.Module):
+    """Begins as ResNet does: the compiler asks if its batch has 16 items at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+def test_aot_with_a_largest_batch_of_16_serves_smaller_batches(tmp_path: Path) -> None:
+    held = Held(Strided(), most=16)
+    assert held.install(tmp_path, backend="aot").verdict.refused == ""
+    assert held.apart() < 1e-4
+
+
+def test_a_size_that_the_compiler_has_fixed_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bounded(self: Source) -> tuple[dict[int, Any], ...]:
+        return ({0: torch.export.Dim("batch", min=1, max=16)},)
+
+    monkeypatch.setattr(Source, "open_dims", bounded)
+    found = Held(Strided(), most=16).install(tmp_path, backend="aot")
+    fixed = "it cannot be built: the compiler has fixed the dimension batch at 16; use another"
+    assert fixed in found.verdict.refused
+    (file,) = tmp_path.glob("*/traceback.txt")
+    assert str(file) in found.verdict.refused
+    assert "_check_open" in file.read_text()

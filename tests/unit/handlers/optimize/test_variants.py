@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from handlers.optimize import cache, check, variants
-from handlers.optimize.forms import Replacement, form_of
+from handlers.optimize.forms import Replacement, Run, form_of
 from handlers.optimize.source import Backend, Source
 from handlers.optimize.torch_backends import BACKENDS
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError
-from tests.harness.variants import Held, real_images, trained
+from tests.harness.variants import MOST, Held, real_images, trained
 from tests.harness.wait import wait_until
 
 Build = Callable[[Source, Path], None]
@@ -99,8 +99,63 @@ def test_a_build_that_fails_is_refused_and_not_tried_again(
     builds(build)
     for _ in range(2):
         found = Held(trained()).install(tmp_path, backend="torchscript")
-        assert found.verdict.refused == ("it cannot be built: RuntimeError: an operator is unknown")
+        text = "it cannot be built: RuntimeError: an operator is unknown ("
+        assert found.verdict.refused.startswith(text)
+        assert "run `headrace optimize` with --again; the traceback is in " in found.verdict.refused
+        (file,) = tmp_path.glob("*/traceback.txt")
+        assert found.verdict.refused.endswith(str(file))
+        assert "in build\n" in file.read_text()
     assert tried == [1]
+    # What cannot be built is not measured as if it were.
+    held = Held(trained())
+    assert held.install(tmp_path, backend="torchscript", refused_too=True).used is False
+    held.install(tmp_path, backend="torchscript", again=True)
+    assert tried == [1, 1]
+
+
+def test_a_verdict_is_kept_until_it_is_judged_again(
+    builds: Callable[[Build], None], tmp_path: Path
+) -> None:
+    builds(lambda source, folder: None)
+    held = Held(trained())
+    first = held.install(tmp_path, backend="torchscript")
+    kept = held.install(tmp_path, backend="torchscript")
+    assert (kept.verdict, held.sampled) == (first.verdict, 1)
+    # Other rounds show that it is slower: workers follow these.
+    kept.keep(kept.verdict.timed({MOST: [(1.0, 9e9)] * 3}))
+    slower = held.install(tmp_path, backend="torchscript")
+    assert slower.verdict.refused.startswith("it is slower than eager")
+    assert (slower.used, slower.problem) == (False, slower.verdict.refused)
+    again = held.install(tmp_path, backend="torchscript", again=True)
+    assert (again.used, held.sampled) == (True, 2)
+    assert again.verdict.judged_at > first.verdict.judged_at
+
+
+def test_outputs_of_another_shape_are_refused(
+    builds: Callable[[Build], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wider(source: Source, folder: Path) -> Run:
+        run = BACKENDS["eager"].load(source, folder)
+        return lambda args: [torch.cat([one, one]) for one in run(args)]
+
+    builds(lambda source, folder: None)
+    monkeypatch.setitem(
+        variants._BACKENDS, "torchscript", Backend(lambda source, folder: None, wider)
+    )
+    held = Held(trained())
+    found = held.install(tmp_path, backend="torchscript", refused_too=True)
+    assert f"its outputs have the shapes [({2 * MOST}, 10)]" in found.verdict.refused
+    assert held.forward is held.module
+
+
+def test_a_build_without_fixed_sizes_serves_another_max_batch_size(
+    builds: Callable[[Build], None], tmp_path: Path
+) -> None:
+    built = []
+    builds(lambda source, folder: built.append(1))
+    for most in (4, 8):
+        assert Held(trained(), most).install(tmp_path, backend="torchscript").used
+    assert built == [1]
 
 
 def test_a_full_disk_is_no_verdict(builds: Callable[[Build], None], tmp_path: Path) -> None:

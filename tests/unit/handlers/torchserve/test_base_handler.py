@@ -19,7 +19,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.text_utils import get_tokenizer, ngrams_iterator
 from ts.handler_utils.timer import timed
 from ts.metrics.emission import MetricRow
-from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_cache_yaml_impl import DEFAULT, MetricsCacheYamlImpl
 from ts.model_service.model_service import SingleNodeService
 from ts.torch_handler.base_handler import BaseHandler
 
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 
 def context_of(folder: Path, config: dict[str, Any] | None = None, **model: str) -> Context:
-    metrics = MetricsCacheYamlImpl()
+    metrics = MetricsCacheYamlImpl(DEFAULT)
     metrics.initialize_cache()
     manifest = {"model": {"modelName": "m", **model}}
     return Context("m", str(folder), manifest, 1, None, "0.12.0", True, metrics, config)
@@ -215,9 +215,12 @@ def test_the_profiler_runs_if_the_environment_asks_for_it(
     assert handler.handle([1, 2], context_of(tmp_path)) == [1, 2]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     handler.profiler_args = {}
-    handler.manifest = {"model": {"modelName": "m"}}
+    handler.manifest = None  # as if an `initialize` of its own had not set it
     handler.handle([1], context_of(tmp_path))
-    assert list((tmp_path / "pytorch_profiler" / "m").iterdir())
+    assert len(list((tmp_path / "pytorch_profiler" / "m").iterdir())) == 1
+    handler.profiler_args = {"record_shapes": True}
+    handler.handle([1], context_of(tmp_path))
+    assert len(list((tmp_path / "pytorch_profiler" / "m").iterdir())) == 2
 
 
 def test_the_steps_are_measured_if_the_configuration_asks_for_it(
@@ -368,17 +371,30 @@ def test_the_envelope_kserve_takes_every_request_of_a_batch(tmp_path: Path) -> N
 
 
 def test_the_envelope_kservev2(tmp_path: Path) -> None:
-    source = "def handle(data, context):\n    return [one[0]['data'] for one in data or ()]\n"
-    tensor = {"name": "in", "shape": [2], "datatype": "INT64", "data": [6, 7]}
-    texts = {"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    source = (
+        "def handle(data, context):\n"
+        "    if data and data[0]['data'] == 'fails':\n"
+        "        raise ValueError\n"
+        "    return [one['data'] for one in data or ()]\n"
+    )
+    tensor = {"name": "in", "shape": [2, 1], "datatype": "INT64", "data": [6, 7]}
+    text = {"name": "word", "shape": [2], "datatype": "BYTES", "data": ["a", "more"]}
     requests = [
-        request({"id": "mine", "inputs": [tensor]}),
-        request({"inputs": [texts]}, headers={"explain": "True"}),
+        request({"id": "mine", "inputs": [tensor, text]}),
+        request({"id": "gone", "inputs": [{**text, "data": ["fails"]}]}),
+        request({"inputs": [text]}, headers={"explain": "True"}),
+        request(b'{"inputs": []}', "application/octet-stream"),
     ]
+    write_archive(tmp_path, "service", {"service.py": source})
+    executor = loaded(tmp_path, "service", config=TorchServeConfig(service_envelope="kservev2"))
+    first, failed, third, empty = run(executor, requests)
+    word = {"name": "word", "datatype": "BYTES", "data": ["a"], "shape": [1]}
     both = {"model_name": "m", "model_version": "1.0"}
-    assert enveloped(tmp_path, "kservev2", source, requests) == [
-        {"id": "mine", **both,
-         "outputs": [{"name": "predict", "shape": [2], "datatype": "INT64", "data": [6, 7]}]},
-        {"id": "job-1", **both,
-         "outputs": [{"name": "explain", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
-    ]  # fmt: skip
+    numbers = {"name": "in", "datatype": "INT64", "data": [6, 7], "shape": [2]}
+    assert json_of(first) == {"id": "mine", **both, "outputs": [numbers, word]}
+    assert list(json_of(first)["outputs"][0]) == ["name", "datatype", "data", "shape"]
+    assert not failed[0]
+    # Its own id, and not that of the request that has failed.
+    assert json_of(third) == {"id": "job-2", **both, "outputs": [word]}
+    # As with TorchServe, no inputs are no answer.
+    assert not empty[0]

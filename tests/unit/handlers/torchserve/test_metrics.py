@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import Dimension
@@ -21,17 +22,19 @@ from ts.metrics.metric_cache_errors import (
     MetricsCacheTypeError,
     MetricsCacheValueError,
 )
-from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_cache_yaml_impl import DEFAULT, MetricsCacheYamlImpl
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
 from ts.metrics.process_memory_metric import check_process_mem_usage, get_cpu_usage
 from ts.metrics.unit import Units
+from ts.service import emit_metrics
 
 OWN = [["ModelName", "m"], ["Level", "Model"]]
 
 
 @pytest.fixture
 def metrics() -> MetricsCacheYamlImpl:
-    found = MetricsCacheYamlImpl()
+    found = MetricsCacheYamlImpl(DEFAULT)
     found.initialize_cache()
     found.model_name = "m"
     found.set_request_ids({0: "a", 1: "b"})
@@ -111,10 +114,31 @@ def test_wrong_arguments_raise_torchserves_errors(metrics: MetricsCacheYamlImpl)
         metrics.add_size("t", 1, unit="ms")
     with pytest.raises(MetricsCacheKeyError):
         metrics.get_metric("unknown")
-    with pytest.raises(MetricsCacheTypeError):
+    with pytest.raises(AttributeError):
         metrics.add_metric("n", 1, "ms", dimensions=["x"])  # type: ignore[list-item]
+    wrong: tuple[tuple[Any, ...], ...] = (
+        ("n", "ms", [], "gauge"),
+        ("n", None),
+        (1, "ms"),
+        ("n", "ms", "dimensions"),
+    )
+    for arguments in wrong:
+        with pytest.raises(TypeError):
+            metrics.add_metric_to_cache(*arguments)
+    for name, kind in ((1, MetricTypes.GAUGE), ("n", "gauge")):
+        with pytest.raises(MetricsCacheTypeError):
+            metrics.get_metric(name, kind)  # type: ignore[arg-type]
+    # Handlers catch the errors of Python.
+    for own, theirs in (
+        (MetricsCacheIOError, OSError),
+        (MetricsCacheKeyError, KeyError),
+        (MetricsCachePyYamlError, yaml.YAMLError),
+        (MetricsCacheTypeError, TypeError),
+        (MetricsCacheValueError, ValueError),
+    ):
+        assert issubclass(own, theirs)
     with pytest.raises(MetricsCacheTypeError):
-        metrics.add_metric_to_cache("n", "ms", [], "gauge")  # type: ignore[arg-type]
+        MetricsCacheYamlImpl(None)  # type: ignore[arg-type]
     assert Units().units["GB"] == "Gigabytes"
 
 
@@ -141,6 +165,7 @@ model_metrics:
     assert metrics.get_metric("c").dimension_names == ["ModelName"]
     assert metrics.get_metric("h", MetricTypes.HISTOGRAM).unit == "Milliseconds"
     assert len(metrics.store) == 2
+    assert metrics.cache_keys() == ["counter:c", "histogram:h"]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +176,8 @@ model_metrics:
         ("model_metrics: {counter: [{name: c}]}", MetricsCacheKeyError),
         ("model_metrics: {sum: [{name: c, unit: ms}]}", MetricsCacheKeyError),
         ("model_metrics: {counter: [c]}", MetricsCacheKeyError),
+        ("model_metrics:", MetricsCacheValueError),
+        ("ts_metrics: {}", MetricsCacheKeyError),
     ],
 )
 def test_a_wrong_file_of_metrics_is_refused(
@@ -161,6 +188,19 @@ def test_a_wrong_file_of_metrics_is_refused(
         file.write_text(text)
     with pytest.raises(error):
         MetricsCacheYamlImpl(str(file)).initialize_cache()
+
+
+def test_the_metrics_of_a_store_are_reported(rows: list[MetricRow]) -> None:
+    store = MetricsStore({0: "a", 1: "b"}, "m")
+    store.add_counter("n", 2)
+    store.add_time("t", 1.5, 1)
+    emit_metrics(store.store)
+    model = [["ModelName", "m"], ["Level", "Model"]]
+    assert rows == [
+        MetricRow("n", "Count", "counter", 2.0, model, ["a", "b"]),
+        MetricRow("t", "Milliseconds", "gauge", 1.5, model, ["b"]),
+    ]
+    emit_metrics(None)
 
 
 def test_the_older_metric_and_the_memory_of_a_process(caplog: pytest.LogCaptureFixture) -> None:

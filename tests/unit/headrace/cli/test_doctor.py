@@ -200,8 +200,10 @@ def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     verdict(problem("gone.py"), "fail", "gone.py: No such file")
     verdict(problem("headrace.handler:Handler"), "ok")
     verdict(problem("headrace.nowhere:Handler"), "fail", "no module headrace.nowhere")
-    monkeypatch.setitem(configuration._NEEDS, "echo", ("no_such_package",))
-    verdict(problem("echo"), "warn", "no_such_package not installed", "pip install")
+    monkeypatch.setitem(configuration.NEEDS, "echo", ("no_such_package",))
+    verdict(problem("echo"), "warn", "no_such_package not installed", "headrace[worker,torch]")
+    monkeypatch.setitem(configuration.NEEDS, "language_model", ("no_such_package",))
+    verdict(problem("language_model"), "warn", "not installed", "headrace[worker,generation]")
 
 
 @breaks("weights")
@@ -373,5 +375,5 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_looked_at_where_nothing_runs(tmp_path: Path) -> None:
     with site(HEADRACE_STATE_DIR=str(tmp_path / "none")) as bare:
         verdict(look(bare, "redis"), "warn", "no Redis URL is set", "headrace up")
-        for name in ("redis-memory", "workers", "queues", "errands", "clocks"):
+        for name in ("redis-memory", "workers", "queues", "background", "clocks"):
             verdict(look(bare, name), "skip", "no Redis URL is set")

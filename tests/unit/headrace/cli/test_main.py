@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli.main import app, only
-from headrace.server.up import UpOptions
 from tests.harness.servers.up import clean_environment
 
 INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
@@ -74,20 +73,6 @@ def test_a_command_is_alone_what_it_is_among_all() -> None:
             for each in (alone, app)
         )
         assert (shown.exit_code, shown.output) == (0, among_all.output)
-
-
-def test_the_old_names_of_the_background_worker_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[object] = []
-    monkeypatch.setattr("headrace.server.component.run_background", lambda *_: started.append(_))
-    monkeypatch.setattr("headrace.server.up.Up.run", lambda up: started.append(up._options))
-    for words in ("background", "errands"):
-        assert CliRunner().invoke(app, [words]).exit_code == 0
-    for words in ("--no-background", "--no-errands"):
-        assert CliRunner().invoke(app, ["up", words]).exit_code == 0
-    assert len(started) == 4
-    assert started[2:] == [UpOptions(background=False)] * 2
-    assert "errands" not in CliRunner().invoke(app, ["--help"]).output
-    assert "errands" not in CliRunner().invoke(app, ["up", "--help"]).output
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
+from handlers.images import decode
 from headrace.client import calls
 from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
 from headrace.client.requests import job_line
 from headrace.client.retries import Session
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import decode_input, decode_nested
+from tests.harness.pictures import oriented
 
 
 def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:
@@ -121,7 +123,7 @@ def test_a_pillow_image_is_a_png(mode: str) -> None:
     assert kind == "image/png"
     with Image.open(io.BytesIO(body)) as read:
         assert (read.format, read.size) == ("PNG", (3, 2))
-        assert read.mode == (mode if mode not in ("CMYK", "YCbCr", "F") else "RGB")
+        assert read.mode == {"CMYK": "RGB", "YCbCr": "RGB", "F": "L"}.get(mode, mode)
 
 
 def test_a_pillow_image_of_another_type() -> None:
@@ -197,3 +199,39 @@ def test_a_submit_has_one_input() -> None:
         next(calls.submit(session, "m"))
     with pytest.raises(InvalidRequest, match="either input or input_ref"):
         next(calls.submit(session, "m", None, input_ref="file:/a"))
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "image/webp", "image/bmp"])
+@pytest.mark.parametrize("orientation", [2, 6])
+def test_a_pillow_image_is_as_upright_as_its_file(
+    tmp_path: Path, kind: str, orientation: int
+) -> None:
+    photo = Image.new("RGB", (16, 8), "white")
+    photo.paste("black", (0, 0, 8, 8))
+    path = tmp_path / "photo.png"
+    photo.save(path, exif=oriented(orientation))
+    wanted = decode(path.read_bytes())
+    with Image.open(path) as opened:
+        text = encode_input({"photos": [opened]}) if kind == "image/png" else b""
+        sent = [received(opened, kind)[0]]
+    if text:
+        sent.append(decode_nested(msgspec.json.decode(text))[0]["photos"][0])
+    for body in sent:
+        found = decode(body)
+        assert found.size == wanted.size
+        corner = (found.width - 1, found.height - 1)
+        assert (found.getpixel(corner) == (0, 0, 0)) == (wanted.getpixel(corner) == (0, 0, 0))
+
+
+def test_wide_tones_of_a_pillow_image_are_sent_whole_or_refused() -> None:
+    tones = [258, 772, 1286, 65535]
+    big = Image.frombytes("I;16B", (4, 1), b"".join(tone.to_bytes(2, "big") for tone in tones))
+    for image in (big, big.convert("I"), big.convert("I").convert("I;16")):
+        with Image.open(io.BytesIO(received(image)[0])) as read:
+            assert np.asarray(read).tolist() == [tones]
+        for kind in ("image/webp", "image/jpeg", "image/gif"):
+            with pytest.raises(InvalidRequest, match="8 bits"):
+                encode_input(image, kind)
+    for wrong in (np.array([[-1, 70_000]], np.int32), np.array([[0.1, 0.9]], np.float32)):
+        with pytest.raises(InvalidRequest, match="its tones are"):
+            encode_input(Image.fromarray(wrong))

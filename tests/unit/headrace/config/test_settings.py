@@ -106,6 +106,32 @@ def test_a_wrong_variable_is_named(name: str, text: str, expected: str) -> None:
     assert problem({f"HEADRACE_{name}": text}) == f"environment: HEADRACE_{name}: {expected}"
 
 
+@pytest.mark.parametrize("service", ["HEADRACE", "HEADRACE_FLOWER", "HEADRACE_REDIS", "HEADRACE_2"])
+def test_what_kubernetes_sets_for_services_is_ignored(service: str) -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_HTTP_API": "8080",
+        "PORT": "tcp://10.0.0.1:8080",
+        "PORT_8080_TCP": "tcp://[fd00::1]:8080",
+        "PORT_8080_TCP_PROTO": "tcp",
+        "PORT_8080_TCP_PORT": "8080",
+        "PORT_8080_TCP_ADDR": "10.0.0.1",
+        "PORT_53_UDP": "udp://10.0.0.1:53",
+    }
+    assert load({f"{service}_{name}": value for name, value in links.items()}) == load()
+
+
+def test_a_port_of_the_operator_counts_beside_those_of_kubernetes() -> None:
+    environ = {"HEADRACE_PORT": "9000", "HEADRACE_FLOWER_PORT": "tcp://10.0.0.1:5555"}
+    assert load(environ) == load({"HEADRACE_PORT": "9000"})
+
+
+@pytest.mark.parametrize("name", ["HEADRACE_SERVICE", "HEADRACE_PORT_NAME", "HEADRACE_HOST_PORT"])
+def test_a_variable_that_only_resembles_those_of_kubernetes_is_a_mistake(name: str) -> None:
+    assert "unknown variable" in problem({name: "8080"})
+
+
 def test_an_unknown_log_level_is_refused() -> None:
     assert "HEADRACE_LOG_LEVEL: expected debug, error, info or warning, got 'loud'" in problem(
         {"HEADRACE_LOG_LEVEL": "loud"}

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from headrace.jobs.ids import new_ids
 from headrace.jobs.job import Job, State, StoredResult, job_from_record
-from headrace.jobs.serialization import WaitingFor, fresh_line, job_object
+from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.redis.fields import JobField
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
@@ -20,7 +20,7 @@ _ALWAYS = [
     "queue_position", "batch_size", "timings", "metadata", "waiting_for", "trace_id",
     "urls",
 ]  # fmt: skip
-WAITING_FOR: tuple[WaitingFor, ...] = ("load", "replica", None)
+WAITING_FOR = (Waiting("load"), Waiting("replica", "no worker runs"), None)
 DUE_US = 1_700_000_005_250_000
 RECORD = {
     JobField.MODEL: "m", JobField.VERSION: "1",

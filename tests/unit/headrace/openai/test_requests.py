@@ -47,10 +47,34 @@ def test_every_field_of_openais_api_is_known(
     assert not fields.keys() - {"stream"} - {*shape.__struct_fields__, *shape.unsupported}
 
 
+def inputs_of(request: OpenAIRequest) -> list[Any]:
+    """The inputs of its jobs, decoded."""
+    return [json.loads(one) for one in request.inputs()]
+
+
+def test_answers_to_one_prompt_share_its_input() -> None:
+    body = json.dumps({"model": "m", "prompt": ["a", "b"], "n": 3, "stop": ["."]}).encode()
+    inputs = read_request(body, CompletionRequest).inputs()
+    assert len(inputs) == 6
+    assert len({id(one) for one in list(inputs)}) == 2
+    assert inputs.total_bytes == sum(map(len, inputs))
+    texts = EmbeddingRequest(model="m", input=["a", "bcd"]).inputs()
+    assert (list(texts), texts.total_bytes) == ([b'"a"', b'"bcd"'], 8)
+
+
+@pytest.mark.parametrize("stop", [["a"] * 17, "a" * 1025, ["a", "b" * 1025]])
+def test_stop_texts_have_limits(stop: Any) -> None:
+    with pytest.raises(InvalidParameter, match="of length <=") as error:
+        chat(stop=stop)
+    assert error.value.param == "stop"
+    assert inputs_of(chat(stop=["a" * 1024] * 16))
+
+
 def test_the_input_of_a_chat_has_what_was_given() -> None:
-    assert chat().inputs() == [{"messages": MESSAGES}]
+    assert inputs_of(chat()) == [{"messages": MESSAGES}]
     given = chat(max_completion_tokens=7, temperature=0, top_p=0.5, stop=["a"], seed=3, n=2)
-    first, second = given.inputs()
+    first, second = inputs_of(given)
+    assert given.inputs().total_bytes == sum(map(len, given.inputs()))
     assert first == {
         "messages": MESSAGES, "max_tokens": 7, "temperature": 0, "top_p": 0.5, "stop": ["a"],
         "seed": 3,
@@ -60,7 +84,7 @@ def test_the_input_of_a_chat_has_what_was_given() -> None:
 
 def test_log_probabilities_are_an_option_of_the_model() -> None:
     def wanted(request: OpenAIRequest) -> list[Any]:
-        return [one.get("logprobs") for one in request.inputs()]
+        return [one.get("logprobs") for one in inputs_of(request)]
 
     assert wanted(chat(logprobs=False, top_logprobs=0)) == [None]
     assert wanted(chat(logprobs=True)) == [0]
@@ -70,12 +94,13 @@ def test_log_probabilities_are_an_option_of_the_model() -> None:
 
 
 def test_a_developers_message_is_the_systems() -> None:
-    (found,) = chat(messages=[{"role": "developer", "content": "be brief"}]).inputs()
+    (found,) = inputs_of(chat(messages=[{"role": "developer", "content": "be brief"}]))
     assert found["messages"] == [{"role": "system", "content": "be brief"}]
 
 
 def test_null_is_as_good_as_absent() -> None:
-    assert chat(max_tokens=None, tools=None, logprobs=None, stream=None).inputs() == chat().inputs()
+    absent = chat(max_tokens=None, tools=None, logprobs=None, stream=None)
+    assert inputs_of(absent) == inputs_of(chat())
 
 
 def test_flex_is_offline_and_the_user_is_kept() -> None:
@@ -103,7 +128,7 @@ def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
 
 def test_a_hint_changes_nothing() -> None:
     hints = {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "ann"}
-    assert chat(**hints).inputs() == chat().inputs()
+    assert inputs_of(chat(**hints)) == inputs_of(chat())
     with pytest.raises(InvalidParameter, match="unknown field"):
         read_request(b'{"model": "m", "input": "a", "prompt_cache_key": "a"}', EmbeddingRequest)
 
@@ -147,7 +172,7 @@ def test_a_bad_field_is_named(given: dict[str, Any], param: str, message: str) -
 )
 def test_prompts_are_texts_or_tokens(prompt: Any, count: int) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
-    inputs = read_request(body, CompletionRequest).inputs()
+    inputs = inputs_of(read_request(body, CompletionRequest))
     assert len(inputs) == count
     assert all(one["max_tokens"] == 16 for one in inputs)
 
@@ -194,7 +219,7 @@ def test_a_text_is_a_generation() -> None:
 def test_long_instructions_are_not_repeated_but_sent() -> None:
     given = {"model": "m", "input": "hi", "instructions": "x" * 5000, "metadata": {"a": "b"}}
     request = read_request(json.dumps(given).encode(), ResponseRequest)
-    (value,) = request.inputs()
+    (value,) = inputs_of(request)
     assert value["messages"][0] == {"role": "system", "content": "x" * 5000}
     metadata = request.options().metadata
     assert metadata is not None

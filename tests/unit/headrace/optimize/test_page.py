@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.config.optimize import Optimize
 from headrace.optimize import page
-from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.optimize.report import LATE, BatchTime, Comparison, Variant
 
 
 def times(*ms: float) -> list[BatchTime]:
@@ -78,3 +78,23 @@ def test_the_page_is_whole_and_asks_no_other_host() -> None:
 def test_the_json_is_the_document() -> None:
     comparison = compared(EAGER, FAST)
     assert msgspec.json.decode(page.as_json(comparison), type=Comparison) == comparison
+
+
+def test_what_was_not_measured_and_what_was_kept_is_named() -> None:
+    aot, script = (
+        Variant(optimize=Optimize(backend=name), refused=LATE) for name in ("aot", "torchscript")
+    )
+    kept = msgspec.structs.replace(FAST, kept_s=7300)
+    comparison = msgspec.structs.replace(compared(EAGER, kept, aot, script), cut=True)
+    assert [row[-1] for row in page.table(comparison)[1]] == ["yes", "yes", *["not measured"] * 2]
+    late = "not built and loaded in time: aot float, torchscript float; builds are kept"
+    old = "outputs were compared in an earlier run: openvino int8 (2 h ago); --again compares again"
+    first, second, best = page.remarks(comparison)
+    assert (first, second.partition(", so")[0]) == (old, late)
+    assert best.startswith("openvino int8 is best")
+    text = page.html(comparison)
+    assert f"{old}." in text
+    assert late in text
+    assert "is refused" not in text
+    whole = msgspec.structs.replace(compared(EAGER), cut=True)
+    assert page.cut_text(whole).startswith("not all rounds were run")

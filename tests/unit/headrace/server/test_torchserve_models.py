@@ -7,13 +7,9 @@ from typing import Any
 
 from headrace.registry.model import Change, ModelVersion, RegisteredModel, Registry
 from headrace.server.torchserve_models import Start, changes_for
-from headrace.server.torchserve_snapshots import (
-    LAST_NAME,
-    Snapshots,
-    snapshot_models,
-    snapshot_settings,
-)
+from headrace.server.torchserve_snapshots import Snapshots, snapshot_models, snapshot_settings
 from headrace.torchserve.launch import Flags, merge
+from headrace.torchserve.snapshot import LAST_NAME
 
 
 def start(name: str, version: str = "1.0", *, default: bool = False, **options: Any) -> Start:
@@ -74,6 +70,9 @@ def test_the_numbers_of_a_snapshot() -> None:
     found = snapshot_settings({"total_replicas": 2, "max_batch_size": 8, "timeout_s": 0.2})
     assert (found["minWorkers"], found["maxWorkers"]) == (2, 2)
     assert (found["batchSize"], found["responseTimeout"]) == (8, 1)
+    small = {"responseTimeout": -5, "batchSize": 0}
+    found = snapshot_settings({"total_replicas": 1, "options": {"too_small": small}})
+    assert (found["responseTimeout"], found["batchSize"]) == (-5, 0)
     found = snapshot_settings({"replicas": 1, "min_replicas": 1, "max_replicas": 4})
     assert (found["minWorkers"], found["maxWorkers"]) == (1, 4)
     found = snapshot_settings({"replicas": "auto"})
@@ -93,7 +92,7 @@ def test_when_a_snapshot_is_older_than_the_registry(tmp_path: Path) -> None:
     assert not is_older(3)
     (tmp_path / LAST_NAME).write_text("20251123090000000-startup.cfg")
     assert not is_older(3)
-    (tmp_path / LAST_NAME).write_text(file.name)
+    (tmp_path / LAST_NAME).write_text(f"{file.name} 2")
     assert is_older(3)
     assert not is_older(2)
     file.write_text("")

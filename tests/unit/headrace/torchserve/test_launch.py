@@ -26,6 +26,13 @@ def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
     assert [one.port for one in found.addresses] == [8080, 8081, 8082]
 
 
+def test_the_folders_of_the_log_files_are_set_apart(tmp_path: Path) -> None:
+    found = launched(tmp_path, LOG_LOCATION="mine").config
+    assert (found.log_location, found.metrics_location) == (tmp_path / "mine", tmp_path / "logs")
+    found = launched(tmp_path, METRICS_LOCATION="mine").config
+    assert (found.log_location, found.metrics_location) == (tmp_path / "logs", tmp_path / "mine")
+
+
 def test_the_environment_wins_over_the_command_line_which_wins_over_the_file(
     tmp_path: Path,
 ) -> None:
@@ -47,6 +54,7 @@ def test_the_environment_wins_over_the_command_line_which_wins_over_the_file(
         TS_KEY_FILE="x",
         TS_VMARGS="x",
         TS_METRICS_MODE="",
+        TS_GRPC_INFERENCE_PORT="tcp://10.0.0.1:7070",
     )
     assert found.config.job_queue_size == 9
     assert not found.config.enable_model_api

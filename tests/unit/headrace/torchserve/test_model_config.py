@@ -139,7 +139,9 @@ TIMES = {"responseTimeout": 3, "startupTimeout": 30}
     ("declared", "values", "requested", "expected"),
     [
         (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(7, 70), (7, 70)),
-        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(0, -1), (5, 50)),
+        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(-1, -100), (5, 50)),
+        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(0, 0), (1, 0)),
+        (BATCH, {"batchSize": 0, "maxBatchDelay": 0}, Requested(), (3, 30)),
         (BATCH, {}, Requested(), (3, 30)),
         ({"batchSize": "x"}, {}, Requested(), (1, 100)),
     ],
@@ -165,6 +167,31 @@ def test_a_request_loses_for_timeouts(
     requested = Requested(response_timeout=7, startup_timeout=70)
     found = _options(declared, values, requested, default_response_timeout=9)
     assert (found["timeout_s"], found["load_timeout_s"]) == expected
+
+
+def test_numbers_of_zero_or_less_that_a_request_gives_count() -> None:
+    small = Requested(batch_size=0, max_batch_delay=-2, response_timeout=0, startup_timeout=-5)
+    found = _options(requested=small)
+    assert found["options"] == {
+        "too_small": {
+            "batchSize": 0,
+            "maxBatchDelay": -2,
+            "responseTimeout": 0,
+            "startupTimeout": -5,
+        }
+    }
+    assert (found["max_batch_size"], found["max_batch_delay_ms"]) == (1, 0)
+    assert found["timeout_s"] == found["load_timeout_s"] == 0.001
+    # model-config.yaml wins for timeouts.
+    found = _options(values=TIMES, requested=small)
+    assert (found["timeout_s"], found["load_timeout_s"]) == (3, 30)
+    assert found["options"] == {"too_small": {"batchSize": 0, "maxBatchDelay": -2}}
+    not_given = Requested(
+        batch_size=-1, max_batch_delay=-100, response_timeout=-1, startup_timeout=-1
+    )
+    assert _options(requested=not_given) == _options()
+    assert _options(default_startup_timeout=0)["load_timeout_s"] == 0.001
+    assert _options(requested=Requested(max_batch_delay=0))["max_batch_delay_ms"] == 0
 
 
 def test_timeouts_without_any_other_are_the_default() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.config.optimize import Backend, Optimize, possible
+from headrace.config.optimize import FIXED_SHAPES, Backend, Optimize, possible
 from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.calibration import calibrated, quickest_first, start_of
-from headrace.tune.space import space_of
+from headrace.tune.calibration import calibrated, expected_rate, start_of
+from headrace.tune.space import Candidate, space_of
 from tests.harness.simulated_model import PRESENT
 
 
@@ -31,12 +31,30 @@ def names(comparison: Comparison, objective_ms: float) -> list[str]:
     return [variant.optimize.backend for variant in found.variants]
 
 
-def test_what_is_built_quickly_is_measured_first() -> None:
-    order = quickest_first(possible("cpu"))
-    assert [(one.backend, one.precision) for one in order] == [
-        ("torchscript", "float"), ("onnxruntime", "float"), ("openvino", "float"),
-        ("onnxruntime", "int8"), ("openvino", "int8"), ("compile", "float"), ("aot", "float"),
+def test_the_likely_winners_are_measured_first_and_slow_builds_last() -> None:
+    assert [(one.backend, one.precision) for one in possible("cpu")] == [
+        ("openvino", "int8"), ("onnxruntime", "int8"), ("openvino", "float"),
+        ("onnxruntime", "float"), ("torchscript", "float"), ("aot", "float"), ("compile", "float"),
     ]  # fmt: skip
+    on_gpu = possible("cuda:0")
+    slow = [one.backend in FIXED_SHAPES for one in on_gpu]
+    assert (len(on_gpu), on_gpu[0].precision, slow == sorted(slow)) == (12, "half", True)
+
+
+def test_two_sizes_show_which_larger_batches_may_be_in_time() -> None:
+    eager = variant("eager", (1, 20.0), (16, 320.0))
+    fast = variant("openvino", (1, 8.0), (16, 68.0))
+    found = calibrated(comparison(eager, fast), 300.0)
+    # By 4 ms for an item, 64 of them take 260 ms.
+    assert (found.batch_max, found.start) == (64, 16)
+    assert calibrated(comparison(eager, fast), 100.0).batch_max == 16
+    one, other = (
+        Candidate(label="", options={"optimize": {"backend": backend}, "max_batch_size": most})
+        for backend, most in (("openvino", 16), ("eager", 8))
+    )
+    assert round(expected_rate(found, 300.0, one)) == 235
+    assert expected_rate(found, 300.0, other) == 50
+    assert expected_rate(found, 300.0, Candidate(label="", options={})) == 50
 
 
 def test_a_variant_that_is_slower_at_every_size_is_left_out() -> None:
@@ -101,8 +119,9 @@ def test_sizes_between_the_measured_ones_stay() -> None:
 def test_sizes_that_were_not_reached_in_time_stay() -> None:
     eager = variant("eager", (1, 10.0), (4, 20.0))
     cut = msgspec.structs.replace(comparison(eager), cut=True)
-    assert calibrated(comparison(eager), 100.0).batch_max == 4
-    assert calibrated(cut, 100.0).batch_max == 64
+    assert calibrated(comparison(eager), 100.0).batch_max == 16
+    assert calibrated(cut, 1000.0).batch_max == 64
+    assert calibrated(cut, 100.0).batch_max == 16  # by 3.3 ms for an item
     # Those that were reached, and are too large, do not.
     assert calibrated(cut, 15.0).batch_max == 2
 

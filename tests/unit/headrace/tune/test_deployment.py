@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.tune.deployment import PrivateDeployment, builds_of
+from headrace.tune.deployment import PrivateDeployment
 from headrace.tune.space import Candidate
 
 
@@ -20,17 +20,20 @@ def test_a_start_removes_the_folders_that_a_killed_tuning_has_left(
 
     monkeypatch.setattr(subprocess, "Popen", no_process)
     folder = tmp_path / "tune-m"
-    build = builds_of(folder) / "build"
+    builds = tmp_path / "state" / "optimized"
+    build = builds / "build"
     build.mkdir(parents=True)
     left = folder / "server" / "state-left"
     left.mkdir(parents=True)
     (left / "redis.aof").write_text("jobs")
-    (left / "optimized").symlink_to(builds_of(folder))
-    deployment = PrivateDeployment("m", {}, {}, tmp_path / "models.yaml", folder, 60, {})
+    (left / "optimized").symlink_to(builds)
+    models = tmp_path / "models.yaml"
+    deployment = PrivateDeployment("m", {}, {}, models, folder, builds, 60, {})
     with pytest.raises(InterruptedError):
         deployment.use(Candidate(label="", options={}))
     states = [path.name for path in (folder / "server").iterdir() if path.is_dir()]
     assert len(states) == 1
+    assert (folder / "server" / states[0] / "optimized").resolve() == builds.resolve()
     assert "state-left" not in states
     assert build.is_dir()
     deployment.close()

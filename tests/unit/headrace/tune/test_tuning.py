@@ -16,6 +16,7 @@ from headrace.bench.targets import Input, Target, target_for
 from headrace.client.models import Model
 from headrace.errors import ConfigError, InvalidRequest, ServerUnreachable
 from headrace.optimize.report import Comparison
+from headrace.tune.budget import outlook
 from headrace.tune.report import TuneReport, markdown
 from headrace.tune.search import Trial
 from headrace.tune.space import Candidate
@@ -248,9 +249,62 @@ def test_an_input_that_is_refused_ends_the_tuning(tmp_path: Path) -> None:
         run(tmp_path, server)
 
 
-def test_a_budget_without_time_for_one_trial_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget_s", "calibrates", "text"),
+    [
+        (60.0, False, "60 s have time for 1 trial of about 40 s, and a comparison needs 2"),
+        (90.0, True, "90 s have time for 1 trial of about 40 s, and a comparison needs 2"),
+        (0.0, False, "0 s have time for 0 trials of about 40 s"),
+    ],
+)
+def test_a_budget_without_time_for_two_trials_is_an_error_before_anything(
+    budget_s: float, calibrates: bool, text: str, tmp_path: Path
+) -> None:
+    server = SimulatedServer(SimulatedModel())
+    with pytest.raises(ConfigError, match=text) as raised:
+        run(
+            tmp_path, server, budget_s=budget_s, calibrates=calibrates,
+            compare=lambda _: pytest.fail("it calibrates"),
+        )  # fmt: skip
+    assert raised.value.hint == "give 2m or more; 5m or more also confirm the result"
+    assert server.served == []
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "calibrates", "text"),
+    [
+        (300.0, True, "the calibration takes up to 60 s; then the budget has time for about 6 "
+                      "trials of 40 s: 2 of the search, 4 or more of the confirmation"),
+        (240.0, False, "the budget has time for about 6 trials"),
+        (120.0, True, "about 2 trials of 40 s, and a confirmed result needs 6: 5m or more"),
+        (1200.0, True, "the calibration takes up to 480 s; then the budget has time for about 18"),
+    ],
+)  # fmt: skip
+def test_what_fits_into_the_budget_is_printed_first(
+    budget_s: float, calibrates: bool, text: str
+) -> None:
+    assert text in outlook(budget_s, calibrates=calibrates)
+
+
+def test_a_resume_with_a_budget_that_is_spent_needs_a_longer_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ended before one trial"):
-        run(tmp_path, SimulatedServer(SimulatedModel()), budget_s=0.0)
+        run(tmp_path, SimulatedServer(SimulatedModel()), budget_s=0.0, resume=True)
+
+
+def test_a_trial_that_was_stopped_early_has_no_rate() -> None:
+    candidate = Candidate(label="batch 4", options={})
+    present = Trial(candidate=Candidate(label="", options={}), rate=57.7, low=57.7, high=60.0)
+    cut = Trial(candidate=candidate, rate=0.0, low=0.0, high=57.7, cut="less than 57.7/s")
+    failed = Trial(candidate=candidate, rate=0.0, low=0.0, error="no memory")
+    report = TuneReport(
+        model="m", objective=Objective(percentile=99, latency_ms=1.0), where="private", input="x",
+        budget_s=1, seconds=1, points=1, complete=False, trials=[present, cut, failed],
+    )  # fmt: skip
+    text = markdown(report)
+    assert "| batch 4 | less than 57.7/s | ended early | 0 s |" in text
+    assert "| batch 4 | not measured | no memory | 0 s |" in text
+    assert "| 0.0" not in text
+    assert "the best so far is the present options with 57.7/s" in report.verdict
 
 
 def test_a_calibration_that_was_cut_off_is_measured_again_if_there_is_time(tmp_path: Path) -> None:

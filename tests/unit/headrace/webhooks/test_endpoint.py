@@ -21,7 +21,7 @@ from headrace.webhooks.task_message import WebhookTask, message, webhook_fields
 
 PUBLIC = ("1.1.1.1", "93.184.216.34", "172.32.0.1", "2606:4700:4700::1111", "::ffff:1.1.1.1")
 PRIVATE = (
-    "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.169.254",
+    "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.1.1",
     "172.16.0.1", "172.31.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1", "192.168.1.1",
     "198.18.0.1", "198.51.100.9", "203.0.113.9", "224.0.0.1", "239.1.1.1", "240.0.0.1",
     "255.255.255.255", "::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::7f00:1",
@@ -42,6 +42,20 @@ def test_no_other_is_unless_it_is_allowed(text: str) -> None:
     assert not may_reach(address, read_networks(["192.0.3.0/24", "2a00::/16"]))
     if text != "64:ff9b::a00:1":
         assert may_reach(address, (ipaddress.ip_network(address),))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200", "168.63.129.16",
+        "192.0.0.192", "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:42::42",
+        "fd00:a9fe:a9fe::1", "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "fe80::a9fe:a9fe%eth0",
+    ],
+)  # fmt: skip
+def test_no_setting_allows_the_addresses_at_which_clouds_serve_credentials(text: str) -> None:
+    everything = read_networks(["0.0.0.0/0", "::/0"])
+    assert may_reach(read_address("169.254.1.1"), everything)
+    assert not may_reach(read_address(text), everything)
 
 
 def test_who_allows_a_translator_has_not_allowed_what_is_behind_it() -> None:

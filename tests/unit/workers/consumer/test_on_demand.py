@@ -155,10 +155,14 @@ def test_one_that_has_run_nothing_keeps_its_room() -> None:
     site.want("a", "b")
     site.find("a")
     site.look()
-    site.load("a", jobs=5, ran=0)
+    model = site.load("a", jobs=5, ran=0)
     site.look()
     site.find("b")
     assert site.look(10 * TURN_S) == {"a"}
+    model.replicas[0].jobs = 1
+    assert site.look() == {"a"}
+    assert site.look(TURN_S - 1) == {"a"}, "its turn has begun with its first batch"
+    assert site.look(1) == set()
 
 
 def test_work_that_is_found_no_more_is_forgotten() -> None:

@@ -58,4 +58,4 @@ def test_what_a_job_asks_for_wins_one_by_one() -> None:
 
 
 def test_what_the_scripts_are_told() -> None:
-    assert RetryPolicy(3, 0.5, 60).loss_arguments(4) == "4 500000 60000000"
+    assert RetryPolicy(3, 0.5, 60).loss_arguments(4, "7 9") == "4 500000 60000000 7 9"

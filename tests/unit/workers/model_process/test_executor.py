@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import weakref
+from collections import OrderedDict, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -388,3 +390,58 @@ def test_an_input_that_does_not_fit_reaches_no_verb() -> None:
     assert [outcome[0] for outcome in outcomes] == [True, False, False, False, True]
     assert {outcome[1] for outcome in outcomes if not outcome[0]} == {"input-error"}
     assert handler.batches == [[1, 2]]
+
+
+class Pair(NamedTuple):
+    """Not a row for each of two items."""
+
+    scores: list[int]
+    labels: list[int]
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"a": 1, "b": 2}, "dict"), (OrderedDict(a=1, b=2), "OrderedDict"), ("ab", "str"),
+        (b"ab", "bytes"), (bytearray(b"ab"), "bytearray"), (memoryview(b"ab"), "memoryview"),
+        ({1, 2}, "set"), (frozenset({1, 2}), "frozenset"), ({1: 2, 3: 4}.values(), "dict_values"),
+        (iter([1, 2]), "list_iterator"), (Pair([1], [2]), "Pair"), (time.gmtime(), "struct_time"),
+        (torch.tensor([[1, 2], [3, 4]]).max(dim=1), "max"), (torch.tensor(1), "Tensor"),
+        (None, "NoneType"), (7, "int"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["preprocess", "inference", "postprocess"])
+def test_what_is_no_list_is_refused_by_name(verb: str, values: Any, name: str) -> None:
+    handler = type("Own", (Handler,), {verb: lambda self, items: values})()
+    for outcome in run(handler, [1, 2]):
+        assert outcome[1] == "handler-error"
+        assert outcome[2].startswith(f"{verb} returned {name}, not a list of ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2], (1, 2), deque([1, 2]), range(1, 3), np.array([1, 2]), torch.tensor([1, 2])],
+)
+def test_lists_and_arrays_of_all_kinds_are_results(values: Any) -> None:
+    handler = type("Own", (Handler,), {"inference": lambda self, items: values})()
+    assert [json.loads(outcome[1]) for outcome in run(handler, [0, 0])] == [1, 2]
+
+
+@pytest.mark.parametrize("step", [{"a": 1, "b": 2}, "ab", {1, 2}])
+def test_a_step_of_a_stream_is_a_list_too(step: Any) -> None:
+    class Streams(Handler):
+        def inference(self, items: Any) -> Any:
+            yield step
+
+    for outcome in run(Streams(), [1, 2]):
+        assert "a step of inference returned " in outcome[2]
+
+
+def test_a_coroutine_is_no_output() -> None:
+    async def later(items: Any) -> Any:
+        return items
+
+    handler = type("Own", (Handler,), {"inference": lambda self, items: later(items)})()
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        (outcome,) = run(handler, [1])
+    assert outcome[2] == "inference returned a coroutine; define it with def"

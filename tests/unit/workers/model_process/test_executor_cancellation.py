@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class AsItself(Dropping):
     """Its items are of a kind that nobody else can take apart."""
 
     def preprocess(self, inputs: list[Any]) -> Any:
-        return dict.fromkeys(super().preprocess(inputs))
+        return deque(super().preprocess(inputs))
 
 
 def run_dropping(handler: Dropping, count: int, *allowed: int) -> tuple[BatchState, list[str]]:

@@ -17,6 +17,7 @@ from headrace.config.model_catalog import load_catalog
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Context, Exportable
+from headrace.optimize.failures import ended
 from headrace.optimize.report import Comparison, Variant
 from tests.harness.workers.worker import write_models
 from workers.model_process import measure
@@ -78,7 +79,8 @@ def facts_of(folder: Path) -> Any:
     thread = threading.Thread(target=measure._serve, args=(theirs, frame_of(folder), 0))
     thread.start()
     with ours:
-        found = ours.recv()
+        while "step" in (found := ours.recv()):
+            pass
     thread.join()
     return found
 
@@ -129,6 +131,52 @@ def test_a_variant_loads_although_preprocess_refuses_one_of_its_inputs(folder: P
         samples(executor, Exportable(torch.nn.Linear(1, 1), lambda _: None), inputs)
 
 
+def test_an_unexpected_error_is_named_with_its_place_and_its_traceback(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "die_with_parent", lambda _: None)
+    (folder / "inputs/a.json").write_text("1.5")
+    (folder / "raising.py").write_text(
+        RAISING.replace("return self.layer(items)", "raise RuntimeError('no such operator')")
+    )
+    refused = facts_of(folder)["refused"]
+    assert refused.startswith("RuntimeError: no such operator (")
+    assert f"{folder / 'raising.py'}, line 18)" in refused
+    assert "its traceback is above" in refused
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text"),
+    [
+        (-11, "SIGSEGV ended its process in a batch of 4; its native code has crashed"),
+        (-9, "SIGKILL ended its process in a batch of 4; the host may have too little memory"),
+        (1, "its process ended in a batch of 4; the lines above have the reason"),
+    ],
+)
+def test_the_end_of_a_process_names_the_step_and_the_signal(exit_code: int, text: str) -> None:
+    assert ended(exit_code, "a batch of 4").startswith(text)
+
+
+def test_the_rounds_of_the_table_decide_over_the_speed() -> None:
+    class Timed:
+        def __init__(self, ms: float) -> None:
+            self.ms, self.judged = ms, 0
+            self.times: dict[int, Any] = {}
+            self.pairs: dict[int, Any] = {}
+
+        def run(self, size: int) -> measure.Times:
+            return (0.0, self.ms * size, 0.0)
+
+        def judge(self) -> None:
+            self.judged += 1
+
+    eager, own = Timed(2.0), Timed(1.0)
+    measure._rounds(cast("list[measure.Measured]", [eager, own]), 4, 3)
+    assert own.pairs == {4: [(8.0, 4.0)] * 3}
+    assert (eager.judged, own.judged) == (0, 1)
+
+
 class FakeMeasured:
     """Replaces `Measured`: a variant without a process, which loads at once."""
 
@@ -142,6 +190,10 @@ class FakeMeasured:
         self.without_module = not self.module
         self.alive = True
         self.times: dict[int, Any] = {}
+        self.pairs: dict[int, Any] = {}
+
+    def judge(self) -> None:
+        pass
 
     def run(self, size: int) -> None:
         del size
@@ -161,7 +213,7 @@ def test_each_step_is_printed_and_only_eager_is_measured_without_a_module(
     monkeypatch.setattr(measure, "Measured", FakeMeasured)
     variants = [{"backend": "aot"}, {"backend": "torchscript"}]
     frame = {
-        "model": "m", "device": "cpu", "variants": variants, "sizes": [1, 8], "rounds": 3,
+        "model": "m", "device": "cpu", "variants": variants, "sizes": [1, 8], "rounds": 4,
         "load_limit_s": None,
     }  # fmt: skip
     first, *lines = measure.measure(frame)
@@ -169,7 +221,7 @@ def test_each_step_is_printed_and_only_eager_is_measured_without_a_module(
     printed = capsys.readouterr().err.splitlines()
     assert cast("Comparison", first).without_module is not module
     if module:
-        assert names[:3] == ["eager", "aot", "torchscript"]
+        assert list(dict.fromkeys(names)) == ["eager", "aot", "torchscript"]
         variants_named = "eager float, aot float, torchscript float"
         assert printed == [
             "headrace: loads eager float", "headrace: loads aot float",

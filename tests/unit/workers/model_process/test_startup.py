@@ -11,7 +11,7 @@ from handlers.loader import load_handler
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.startup import context_of, warm_up, why_not_loaded
+from workers.model_process.startup import context_of, initialize, warm_up, why_not_loaded
 
 pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
@@ -109,3 +109,11 @@ def test_an_error_in_our_code_alone_has_its_whole_traceback() -> None:
     text = why_not_loaded(caught.value.with_traceback(caught.tb.tb_next))
     assert "in context_of" in text
     assert text.splitlines()[-1] == "KeyError: 'model'"
+
+
+def test_an_initialize_that_returns_a_coroutine_loads_nothing() -> None:
+    async def later(context: Context) -> None:
+        raise AssertionError(context)
+
+    with pytest.raises(ConfigError, match="initialize returned a coroutine"):
+        initialize(lambda context: later(context), Context("m", "1.0", "cpu", Path()))

@@ -84,7 +84,10 @@ def test_redis_gets_one_command_for_many_batches() -> None:
     for _ in range(3):
         batch = Batch([job("", 100.0)] * 2, "full", 100.25, 200.0)
         worker.metrics.finished(worker.model, batch, [GOOD, GOOD], [0, 0, 0, 0], 101)
+    # The first one is written at once.
+    assert worker.metrics.due_at <= time.monotonic()
     (command,) = worker.metrics.commands([])
+    assert worker.metrics.due_at == float("inf")
     assert len(command) == 3 + 2 + 3 * 4
     assert worker.metrics.commands([]) == []
     assert worker.written == []

@@ -226,6 +226,8 @@ def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
     assert not dispatch.should_preempt(flooded, offline, NOW)
     flooded.batcher.add(job())
     assert dispatch.should_preempt(flooded, offline, NOW), "its own online job goes first"
+    offline.jobs[0].overdue_at = NOW
+    assert not dispatch.should_preempt(flooded, offline, NOW), "but not before an overdue one"
     other.batcher.add(job())
     free = Dispatcher([flooded, other], 2)
     assert not free.should_preempt(flooded, batch(), NOW + 1), "there is room for both"

@@ -7,42 +7,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from ts.metrics.dimension import Dimension
 from ts.metrics.emission import MetricRow, emit
-from ts.metrics.metric_cache_errors import MetricsCacheTypeError
+from ts.metrics.metric_abstract import MetricAbstract
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.metrics.unit import Units
 
 logger = logging.getLogger(__name__)
 
 
-class CachingMetric:
-    """A metric.
+class CachingMetric(MetricAbstract):
+    """A metric whose values are passed on one by one."""
 
-    Args:
-        metric_name: its name.
-        unit: the symbol of its unit, such as `ms`, or any name.
-        dimension_names: the names of its dimensions, in order.
-        metric_type: its type.
-
-    Raises:
-        MetricsCacheTypeError: the type is no `MetricTypes`.
-    """
-
-    def __init__(
-        self,
-        metric_name: str,
-        unit: str | None,
-        dimension_names: list[str] | None = None,
-        metric_type: MetricTypes = MetricTypes.COUNTER,
-    ) -> None:
-        if not isinstance(metric_type, MetricTypes):
-            raise MetricsCacheTypeError(f"{metric_name}: {metric_type!r} is no MetricTypes")
-        self.metric_name = metric_name
-        self.unit = Units().units.get(unit, unit) or ""
-        self.dimension_names = list(dimension_names or ())
-        self.metric_type = metric_type
-
+    @override
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] = (), request_id: Any = ""
     ) -> None:

@@ -21,7 +21,7 @@ class MetricCacheAbstract:
     """The metrics of a model.
 
     Args:
-        config_file_path: the `metrics.yaml`; "" for none.
+        config_file_path: the `metrics.yaml`.
 
     Attributes:
         cache: each metric, by its type and name.
@@ -30,7 +30,7 @@ class MetricCacheAbstract:
         model_name: the model, for the default dimensions.
     """
 
-    def __init__(self, config_file_path: str = "") -> None:
+    def __init__(self, config_file_path: str) -> None:
         self.config_file_path = config_file_path
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {one: {} for one in MetricTypes}
         self.store: list[CachingMetric] = []
@@ -72,13 +72,9 @@ class MetricCacheAbstract:
 
         Raises:
             MetricsCacheTypeError: an argument has the wrong type.
+            AttributeError: a dimension is no `Dimension`.
         """
-        if not isinstance(name, str):
-            raise MetricsCacheTypeError(f"a metric's name must be text, not {name!r}")
-        given = list(dimensions or ())
-        if not all(isinstance(one, Dimension) for one in given):
-            raise MetricsCacheTypeError(f"{name}: the dimensions must be a list of Dimension")
-        self._report(name, value, unit, self._ids(idx), given, metric_type)
+        self._report(name, value, unit, self._ids(idx), list(dimensions or ()), metric_type)
 
     def _report(
         self,
@@ -166,11 +162,14 @@ class MetricCacheAbstract:
         """Return a metric.
 
         Raises:
+            MetricsCacheTypeError: the name is no text, or the type no `MetricTypes`.
             MetricsCacheKeyError: no metric has that name and type.
         """
+        _check(metric_name, str, "metric_name must be a text")
+        _check(metric_type, MetricTypes, "metric_type must be a MetricTypes")
         try:
             return self.cache[metric_type][metric_name]
-        except (KeyError, TypeError):
+        except KeyError:
             raise MetricsCacheKeyError(
                 f"there is no metric {metric_name!r} of the type {metric_type}"
             ) from None
@@ -187,8 +186,11 @@ class MetricCacheAbstract:
         Raises:
             MetricsCacheTypeError: an argument has the wrong type.
         """
-        if not metric_name:
-            raise MetricsCacheTypeError("a metric needs a name")
+        _check(metric_name, str, "metric_name must be a text")
+        _check(unit, str, "unit must be a text")
+        _check(metric_type, MetricTypes, "metric_type must be a MetricTypes")
+        if dimension_names:
+            _check(dimension_names, list, "dimension_names must be a list of texts")
         metric = CachingMetric(metric_name, unit, dimension_names, metric_type)
         known = self.cache[metric_type].get(metric_name)
         self.store = [one for one in self.store if one is not known]
@@ -199,6 +201,11 @@ class MetricCacheAbstract:
     def initialize_cache(self) -> None:
         """Make the metrics that the file of metrics lists."""
         raise NotImplementedError
+
+
+def _check(value: object, expected: type, text: str) -> None:
+    if not isinstance(value, expected):
+        raise MetricsCacheTypeError(f"{text}, not {value!r}")
 
 
 def _one_of(unit: Any, accepted: tuple[str, ...]) -> None:

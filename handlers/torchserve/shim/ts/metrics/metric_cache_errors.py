@@ -1,25 +1,27 @@
-"""The errors of metrics."""
+"""The errors of metrics. Each is also the error of Python that a handler may expect."""
 
-
-class MetricsCacheIOError(Exception):
-    """The file of metrics cannot be read."""
-
-
-class MetricsCachePyYamlError(Exception):
-    """The file of metrics is not valid YAML."""
-
-
-class MetricsCacheTypeError(Exception):
-    """A value has the wrong type."""
-
-
-class MetricsCacheValueError(Exception):
-    """A value is not one of those that are accepted."""
-
-
-class MetricsCacheKeyError(Exception):
-    """There is no such metric."""
+import yaml
 
 
 class GeneralMetricsCacheError(Exception):
     """A metric cannot be used."""
+
+
+class MetricsCacheIOError(OSError):
+    """The file of metrics cannot be read."""
+
+
+class MetricsCachePyYamlError(yaml.YAMLError):
+    """The file of metrics is not valid YAML."""
+
+
+class MetricsCacheTypeError(TypeError):
+    """A value has the wrong type."""
+
+
+class MetricsCacheValueError(ValueError):
+    """A value is not one of those that are accepted."""
+
+
+class MetricsCacheKeyError(KeyError):
+    """There is no such metric, or no such member in the file of metrics."""

@@ -238,6 +238,8 @@ class BaseHandler:
         started = time.perf_counter()
         self.context = context
         if os.environ.get(_PROFILER_VARIABLE, ""):
+            # An `initialize` of the class itself may leave it out.
+            self.manifest = self.manifest or context.manifest
             output, _ = self._infer_with_profiler(data=data)
         else:
             output = self._answer(data)
@@ -257,26 +259,26 @@ class BaseHandler:
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
         """Run a batch under torch's profiler; return the results and the profiler.
 
-        Without arguments of the handler's own, the traces are written into a folder of the model
-        below the folder of temporary files.
+        Unless the handler's `profiler_args` have an `on_trace_ready`, the traces are written into a
+        folder of the model below the folder of temporary files.
         """
-        arguments = getattr(self, "profiler_args", None) or self._profiler_defaults()
-        with torch.profiler.profile(**arguments) as profiler:
+        own = getattr(self, "profiler_args", None) or self._profiler_defaults()
+        with torch.profiler.profile(**{"on_trace_ready": self._trace_writer(), **own}) as profiler:
             output = self._answer(data)
         logger.info("%s", profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10))
         return output, profiler
 
-    def _profiler_defaults(self) -> dict[str, Any]:
-        name = self.manifest["model"].get("modelName", "model")
+    def _trace_writer(self) -> Any:
+        name = (self.manifest or {}).get("model", {}).get("modelName", "")
         folder = Path(tempfile.gettempdir()) / "pytorch_profiler" / name
+        return torch.profiler.tensorboard_trace_handler(str(folder))
+
+    @staticmethod
+    def _profiler_defaults() -> dict[str, Any]:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        return {
-            "activities": activities,
-            "record_shapes": True,
-            "on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder)),
-        }
+        return {"activities": activities, "record_shapes": True}
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Return an explanation for each request, by the handler's `get_insights`.

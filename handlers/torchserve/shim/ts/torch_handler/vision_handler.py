@@ -12,13 +12,15 @@ from typing_extensions import override
 
 from handlers.explanations import captum_attr, image_attributions, read_target
 from handlers.images import FORMATS, HIGHEST_MAX_PIXELS, decode, from_base64
-from handlers.vision import tensor_of
+from handlers.vision import Compose, tensor_of
 from headrace.errors import InputError
 from ts.handler_utils.timer import timed
 from ts.torch_handler.base_handler import BaseHandler
 
 #: Further formats that old clients send. Pillow's parsers of others start programs or are rare.
 _FORMATS: Final = (*FORMATS, "TIFF", "PPM", "JPEG2000", "ICO")
+#: How many times as long as wide an image of a handler with steps of its own may be.
+_PROPORTION_MAX: Final = 200
 #: Pillow's own limit.
 _MAX_PIXELS: Final = 2 * HIGHEST_MAX_PIXELS
 
@@ -68,10 +70,21 @@ class VisionHandler(BaseHandler):
             return tensor_of(image)
         limit = None if Image.MAX_IMAGE_PIXELS is None else _MAX_PIXELS
         found = decode(image, max_pixels=limit, upright=False, formats=_FORMATS)
+        if not isinstance(self.image_processing, Compose):
+            _check_proportions(found)
         return self.image_processing(found)
 
     def _batch(self, images: list[Tensor]) -> Any:
         return torch.stack(images).to(self.device)
+
+
+def _check_proportions(image: Image.Image) -> None:
+    """Refuse what costs gigabytes when its shorter side grows, as in torchvision's `Resize`."""
+    if max(image.size) > _PROPORTION_MAX * min(image.size):
+        raise InputError(
+            f"the image is {image.width} x {image.height} pixels; at most {_PROPORTION_MAX} times "
+            "as long as wide is allowed; send a part of it"
+        )
 
 
 def value_of(row: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.bench.measurement import Measurement
 from headrace.bench.report import html, markdown
+from headrace.bench.report.wording import why_again
 from tests.harness.measurements import load, measurement, spread, verdict
 
 HOSTILE = (
@@ -154,3 +155,22 @@ def test_a_verdict_has_its_word_and_a_search_shows_its_end_alone() -> None:
     assert "300 requests a second" in searched
     assert "this needs 459 requests" not in searched
     assert "this needs 459 requests" not in markdown([measurement(loads=loads)])
+
+
+def test_a_rate_that_is_sent_again_has_a_reason() -> None:
+    short = msgspec.structs.replace(verdict(met=False), refuted=False)
+    missed = load(offered_rate=100.0, verdict=verdict(met=False))
+    reasons = {
+        "as a disturbance may have been the cause": missed,
+        "for longer as there were too few requests": load(offered_rate=100.0, verdict=short),
+        "for longer as the latency was not steady": load(
+            offered_rate=100.0, verdict=verdict(met=True), steady=False
+        ),
+        "as the load before does not count (late generator)": load(
+            offered_rate=100.0, verdict=short, refused="late generator"
+        ),
+    }
+    for reason, before in reasons.items():
+        other = load(offered_rate=50.0, verdict=verdict(met=True))
+        assert why_again(missed, [other, before, other]) == f", again {reason}"
+    assert why_again(missed, [other]) == ""

@@ -21,7 +21,9 @@ class BaseEnvelope(ABC):
     def handle(self, data: Any, context: Any) -> Any:
         """Run a batch: translate the inputs, call the handler, translate its results."""
         self.context = context
-        return self.format_output(self._handle_fn(self.parse_input(data), context))
+        results = self._handle_fn(self.parse_input(data) if data else data, context)
+        # What is empty stays as it is, so a handler that returns nothing fails.
+        return self.format_output(results) if results else results
 
     @abstractmethod
     def parse_input(self, data: Any) -> Any:

@@ -1,0 +1,41 @@
+"""Who may use an operation: the holders of API keys, of TorchServe's tokens, or everybody."""
+
+from __future__ import annotations
+
+from api.auth.authenticator import Needs
+from api.auth.foreign_pages import refuse_foreign_page
+from api.http.messages import Request
+from api.services import Services
+from headrace.access.api_key import Scope
+from headrace.errors import HeadraceError
+
+
+async def admit(services: Services, request: Request, needs: Needs | None) -> None:
+    """Refuse a request that may not use an operation.
+
+    Args:
+        services: the services.
+        request: the request.
+        needs: what the operation requires; None for an unknown path.
+
+    Raises:
+        HeadraceError: the request has no valid API key or token, or comes from a foreign page.
+    """
+    if services.authenticator is not None:
+        await services.authenticator.admit(request, needs)
+        return
+    if request.has(b"origin"):
+        refuse_foreign_page(request, services.settings.cors_origins)
+    if services.check_token is not None:
+        services.check_token(services, request, needs)
+
+
+async def may_read(services: Services, request: Request) -> bool:
+    """Return whether the caller of an open operation may see what the scope `read` shows."""
+    if not services.asks_who_calls:
+        return True
+    try:
+        await admit(services, request, Scope.READ)
+    except HeadraceError:
+        return False
+    return True

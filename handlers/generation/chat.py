@@ -1,0 +1,115 @@
+"""The messages of a chat, checked before the model's chat template makes them into tokens."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from jinja2 import TemplateError
+
+from handlers.generation.inputs import plain_message
+from headrace.errors import InputError
+
+#: A chat may have so many values besides roles and contents for each token that the model takes.
+_VALUES_MAX: Final = 4
+#: The most control tokens in the texts of a chat. Each takes as long as a thousand characters.
+_CONTROL_TOKENS_MAX: Final = 1000
+#: What a template raises if it does not take the messages.
+_REFUSALS: Final = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    RecursionError,
+)  # fmt: skip
+
+
+def chat_tokens(
+    tokenizer: Any, messages: list[dict[str, Any]], most: int, check_length: Callable[[str], None]
+) -> list[int]:
+    """Return the tokens of a chat. A control token in the text of a message is ordinary text.
+
+    A template takes time for each message and each value, printed or not, and the other requests
+    of the process wait meanwhile. So both are counted first, and what the template writes is
+    measured before it is made into tokens.
+
+    Args:
+        tokenizer: of the model, by transformers.
+        messages: the chat.
+        most: how many tokens the model takes.
+        check_length: raises an InputError if a text is far too long.
+
+    Raises:
+        InputError: the chat is too long, or the template does not take it.
+    """
+    if tokenizer.chat_template is None:
+        raise InputError("the model has no chat template; give prompt instead of messages")
+    if not messages:
+        raise InputError("messages is empty; give at least one")
+    if len(messages) > most:
+        raise InputError(
+            f"the chat has {len(messages):,} messages, and the model takes {most:,} tokens with "
+            "the answer; send fewer messages"
+        )
+    chat = [plain_message(place, message) for place, message in enumerate(messages)]
+    _check_values(tokenizer, chat, most)
+    make = tokenizer.apply_chat_template
+    # The tokenizer of Mistral needs no such option: it never reads control tokens in a text.
+    sanitizes = "sanitize_control_tokens" in inspect.signature(make).parameters
+    options = {"sanitize_control_tokens": True} if sanitizes else {}
+    try:
+        check_length(make(chat, add_generation_prompt=True, tokenize=False))
+        made = make(chat, add_generation_prompt=True, return_dict=True, **options)
+    except _REFUSALS as error:
+        raise InputError(f"the model's chat template refused the messages: {error}") from None
+    return list(made["input_ids"])
+
+
+def _check_values(tokenizer: Any, chat: list[dict[str, Any]], most: int) -> None:
+    """Check how many values and control tokens the messages have.
+
+    Raises:
+        InputError: they have too many.
+    """
+    marks = _control_tokens(tokenizer)
+    values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
+    control_tokens = 0
+    for count, value in enumerate(_values(chat), 1):
+        if isinstance(value, str):
+            control_tokens += sum(1 for _ in marks.finditer(value))
+        if count > values_max:
+            raise InputError(
+                f"the messages have far more values than the {most:,} tokens that the model takes "
+                "with the answer; send fewer messages, or fewer fields in them"
+            )
+        if control_tokens > _CONTROL_TOKENS_MAX:
+            raise InputError(
+                "the messages contain control tokens of the model more than "
+                f"{_CONTROL_TOKENS_MAX:,} times; leave them out"
+            )
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Return what finds the tokens with which a template marks messages."""
+    texts = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        # As transformers chooses those that it takes for ordinary text.
+        if token.special
+        or (token.content.strip() and token.content in str(tokenizer.chat_template))
+    ]
+    # Of two tokens with the same beginning, the longer one counts.
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield all values in a list or an object, at any depth; nulls do not reach a template."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            for one in inner:
+                if one is not None:
+                    yield one
+                    waiting.append(one)

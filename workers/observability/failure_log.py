@@ -1,0 +1,117 @@
+"""Logs failed jobs: a line for each job, and fewer lines while many fail.
+
+A process may write `BURST` lines at once and `LINES_PER_S` for a longer time. The jobs beyond that
+are gathered, and one line a second names them for each error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.errors import ReplicaLost
+from headrace.jobs.job import State
+from headrace.observability.logs import JOBS_MAX
+from headrace.redis.scripts.jobs import POSTPONED, SETTLED, Settlement
+
+logger = logging.getLogger(__name__)
+
+BURST: Final = 200
+LINES_PER_S: Final = 20.0
+GATHERED_S: Final = 1.0
+#: Kinds of errors that are gathered apart from each other.
+KINDS_MAX: Final = 50
+MESSAGE_MAX_CHARS: Final = 500
+
+
+class _Error(msgspec.Struct):
+    type: str = "error"
+    message: str = ""
+    exception: str = ""
+    where: str = ""
+
+
+class _Kind(NamedTuple):
+    model: str
+    error: str
+    raised: str
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
+
+
+class FailureLog:
+    """The log of the failed jobs of one process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lines, self._filled_at = float(BURST), clock()
+        # By kind, how many jobs have no line of their own, and the first of them.
+        self._gathered: dict[_Kind, tuple[int, list[str]]] = {}
+        self._write_at = 0.0
+
+    def settled(self, model: str, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        """Log the jobs that have failed, and those that are tried again after an error.
+
+        `codes` are the replies of jobs/settle.lua.
+        """
+        for settlement, code in zip(settlements, codes, strict=True):
+            if settlement.state == State.FAILED and int(code) in (SETTLED, POSTPONED):
+                self._settled(model, settlement, again=int(code) == POSTPONED)
+        self.flush()
+
+    def _settled(self, model: str, settlement: Settlement, *, again: bool) -> None:
+        error = _ERROR.decode(_bytes(settlement.value))
+        raised = f"{error.exception} at {error.where}" if error.where else ""
+        kind = _Kind(model, error.type, raised)
+        if again:
+            fields = _extra(kind, job=settlement.id)
+            logger.info("job is tried again: %s", _short(error.message), extra=fields)
+        else:
+            self._add(kind, settlement.id, error.message)
+
+    def lost(self, model: str, job_id: str) -> None:
+        """Log a job that has failed because its model process died each time."""
+        why = "the model process died each time that it ran this input alone"
+        self._add(_Kind(model, ReplicaLost.code, ""), job_id, why)
+
+    def flush(self, *, last: bool = False) -> None:
+        """Write the lines of gathered jobs, if they are due, or if they are the last."""
+        if not self._gathered or (self._clock() < self._write_at and not last):
+            return
+        gathered, self._gathered = self._gathered, {}
+        for kind, (count, ids) in gathered.items():
+            logger.warning("%d more jobs failed", count, extra=_extra(kind, failed=count, jobs=ids))
+
+    def _add(self, kind: _Kind, job_id: str, message: str) -> None:
+        now = self._clock()
+        self._lines = min(BURST, self._lines + (now - self._filled_at) * LINES_PER_S)
+        self._filled_at = now
+        if self._lines >= 1:
+            self._lines -= 1
+            logger.warning("job failed: %s", _short(message), extra=_extra(kind, job=job_id))
+            return
+        if not self._gathered:
+            self._write_at = now + GATHERED_S
+        if kind not in self._gathered and len(self._gathered) >= KINDS_MAX:
+            kind = _Kind(kind.model, "", "")
+        count, ids = self._gathered.get(kind, (0, []))
+        if len(ids) < JOBS_MAX:
+            ids.append(job_id)
+        self._gathered[kind] = (count + 1, ids)
+
+
+def _extra(kind: _Kind, **fields: Any) -> dict[str, Any]:
+    return {**{name: value for name, value in kind._asdict().items() if value}, **fields}
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= MESSAGE_MAX_CHARS else message[:MESSAGE_MAX_CHARS] + "…"

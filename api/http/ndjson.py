@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from headrace.jobs.media_types import BOM
+
 _LF: Final = b"\n"
 
 
@@ -68,6 +70,8 @@ class LineSplitter:
         text = None if too_long else b"".join(self._begun)
         self._begun.clear()
         self._begun_bytes = 0
+        if text is not None and self._number == 1:
+            text = text.removeprefix(BOM)
         if text is not None and (not text or text.isspace()):
             return []
         return [Line(self._number, text)]

@@ -30,7 +30,7 @@ from headrace.batches.store import BatchStore, Lease, LineError, endpoint_model
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.sansio import Plan
-from headrace.client.sync_client import Client
+from headrace.client.sync_client import Client, run_plan
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
 from headrace.redis.fields import BatchField
@@ -303,10 +303,10 @@ class BatchExecution:
             self._batches.cancel_jobs(self.batch, list(waiting))
             yield [self._row(entry, job_id, None, why) for job_id, entry in waiting.items()]
             return
-        self._client.run(cancel_many(self._client.session, list(waiting)))
+        run_plan(self._client, cancel_many(self._client.session, list(waiting)))
         while waiting:
             ids = list(waiting)
-            found = self._client.run(api_calls.outcomes(self._client.session, ids))
+            found = run_plan(self._client, api_calls.outcomes(self._client.session, ids))
             rows = []
             for job_id, outcome in zip(ids, found, strict=True):
                 if outcome is None or outcome.status in ENDED:
@@ -325,7 +325,7 @@ class BatchExecution:
         return row_of(entry, job_id, outcome, self._perform)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
-        return self._client.run(plan(self._client.session, *arguments))
+        return run_plan(self._client, plan(self._client.session, *arguments))
 
 
 class _Stopped(Exception):

@@ -26,7 +26,7 @@ def _awaiting(
 
     @wraps(plan)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.run(plan(self.session, *args, **kwargs))
+        return await self._run(plan(self.session, *args, **kwargs))
 
     return call
 
@@ -38,7 +38,7 @@ def _iterating(
 
     @wraps(stream)
     def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        return self.iterate(stream(self.session, *args, **kwargs))
+        return self._iterate(stream(self.session, *args, **kwargs))
 
     return call
 
@@ -110,8 +110,8 @@ class AsyncClient(ClientBase):
             JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
-            return await self.run(calls.status(self.session, job))
-        return await self.run(bulk.statuses(self.session, job))
+            return await self._run(calls.status(self.session, job))
+        return await self._run(bulk.statuses(self.session, job))
 
     @overload
     async def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
@@ -124,14 +124,10 @@ class AsyncClient(ClientBase):
             JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
-            return await self.run(calls.cancel(self.session, job))
-        return await self.run(bulk.cancel_many(self.session, job))
+            return await self._run(calls.cancel(self.session, job))
+        return await self._run(bulk.cancel_many(self.session, job))
 
-    async def run(self, plan: Plan[T]) -> T:
-        """Run a plan to its end and return its result."""
-        return await self._run(plan)
-
-    async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
+    async def _iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
         """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:

@@ -26,7 +26,7 @@ def _blocking(
 
     @wraps(plan)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.run(plan(self.session, *args, **kwargs))
+        return run_plan(self, plan(self.session, *args, **kwargs))
 
     return call
 
@@ -38,7 +38,7 @@ def _iterating(
 
     @wraps(stream)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return self.iterate(stream(self.session, *args, **kwargs))
+        return self._iterate(stream(self.session, *args, **kwargs))
 
     return call
 
@@ -110,8 +110,8 @@ class Client(ClientBase):
             JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
-            return self.run(calls.status(self.session, job))
-        return self.run(bulk.statuses(self.session, job))
+            return run_plan(self, calls.status(self.session, job))
+        return run_plan(self, bulk.statuses(self.session, job))
 
     @overload
     def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
@@ -124,14 +124,10 @@ class Client(ClientBase):
             JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
-            return self.run(calls.cancel(self.session, job))
-        return self.run(bulk.cancel_many(self.session, job))
+            return run_plan(self, calls.cancel(self.session, job))
+        return run_plan(self, bulk.cancel_many(self.session, job))
 
-    def run(self, plan: Plan[T]) -> T:
-        """Run a plan to its end and return its result."""
-        return finished(self._run(plan))
-
-    def iterate(self, stream: Stream[T]) -> Iterator[T]:
+    def _iterate(self, stream: Stream[T]) -> Iterator[T]:
         """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:
@@ -140,6 +136,11 @@ class Client(ClientBase):
         finally:
             for reader in opened:
                 finished(reader.close())
+
+
+def run_plan(client: Client, plan: Plan[T]) -> T:
+    """Run a plan to its end and return its result."""
+    return finished(client._run(plan))
 
 
 def send_once(client: Client, request: HttpRequest) -> HttpResponse | ConnectionFailed:

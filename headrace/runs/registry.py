@@ -74,8 +74,16 @@ def source_for(name: str, options: SourceOptions) -> Source:
     """Return the source with this name: a path, a pattern, a URL, or `-`.
 
     Raises:
-        ConfigError: its kind is unknown, it does not exist, or it does not take an option.
+        ConfigError: its kind is unknown, it does not exist or cannot be read, or it does not take
+            an option.
     """
+    try:
+        return _source_for(name, options)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _source_for(name: str, options: SourceOptions) -> Source:
     if name == STDIN:
         options.refuse("input", "key", "glob", "delimiter", of="a list of paths")
         return PathsSource(sys.stdin.buffer)

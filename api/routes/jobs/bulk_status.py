@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
@@ -67,6 +68,18 @@ class Cancellations(msgspec.Struct):
     jobs: list[Cancellation | None]
 
 
+class OutcomeError(JobFailure, frozen=True):
+    """The error of a job, and where its handler raised."""
+
+    where: (
+        Annotated[
+            str,
+            Meta(description="The line of the handler's own code that raised: `words.py:7`."),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
 class Outcome(msgspec.Struct):
     """The members of the job object; before the job's end the status alone."""
 
@@ -75,7 +88,7 @@ class Outcome(msgspec.Struct):
     timings: Timings | UnsetType | None = UNSET
     result: Any = UNSET
     result_size: Count | UnsetType = UNSET
-    error: JobFailure | UnsetType = UNSET
+    error: OutcomeError | UnsetType = UNSET
 
 
 class Outcomes(msgspec.Struct):
@@ -209,8 +222,14 @@ def _outcome(job_id: str, row: Any) -> bytes:
     return b'%s,"result":%s}' % (head, result_member(meta, result_type.decode()) or NULL)
 
 
+_ERROR: Final = msgspec.json.Decoder(OutcomeError)
+
+
 def _error_member(job_id: str, state: bytes, error: bytes) -> bytes:
     """Return the end of the outcome of a job that did not succeed."""
     job = Job(job_id, "", "", State(state.decode()), 0, error_json=error.decode("utf-8", "replace"))
     shown = error_of(job)
+    if shown is not None:
+        with suppress(msgspec.MsgspecError):
+            shown = _ERROR.decode(error)
     return b'"error":%s}' % msgspec.json.encode({} if shown is None else shown)

@@ -83,7 +83,8 @@ def explain(outcome: WrittenOutcome) -> str:
     error = outcome.error
     text = output.error_text(error) if isinstance(error, errors.HeadraceError) else _reason(error)
     status = "" if outcome.status in (REJECTED, UNKNOWN) else f"{outcome.status}: "
-    return f"{outcome.key}: {status}{' '.join(text.split())}"
+    see = "" if outcome.job is None else f"; see headrace jobs {outcome.job_id}"
+    return f"{outcome.key}: {status}{' '.join(text.split())}{see}"
 
 
 def _reason(error: Exception | None) -> str:

@@ -112,6 +112,7 @@ class RunProgressDisplay:
         """Write the run's record, if the server answers; stop the run if it was cancelled."""
         from headrace import Client
         from headrace.client.admin import report_run
+        from headrace.client.sync_client import run_plan
 
         checkpoint, progress = self._engine.checkpoint, self._engine.progress
         record = {
@@ -128,7 +129,9 @@ class RunProgressDisplay:
             Client(self._url, timeout_s=REPORT_TIMEOUT_S, retry_s=0) as client,
         ):
             begun = not self._started and not self._was_written(client)
-            cancelled = client.run(report_run(client.session, checkpoint.run, record, begun=begun))
+            cancelled = run_plan(
+                client, report_run(client.session, checkpoint.run, record, begun=begun)
+            )
             self._started = True
             if cancelled:
                 self._engine.stop(cancel=True)

@@ -21,7 +21,6 @@ from headrace.cli.shared.options import argument, client_of, flag, option
 if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine, State
 
-BATCH_PRIORITY: Final = 9
 IN_FLIGHT: Final = 4000
 IN_FLIGHT_MAX: Final = 100_000
 RETRY_S: Final = 86_400
@@ -70,6 +69,7 @@ def run(
     only_failed: bool = flag("--only-failed", "Run the failed inputs of an ended run again."),
     name: str = option("--name NAME", "Name of the run in lists.", ""),
     run_id: str | None = option("--run-id ID", "Id of the run (default: a new id)."),
+    limit: int | None = option("--limit N", "Run only the first N inputs (default: all).", min=1),
     in_flight: int = option(
         "--in-flight N",
         f"Maximum number of inputs in flight (default: {IN_FLIGHT}).",
@@ -97,8 +97,9 @@ def run(
 ) -> None:
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from headrace.runs.engine.engine import Engine
-    from headrace.runs.engine.spec import RunSpec
+    from headrace.runs.engine.spec import BATCH_PRIORITY, RunSpec
     from headrace.runs.registry import sink_for, source_for
+    from headrace.runs.sources.limited import LimitedSource
     from headrace.runs.sources.options import SourceOptions
 
     job_options: Any = options.checked_options({
@@ -115,6 +116,8 @@ def run(
         delimiter=delimiter, output=target, by_ref=by_ref,
     ))  # fmt: skip
     rows = sink_for(target, inputs)
+    if limit is not None:
+        inputs = LimitedSource(inputs, limit)
     gc.set_threshold(GC_AFTER_OBJECTS)
     with client_of(url, retry_s=retry) as client:
         # A misspelt model name must not leave an output file behind.
@@ -128,7 +131,7 @@ def run(
                 output.message(reason)
                 raise typer.Exit(code) from None
             display = RunProgressDisplay(url, engine, quiet=quiet, source=source)
-            command = _Run(engine, display, target, quiet, as_json)
+            command = _Run(engine, display, source, target, quiet, as_json)
             raise typer.Exit(command.go())
         finally:
             engine.close()
@@ -140,6 +143,7 @@ class _Run:
 
     engine: Engine
     display: RunProgressDisplay
+    source: str
     target: str
     quiet: bool
     as_json: bool
@@ -181,6 +185,8 @@ class _Run:
             })  # fmt: skip
         if state == "ended":
             self._message(self._summary(seconds, already=already))
+            if not progress.ended:
+                output.message(f"warning: {self.source} has no inputs")
             self._print_first_failure()
             if progress.failed:
                 self._message("to run the failed inputs again, add --only-failed to the command")

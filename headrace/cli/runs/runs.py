@@ -13,14 +13,15 @@ import typer
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import argument, client_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RunNotFound
 
 if TYPE_CHECKING:
+    from headrace.client import Client
     from headrace.client.models import Run
 
 runs_group: Final = typer.Typer(rich_markup_mode=None)
 
-RunArgument = Annotated[str, argument("ID", "Run id.", ...)]
+RunArgument = Annotated[str, argument("ID", "Run id, or the name of --name.", ...)]
 
 _COLUMNS: Final = (
     "ID", "NAME", "MODEL", "STATE", ">DONE", ">FAILED", ">RATE", "UPDATED", "OUTPUT",
@@ -47,7 +48,7 @@ def runs(
 def show(run_id: RunArgument, as_json: options.Json = False, url: options.Url = None) -> None:
     """Show the progress of a run and the command that resumes it."""
     with client_of(url) as client:
-        run = client.run_record(run_id)
+        run = _run_of(client, run_id)
     if as_json:
         output.json_line(run)
         return
@@ -65,7 +66,7 @@ def show(run_id: RunArgument, as_json: options.Json = False, url: options.Url = 
 def cancel(run_id: RunArgument, as_json: options.Json = False, url: options.Url = None) -> None:
     """Stop a run on any host within seconds and cancel its jobs in flight."""
     with client_of(url) as client:
-        run = client.cancel_run(run_id)
+        run = client.cancel_run(_run_of(client, run_id).id)
     if as_json:
         output.json_line(run)
     elif run.cancel_requested:
@@ -79,7 +80,7 @@ def cancel(run_id: RunArgument, as_json: options.Json = False, url: options.Url 
 def resume(run_id: RunArgument, url: options.Url = None) -> None:
     """Resume a run that was started on this machine, with the command that started it."""
     with client_of(url) as client:
-        run = client.run_record(run_id)
+        run = _run_of(client, run_id)
     command_line = f"cd {shlex.quote(run.folder)} && {shlex.join(run.command)}"
     if run.state == "running":
         raise ConfigError(f"{run.id} is running on {run.host}", hint="Watch it with headrace runs.")
@@ -98,6 +99,27 @@ def resume(run_id: RunArgument, url: options.Url = None) -> None:
     environ = dict(os.environ) if url is None else {**os.environ, "HEADRACE_URL": url}
     command = [sys.executable, "-P", "-m", "headrace", *run.command[1:]]
     os.execve(sys.executable, command, environ)  # noqa: S606 - no shell on purpose
+
+
+def _run_of(client: Client, wanted: str) -> Run:
+    """Return the run with this id, else the only one with this name.
+
+    Raises:
+        RunNotFound: no run has it.
+        ConfigError: several runs have this name.
+    """
+    try:
+        return client.run_record(wanted)
+    except RunNotFound:
+        named = [run for run in client.runs() if run.name == wanted]
+        if not named:
+            raise
+    if len(named) > 1:
+        listed = ", ".join(run.id for run in named[:5])
+        raise ConfigError(
+            f"{len(named)} runs are called {wanted!r}", hint=f"Give the id of one: {listed}."
+        )
+    return named[0]
 
 
 def _row(run: Run) -> tuple[str, ...]:

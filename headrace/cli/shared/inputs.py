@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import msgspec
 import typer
 
 from headrace.errors import InvalidRequest
+from headrace.jobs.media_types import BOM
 from headrace.runs.sources.patterns import path_text
 
 #: A folder with at most this many files is sorted; a larger one is read in file system order.
@@ -84,8 +86,11 @@ class Sources:
         if self.arguments.count(STDIN) > 1:
             raise _bad("- is given more than once; standard input can only be read once")
         for argument in self.arguments:
-            if argument != STDIN and next(_files(argument), None) is None:
-                raise _bad(_why_nothing(argument))
+            try:
+                if argument != STDIN and next(_files(argument), None) is None:
+                    raise _bad(_why_nothing(argument))
+            except OSError as error:
+                raise _bad(f"{argument}: cannot be read: {error.strerror or error}") from None
         for text in self.json_inputs:
             try:
                 self._json_values.append(msgspec.json.decode(text))
@@ -132,7 +137,10 @@ class Sources:
         return len(self.json_inputs) + len(self.texts) + len(self.refs)
 
     def _lines(self) -> Iterator[Input]:
-        lines = ((number, line.strip(b"\r\n")) for number, line in enumerate(self.stdin or (), 1))
+        lines = (
+            (number, (line.removeprefix(BOM) if number == 1 else line).strip(b"\r\n"))
+            for number, line in enumerate(self.stdin or (), 1)
+        )
         filled = ((number, line) for number, line in lines if line.strip())
         first = next(filled, None)
         if first is None:
@@ -175,9 +183,18 @@ def _from_line(kind: StdinAs, number: int, line: bytes) -> Input:
     where = f"standard input, line {number}"
     if kind is StdinAs.PATHS:
         path = Path(os.fsdecode(line))
-        if path.is_file():
-            return Input(path_text(path), path)
-        problem = "is a folder; give its files" if path.is_dir() else "no such file"
+        if b"\0" in line:
+            problem = "has a NUL; give a path on each line, in UTF-8"
+        else:
+            try:
+                mode = path.stat().st_mode
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                problem = "no such file" if missing else f"cannot be read: {error.strerror}"
+            else:
+                if stat.S_ISREG(mode):
+                    return Input(path_text(path), path)
+                problem = "is a folder; give its files" if stat.S_ISDIR(mode) else "is not a file"
         return Input(path_text(path), InvalidRequest(f"{where}: {problem}"))
     key = f"stdin:{number}"
     try:

@@ -29,6 +29,7 @@ from headrace.cli.shared.interrupts import InterruptHandler, Terminated
 from headrace.cli.top.layout import KEYS, SORTS, ViewOptions, lines
 from headrace.cli.top.sample import Sample, read
 from headrace.cli.top.view import View, view_of
+from headrace.client.sync_client import run_plan
 from headrace.errors import HeadraceError
 
 #: Seconds between two looks for a new view or another size of the terminal.
@@ -65,9 +66,9 @@ def top(url: str | None, *, interval_s: float, once: bool) -> ExitCode:
 
 
 def _print_once(client: Client, interval_s: float) -> None:
-    before = client.run(read(client.session))
+    before = run_plan(client, read(client.session))
     time.sleep(interval_s)
-    view = view_of(client.run(read(client.session)), before)
+    view = view_of(run_plan(client, read(client.session)), before)
     coloured = output.coloured()
     console = Console(no_color=not coloured)
     for line in lines(view, ViewOptions(width=console.width)):
@@ -156,7 +157,7 @@ class Poller:
     def _poll(self) -> PollResult:
         started_s = time.monotonic()
         try:
-            sample = self._client.run(read(self._client.session))
+            sample = run_plan(self._client, read(self._client.session))
         except HeadraceError as error:
             since_s = self.result.since_s if self.result.error is not None else started_s
             return PollResult(self.result.view, error, since_s)

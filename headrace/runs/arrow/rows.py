@@ -37,7 +37,10 @@ JSON: Final = {b"headrace": b"json"}
 #: The type of results that are not JSON.
 BINARY: Final = pa.struct({"content_type": pa.string(), "bytes": pa.binary()})
 _BINARY_KEYS: Final = frozenset({"content_type", "base64"})
-_ERROR: Final = pa.struct({"type": pa.string(), "message": pa.string(), "retryable": pa.bool_()})
+_ERROR: Final = pa.struct({
+    "type": pa.string(), "message": pa.string(), "retryable": pa.bool_(),
+    "job": pa.string(), "where": pa.string(),
+})  # fmt: skip
 #: The columns of every row, in order; None where the type is found from the values.
 _OWN: Final[dict[str, pa.DataType | None]] = {
     "n": pa.int64(),

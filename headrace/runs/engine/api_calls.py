@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from headrace.client.errors import Problem, decoded, problem_error
-from headrace.client.models import Failure
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
 from headrace.client.retries import (
     TRANSIENT,
@@ -23,6 +22,7 @@ from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
 from headrace.jobs.media_types import is_json
 from headrace.jobs.tokens import DEADLINE_HEADER
+from headrace.runs.interfaces import RowError
 
 #: How long the server may hold a request while a queue is full. A stop waits at most this long.
 HOLD_S: Final = 2.0
@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, gc=False):
     timings: msgspec.Raw = NO_JSON
     result: msgspec.Raw = NO_JSON
     result_size: int | None = None
-    error: Failure | None = None
+    error: RowError | None = None
 
 
 class _Outcomes(msgspec.Struct):

@@ -25,8 +25,10 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+import msgspec
+
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
-from headrace.client.models import ENDED, Failure
+from headrace.client.models import ENDED
 from headrace.client.page_size import AdaptivePageSize
 from headrace.client.requests import job_request
 from headrace.client.retries import exchange, outlasting_limits
@@ -48,7 +50,7 @@ from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.resubmitter import Resubmitter, lost_row
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.engine.submitter import Accepted, Lines, Stopping, Submitter
-from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
+from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RowError, Sink, Source
 
 T = TypeVar("T")
 Page: TypeAlias = Sequence[PendingInput]
@@ -286,6 +288,10 @@ class Engine:
         if not self.progress.first_failure:
             error = rows[0].error
             reason = error.message if error else rows[0].status
+            if isinstance(error, RowError) and error.where:
+                reason += f" ({error.where})"
+            if isinstance(error, RowError) and error.job:
+                reason += f"; see headrace jobs {error.job}"
             self.progress.first_failure = f"{rows[0].key}: {reason}"
 
     def _resubmit(self, in_flight: InFlight, lost: list[PendingInput]) -> None:
@@ -433,9 +439,10 @@ def row_of(
             raise  # concerns every result
         except RequestError as gone:
             status, result = "failed", api_calls.NO_JSON
-            error = Failure(type=gone.code, message=gone.message, retryable=True)
+            error = RowError(type=gone.code, message=gone.message, retryable=True, job=job_id)
     elif status != SUCCEEDED:
-        error = error or Failure(message=f"the job is {status}")
+        error = error or RowError(message=f"the job is {status}")
+        error = msgspec.structs.replace(error, job=job_id)
     return Row(
         entry.n, entry.key, status, outcome.attempts, outcome.timings or None, result or None,
         error, entry.carried,

@@ -9,6 +9,8 @@ import msgspec
 from headrace.client.requests import Options
 
 IN_FLIGHT: Final = 4000
+#: The priority of a run's jobs: online jobs of any model go first.
+BATCH_PRIORITY: Final = 9
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,22 +108,21 @@ class ParquetSource(TableSource):
                 skipped = 0
 
     def _columns(self, schema: pa.Schema, file: SourceFile) -> _Columns:
-        names = schema.names
-        check_twice(names, file.name)
+        check_twice(schema.names, file.name)
+        names = dict.fromkeys(schema.names)
         wanted, key = self.options.input, self.options.key
         known = names if wanted is None else [*names, *_inner_names(schema)]
         found = input_columns(known, self.options, file.name)
         paths = {name: [name] if name in names else _path(schema, name) for name in found.names}
         if key is not None:
             check_column(names, key, file.name)
-        carried: dict[str, pa.DataType] = {}
-        for field in schema:
-            kind: pa.DataType | None = field.type
-            for path in paths.values():
-                if path[0] == field.name and kind is not None:
-                    kind = _without(kind, path[1:])
-            if kind is not None:
-                carried[field.name] = kind
+        carried: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        for path in paths.values():
+            kind = carried.pop(path[0], None)
+            rest = None if kind is None else _without(kind, path[1:])
+            if rest is not None:
+                carried[path[0]] = rest
+        carried = {name: carried[name] for name in names if name in carried}
         return _Columns(paths, found.is_object, key, carried)
 
     def _items(

@@ -132,7 +132,7 @@ def input_columns(columns: Collection[str], options: SourceOptions, of: str) -> 
     Raises:
         ConfigError: a named column does not exist, or the content type is for a single value.
     """
-    wanted = options.input
+    wanted, columns = options.input, dict.fromkeys(columns)
     if wanted is not None:
         names = picked(wanted, columns)
         for name in names:
@@ -188,7 +188,7 @@ def check_column(columns: Collection[str], wanted: str, of: str) -> str:
     if wanted not in columns:
         raise ConfigError(
             f"{of} has no column {wanted!r}{did_you_mean(wanted, columns)}",
-            hint=f"It has {_listed(columns)}.",
+            hint=f"It has {listed(columns)}.",
         )
     return wanted
 
@@ -200,6 +200,7 @@ def key_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _listed(columns: Collection[str]) -> str:
+def listed(columns: Collection[str]) -> str:
+    """Return the names of columns for a message: the first 20, in quotes."""
     shown = ", ".join(map(repr, islice(columns, 20)))
     return f"{shown} and {len(columns) - 20} more" if len(columns) > 20 else shown or "none"

@@ -24,7 +24,7 @@ from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import path_text
-from headrace.runs.sources.table import END, Item, TableSource
+from headrace.runs.sources.table import END, Item, TableSource, listed
 
 #: The kinds of members that a row carries, by the end of their name.
 CARRIED: Final = ("json", "cls", "txt")
@@ -161,19 +161,19 @@ class TarSource(TableSource):
         if not self._wanted:
             found = list(sample.not_carried or sample.members)
             if len(found) > 1:
-                listed = ", ".join(map(repr, sample.members))
-                raise ValueError(f"it has {listed}: name the one that is the input with --input")
+                raise ValueError(
+                    f"it has {listed(sample.members)}: name the one that is the input with --input"
+                )
             return found
         found = []
         for kinds in self._wanted:
             kind = next((kind for kind in kinds if kind in sample.kept), None)
             if kind is None:
                 name = ";".join(kinds)
-                near, listed = (
-                    did_you_mean(name, sample.members),
-                    ", ".join(map(repr, sample.members)),
+                near = did_you_mean(name, sample.members)
+                raise ValueError(
+                    f"it has no member {name!r}{near}; it has {listed(sample.members)}"
                 )
-                raise ValueError(f"it has no member {name!r}{near}; it has {listed}")
             found.append(kind)
         return found
 

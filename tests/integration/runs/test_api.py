@@ -14,6 +14,7 @@ from headrace.access.api_key import Caller
 from headrace.cli.runs.progress import RunProgressDisplay
 from headrace.client import Client
 from headrace.client.admin import report_run
+from headrace.client.sync_client import run_plan
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -24,7 +25,9 @@ from tests.harness.servers.redis_servers import RedisServer
 
 
 def report(client: Client, run_id: str, *, begun: bool = False, **status: Any) -> bool:
-    return client.run(report_run(client.session, run_id, {"model": "echo", **status}, begun=begun))
+    return run_plan(
+        client, report_run(client.session, run_id, {"model": "echo", **status}, begun=begun)
+    )
 
 
 def test_a_run_is_as_it_reported_last(api: ApiServer, redis_db: RedisServer) -> None:

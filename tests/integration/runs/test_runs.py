@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from headrace import Client
+from headrace.errors import Conflict, ModelNotFound
+from headrace.runs.offline import run_offline
 from tests.harness.clients.commands import Commands, CommandsWithin, interrupted
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -238,6 +240,44 @@ def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
     listed = cli.lines("runs")
     assert any("night" in line and "200 of 200" in line for line in listed), listed
     assert "no run 'none'" in cli.complaint("runs", "show", "none", rc=4)
+    assert "already ended" in cli.complaint("runs", "resume", "last night", rc=0)
+    assert b"night" in cli.run("runs", "show", "last night").stdout
+    inputs(cli.folder, 3)
+    again = ("run", "steps", "in.jsonl", "-o", "again.jsonl", "--input", "x")
+    cli.complaint(*again, "--name", "last night", rc=0)
+    assert "2 runs are called 'last night'" in cli.complaint("runs", "show", "last night", rc=2)
+
+
+def test_a_run_from_python(site: Site, tmp_path: Path) -> None:
+    inputs(tmp_path, 40)
+    seen = []
+    with Client(site.api.url) as client:
+        for _ in range(2):
+            done = run_offline(
+                client, "steps", tmp_path / "in.jsonl", tmp_path / "out.jsonl", input="x", limit=30,
+                on_progress=lambda progress: seen.append(progress.ended),
+            )  # fmt: skip
+            assert (done.total, done.succeeded, done.failed) == (30, 30, 0)
+        assert seen[-1] == 30
+        assert len(rows(tmp_path / "out.jsonl")) == 30
+        with pytest.raises(Conflict, match="limit"):
+            run_offline(client, "steps", tmp_path / "in.jsonl", tmp_path / "out.jsonl", input="x")
+        with pytest.raises(ModelNotFound):
+            run_offline(client, "stepz", tmp_path / "in.jsonl", tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_the_first_inputs_of_a_source_and_one_without_inputs(cli: Commands) -> None:
+    inputs(cli.folder, 30)
+    begin = ("run", "steps", "in.jsonl", "-o", "first.jsonl", "--input", "x")
+    command = (*begin, "--limit", "7")
+    assert "7 succeeded" in cli.complaint(*command, rc=0)
+    assert "already ended: 7 succeeded" in cli.complaint(*command, rc=0)
+    assert sorted(rows(cli.folder / "first.jsonl")) == list(range(7))
+    assert "limit" in cli.complaint(*begin, rc=2)
+    (cli.folder / "empty.csv").write_text("a,b\n")
+    printed = cli.complaint("run", "steps", "empty.csv", "-o", "empty.jsonl", rc=0)
+    assert "warning: empty.csv has no inputs" in printed
 
 
 def test_a_cancel_from_elsewhere_ends_it_and_what_is_under_way(

@@ -24,6 +24,8 @@ def split(*pieces: bytes) -> list[tuple[int, bytes | None]]:
         (b"a", [(1, b"a")]),
         (b"a\n", [(1, b"a")]),
         (b"a\nb", [(1, b"a"), (2, b"b")]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", [(1, b"a"), (2, b"\xef\xbb\xbfb")]),
+        (b"\xef\xbb\xbf\nb", [(2, b"b")]),
         (b"\n\n a\r\n \t\r\nb\n", [(3, b" a\r"), (5, b"b")]),
         (b"0123456789\nb", [(1, b"0123456789"), (2, b"b")]),
         (b"a\n0123456789x\nb", [(1, b"a"), (2, None), (3, b"b")]),

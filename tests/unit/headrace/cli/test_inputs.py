@@ -107,6 +107,17 @@ def test_lines_of_standard_input_are_paths() -> None:
     assert "line 4: is a folder" in is_folder.value.message
 
 
+@pytest.mark.usefixtures("folder")
+def test_lines_with_marks_and_names_that_are_none() -> None:
+    good, nul, long = lines(b"\xef\xbb\xbfin/a.png\nin\0a\n%b\n" % (b"x" * 300))
+    assert good == Input("in/a.png", Path("in/a.png"))
+    assert "line 2: has a NUL" in nul.value.message
+    assert "line 3: cannot be read: File name too long" in long.value.message
+    assert all("has a NUL" in one.value.message for one in lines("a\nb\n".encode("utf-16")))
+    assert lines(b'\xef\xbb\xbf{"x": 1}\n')[0].value == {"x": 1}
+    assert "x: cannot be read: File name too long" in refusal(f"{'y' * 300}/x")
+
+
 @pytest.mark.parametrize(
     ("first", "value"), [(b' {"x": 1}', {"x": 1}), (b"[1]", [1]), (b'"text"', "text")]
 )

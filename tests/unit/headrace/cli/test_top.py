@@ -352,7 +352,7 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
     class Hanging:
         session = None
 
-        def run(self, _: object) -> None:
+        def _run(self, _: object) -> None:
             nonlocal now
             now += 10.0
             raise ServerUnreachable("Headrace does not answer")

@@ -93,7 +93,7 @@ def test_a_new_run_with_the_same_output_does_not_use_old_jobs(out: Path) -> None
 
 
 def test_what_fails_is_its_own_row_with_a_typed_error(out: Path) -> None:
-    failure = {"type": "input-error", "message": "bad", "retryable": False}
+    failure = {"type": "input-error", "message": "bad", "retryable": False, "where": "words.py:7"}
 
     def outcome(job_id: str, value: Any) -> Outcome:
         if value == {"n": 3}:
@@ -106,7 +106,9 @@ def test_what_fails_is_its_own_row_with_a_typed_error(out: Path) -> None:
     server = StandIn(outcome, lambda i: problem("payload-too-large", 413) if i == "r.6" else None)
     engine = run(out, server, Counted(10, value))
     found = rows(out)
-    assert (found[3]["status"], found[3]["error"], found[3]["attempts"]) == ("failed", failure, 2)
+    assert (found[3]["status"], found[3]["attempts"]) == ("failed", 2)
+    assert found[3]["error"] == {**failure, "job": "r.3"}
+    assert "job" not in found[5]["error"]
     assert (found[5]["status"], found[5]["error"]["message"]) == ("rejected", "no such column")
     assert (found[6]["status"], found[6]["error"]["type"]) == ("rejected", "payload-too-large")
     assert len(found) == 10

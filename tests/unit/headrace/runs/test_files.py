@@ -157,6 +157,13 @@ def test_a_folder_that_cannot_be_read_fails_alone(
         folder(photos / "a/")
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x", "*.csv", "*.png"])
+def test_a_source_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    # The tests may run as root, who may read all folders; a long name fails in the same place.
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        folder(tmp_path / ("x" * 300) / name)
+
+
 def test_names_of_a_list_that_are_none_fail_alone(photos: Path) -> None:
     body = b"\xef\xbb\xbf%b\na\0b\n%b\n" % (os.fsencode(photos / "b.png"), b"x" * 5000)
     entries = list(PathsSource(io.BytesIO(body)).entries(None, 0))

@@ -52,7 +52,9 @@ def test_rows_become_a_typed_table(tmp_path: Path) -> None:
         "n": 1, "key": "k1", "status": "succeeded", "result": {"label": "l1", "score": 0.5},
         "error": None, "attempts": 1, "timings": {"total": 1.5}, "label": 3,
     }  # fmt: skip
-    assert failed["error"] == {"type": "input-error", "message": "bad 0", "retryable": False}
+    assert failed["error"] == {
+        "type": "input-error", "message": "bad 0", "retryable": False, "job": None, "where": None,
+    }  # fmt: skip
     assert (failed["result"], failed["timings"], failed["attempts"]) == (None, None, 2)
 
 

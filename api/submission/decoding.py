@@ -14,7 +14,6 @@ from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
 from headrace.config.choices import not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
-from headrace.jobs.encoding import BOM
 from headrace.jobs.media_types import BOM
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 

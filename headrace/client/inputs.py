@@ -27,6 +27,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
 from headrace.jobs.orientation import ORIENTATION_TAG, UPRIGHT, exif_orientation, upright
+from headrace.jobs.plain_values import plain
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"
@@ -205,7 +206,7 @@ def _npy(array: Any) -> bytes:
 
 def _json(value: Any) -> bytes:
     try:
-        return msgspec.json.encode(nested_binaries(value, _part), enc_hook=unpacked)
+        return msgspec.json.encode(nested_binaries(value, _part), enc_hook=plain)
     except (TypeError, ValueError, RecursionError, msgspec.EncodeError) as error:
         raise InvalidRequest(
             f"{_named(value)} cannot be sent: {error}", hint=_WHAT_CAN_BE_SENT
@@ -217,18 +218,6 @@ def _part(value: Any) -> bytes | None:
     if isinstance(value, (bytes, bytearray, memoryview, Path)) or _is(value, "PIL.Image", "Image"):
         return encode_input(value)
     return None
-
-
-def unpacked(value: Any) -> Any:
-    """Return a numpy array or number, or a torch tensor, as lists and numbers for JSON.
-
-    Raises:
-        TypeError: another type.
-    """
-    tolist = getattr(value, "tolist", None)
-    if callable(tolist):
-        return tolist()
-    raise TypeError(f"{_named(value)} is not a JSON value")
 
 
 def _is(value: Any, module: str, name: str) -> bool:

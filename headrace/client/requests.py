@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.inputs import InputRef, encode_input, unpacked
+from headrace.client.inputs import InputRef, encode_input
 from headrace.client.models import Job
 from headrace.client.sansio import HttpRequest
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
+from headrace.jobs.plain_values import plain
 
 JOBS: Final = "/api/v1/jobs"
 JSON_HEADERS: Final = {"content-type": "application/json"}
@@ -90,7 +91,7 @@ def job_line(
     else:
         line.input = msgspec.Raw(encode_input(value, content_type))
     try:
-        return msgspec.json.encode(line, enc_hook=unpacked)
+        return msgspec.json.encode(line, enc_hook=plain)
     except (TypeError, ValueError, RecursionError) as error:
         what = "a parameter or an option" if parameters else "an option"
         raise InvalidRequest(f"{what} cannot be sent: {error}") from None

@@ -18,12 +18,14 @@ class InputDetails(msgspec.Struct, frozen=True, gc=False):
         headers: the headers of the request that the model has chosen.
         metadata: the client's own data.
         nested: bytes inside the input's JSON are decoded for any handler: the input was a form.
+        typed: it may have values of `headrace.jobs.celery_types`: a Celery client sent it.
     """
 
     parameters: bytes = b""
     headers: bytes = b""
     metadata: bytes = b""
     nested: bool = False
+    typed: bool = False
 
     def text(self) -> bytes:
         """Return all of it as the text of a JSON object, for a model process."""
@@ -32,6 +34,7 @@ class InputDetails(msgspec.Struct, frozen=True, gc=False):
             (b"headers", self.headers),
             (b"metadata", self.metadata),
             (b"nested", b"true" if self.nested else b""),
+            (b"typed", b"true" if self.typed else b""),
         )
         return b"{%b}" % b",".join(b'"%b":%b' % pair for pair in named if pair[1])
 
@@ -43,6 +46,7 @@ class GivenDetails(msgspec.Struct):
     headers: dict[str, str] = {}
     metadata: dict[str, Any] = {}
     nested: bool = False
+    typed: bool = False
 
 
 _GIVEN: Final = msgspec.json.Decoder(GivenDetails)

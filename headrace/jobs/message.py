@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs import compression
+from headrace.jobs.celery_types import MARK
 from headrace.jobs.encoding import describe_input, loads
 from headrace.jobs.ids import PAYLOAD_REFERENCE, VERSION
 from headrace.jobs.input_details import InputDetails
@@ -28,6 +29,7 @@ SHOWN_MAX_CHARS: Final = 128
 LAST_INSTANT_S: Final = 253_402_300_799.0
 _encode: Final = msgspec.json.encode
 _ARGUMENTS: Final = ("model", "input", "parameters")
+EnvelopeT = TypeVar("EnvelopeT")
 #: The value of an absent member.
 _NONE: Final = msgspec.Raw(b"")
 
@@ -100,6 +102,7 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     headers: msgspec.Raw = _NONE
     metadata: msgspec.Raw = _NONE
     nested: bool = False
+    typed: bool = False
     version: Annotated[str, msgspec.Meta(pattern=VERSION)] | None = None
 
     def source(self) -> InputSource:
@@ -233,7 +236,7 @@ def decode_message(raw: bytes) -> Message:
         InvalidRequest: its text is the job's error; the claim has read the message's id.
     """
     try:
-        envelope_ = _ENVELOPE.decode(raw)
+        envelope_ = read_envelope(raw, _ENVELOPE)
         model, payload, parameters, embed = _decode_body(_body_text(envelope_))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
@@ -262,8 +265,11 @@ def decode_message(raw: bytes) -> Message:
     if headers.traceparent is not None:
         trace = read_trace(headers.traceparent, headers.tracestate)
         message = msgspec.structs.replace(message, trace=trace)
-    if parameters or own.headers or own.metadata or own.nested:
-        details = InputDetails(parameters, bytes(own.headers), bytes(own.metadata), own.nested)
+    typed = own.typed or (own is _STOCK and MARK in payload)
+    if parameters or own.headers or own.metadata or own.nested or typed:
+        details = InputDetails(
+            parameters, bytes(own.headers), bytes(own.metadata), own.nested, typed
+        )
         message = msgspec.structs.replace(message, details=details)
     if own.version is not None:
         message = msgspec.structs.replace(message, version=own.version)
@@ -272,6 +278,22 @@ def decode_message(raw: bytes) -> Message:
         return message
     # Rare: as two more arguments above they would cost every message a third more time.
     return msgspec.structs.replace(message, retry_backoff_s=first, retry_backoff_max_s=most)
+
+
+def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> EnvelopeT:
+    """Decode the JSON of a message, except for its body, which is text in it.
+
+    Raises:
+        ValueError, RecursionError: it cannot be read.
+    """
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        raise
+    except ValueError:
+        # Python's json writes NaN and half of a surrogate pair in a header, such as `argsrepr`.
+        value = json.loads(raw, parse_constant=lambda _: None)
+        return decoder.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _body_text(envelope_: _Envelope) -> bytes:

@@ -172,7 +172,8 @@ def _trace_headers(trace: Trace) -> bytes:
 
 def _with_details(own: bytes, details: InputDetails) -> bytes:
     named = ((b"headers", details.headers), (b"metadata", details.metadata),
-             (b"nested", b"true" if details.nested else b""))  # fmt: skip
+             (b"nested", b"true" if details.nested else b""),
+             (b"typed", b"true" if details.typed else b""))  # fmt: skip
     members = b",".join(b'"%b":%b' % pair for pair in named if pair[1])
     if not members:
         return own

@@ -57,6 +57,7 @@ class Delivery(msgspec.Struct, frozen=True):
         next_us: when it is tried again; 0 for never.
         tries: how many tries there were.
         turn: counts the background tasks that were made for it; an earlier one does nothing.
+        by_hand: its next try was requested, so it waits for no pause of its receiver.
     """
 
     id: str
@@ -73,11 +74,12 @@ class Delivery(msgspec.Struct, frozen=True):
     tries: int = 0
     attempts: tuple[Attempt, ...] = ()
     turn: int = 0
+    by_hand: bool = False
 
     def tried(self, attempt: Attempt) -> Delivery:
         """Return the delivery after one more try."""
         kept = (*self.attempts, attempt)[-ATTEMPTS_MAX:]
-        return msgspec.structs.replace(self, tries=self.tries + 1, attempts=kept)
+        return msgspec.structs.replace(self, tries=self.tries + 1, attempts=kept, by_hand=False)
 
     def becoming(self, state: DeliveryState, next_us: int = 0) -> Delivery:
         """Return the delivery in another state."""

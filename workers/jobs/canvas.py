@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import InvalidRequest
+from headrace.jobs.encoding import loads
 from headrace.jobs.ids import callback_id
-from headrace.jobs.message import body_text, decode_body
+from headrace.jobs.message import Embed, body_text, decode_body, read_envelope
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
 Signature = dict[str, Any]
@@ -24,7 +25,7 @@ DEPTH_MAX: Final = 100
 class _Headers(msgspec.Struct, frozen=True):
     """The headers that callbacks need; they can be read even if other headers are invalid."""
 
-    id: str
+    id: Any = None
     root_id: Any = None
     group: Any = None
     group_index: Any = None
@@ -71,26 +72,36 @@ class Canvas(msgspec.Struct, frozen=True):
 def read_canvas(raw: bytes) -> Canvas | None:
     """Return the callbacks in a raw message; None if it has none, or they cannot be read."""
     try:
-        envelope = _ENVELOPE.decode(raw)
+        envelope = read_envelope(raw, _ENVELOPE)
         headers = envelope.headers
         text = body_text(
             envelope.body, envelope.properties.body_encoding, headers.compression, envelope.encoding
         )
-        _, _, embed = decode_body(text)
+        embed, headers = _first_protocol(text) or (decode_body(text)[2], headers)
         if embed is None or not embed.any:
             return None
+        job_id = str(headers.id)
         return Canvas(
-            id=headers.id,
-            root_id=headers.root_id if isinstance(headers.root_id, str) else headers.id,
-            callbacks=_named(embed.callbacks, headers.id, "link"),
-            errbacks=_named(embed.errbacks, headers.id, "error"),
-            chain=_named(embed.chain, headers.id, "chain"),
+            id=job_id,
+            root_id=headers.root_id if isinstance(headers.root_id, str) else job_id,
+            callbacks=_named(embed.callbacks, job_id, "link"),
+            errbacks=_named(embed.errbacks, job_id, "error"),
+            chain=_named(embed.chain, job_id, "chain"),
             chord=chord_body(embed.chord, headers.group) if embed.chord else None,
             group=headers.group if isinstance(headers.group, str) else None,
             group_index=headers.group_index if isinstance(headers.group_index, int) else None,
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidRequest):
         return None
+
+
+def _first_protocol(body: bytes) -> tuple[Embed, _Headers] | None:
+    """Return what a message of protocol 1 has in its body; None for one of protocol 2."""
+    if not body.lstrip().startswith(b"{"):
+        return None
+    task: dict[str, Any] = loads(body)
+    embed = Embed(task.get("callbacks"), task.get("errbacks"), chord=task.get("chord"))
+    return embed, _Headers(task.get("id"), group=task.get("taskset"))
 
 
 def _named(signatures: Any, job_id: str, place: str) -> list[Signature]:

@@ -29,6 +29,7 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
+from headrace.jobs.celery_types import decode_celery_types
 from headrace.jobs.encoding import (
     decode_input,
     decode_nested,
@@ -195,6 +196,8 @@ class BatchExecutor:
             value, types = undecoded_form(raw) or (value, types)
         elif (self._nested or given.nested) and isinstance(value, (dict, list)):
             value, types = decode_nested(value)
+        if given.typed and not self._raw:
+            value = decode_celery_types(value)
         beside = ItemDetails(given.parameters, given.headers, given.metadata, types)
         return job_id, value, kind, beside
 

@@ -17,6 +17,7 @@ from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobErro
 from headrace.handler import Response
 from headrace.jobs.encoding import from_kombu, kombu_bytes, strict_json
 from headrace.jobs.media_types import BINARY_TYPE
+from headrace.jobs.plain_values import plain
 from headrace.jobs.response import (
     ErrorResponse,
     ResponseDetails,
@@ -73,7 +74,9 @@ def _not_encodable(error: Exception) -> Outcome:
     if out_of_memory(error):
         return failure(error)
     text = text_of(error)
-    if not isinstance(error, (TypeError, ValueError, OverflowError, RecursionError)):
+    if isinstance(error, RecursionError):
+        text = "it is nested too deeply, or contains itself"
+    elif not isinstance(error, (TypeError, ValueError, OverflowError)):
         text = f"{type(error).__name__}: {text}"
     return failure(HandlerError(f"the result cannot be sent: {text}"))
 
@@ -86,7 +89,7 @@ def encode_result(result: Any) -> Outcome:
         ValueError: it is, or holds, a `msgspec.Raw` that is not JSON, or it has too many headers.
     """
     if not isinstance(result, _OTHER):
-        return [True, _checked(msgspec.json.encode(result, enc_hook=_plain)), ""]
+        return [True, _checked(msgspec.json.encode(result, enc_hook=plain)), ""]
     if isinstance(result, Response):
         # msgspec would write text as a string, and readers would decode it as base64.
         if not isinstance(result.body, _BYTES):
@@ -122,15 +125,6 @@ def _checked(text: bytes) -> bytes:
         return strict_json(text)
     except ValueError as error:
         raise ValueError(f"its msgspec.Raw is not JSON: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    """Return lists and numbers for numpy arrays, numpy scalars and torch tensors."""
-    for method in ("tolist", "item"):
-        convert = getattr(value, method, None)
-        if convert is not None:
-            return convert()
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not a JSON value")
 
 
 def failure(error: BaseException) -> Outcome:

@@ -92,6 +92,7 @@ async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
         again = msgspec.structs.replace(
             found[name].delivery.becoming("pending", now_us),
             until_us=now_us + services.settings.webhook_retry_s * US_PER_S,
+            by_hand=True,
         )
         ttl_s = services.settings.webhook_retry_s + services.settings.webhook_log_ttl_s
         saved = await services.webhook_deliveries.save(

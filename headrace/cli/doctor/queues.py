@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,6 +23,10 @@ NEARLY_FULL: Final = 0.9
 TASKS_MANY: Final = 1000
 #: Maximum number of keys that are scanned for queues without a model.
 SCANNED_MAX: Final = 50_000
+#: The beginnings of keys that may have a queue's name in them and are no lists of a client.
+_OTHER_KEYS: Final = ("hr:", "_kombu.", "celery-task-meta-", "unacked")
+#: A queue and a priority, with a separator that no model's name has.
+_STEP: Final = re.compile(r"(.+?)[^\w.-]+(\d)", re.DOTALL)
 
 
 def queues(deployment: Deployment) -> Iterator[CheckResult]:
@@ -112,33 +117,71 @@ def dead_letters(deployment: Deployment) -> CheckResult:
     return ok("none")
 
 
-def unknown_queues(deployment: Deployment) -> CheckResult:
-    """`unknown-queues`: no jobs wait for a model that is not in the models file."""
+def unknown_queues(deployment: Deployment) -> Iterator[CheckResult]:
+    """`unknown-queues`: no jobs wait in lists that no worker of this models file reads."""
     names = {model.name for model in deployment.catalog.served}
-    found, cursor, scanned = set(), 0, 0
-    while True:
-        try:
-            cursor, page = deployment.redis.scan(cursor, match=f"{keys.queue_name}*", count=1000)
-        except NoPermissionError:
-            return skip("this user of Redis may not list its keys")
-        scanned += 1000
-        found |= {raw.decode("utf-8", "replace").split(keys.STEP_SEPARATOR)[0] for raw in page}
-        if not cursor or scanned >= SCANNED_MAX:
-            break
-    unknown = sorted(queue for queue in found if keys.model_of(queue)[0] not in names)
-    if not unknown:
-        return ok("every queue has a model")
+    try:
+        found = _scanned(deployment)
+    except NoPermissionError:
+        yield skip("this user of Redis may not list its keys")
+        return
+    by_setting: dict[str, list[str]] = {}
+    for key in found:
+        by_setting.setdefault(_setting_of(key, names), []).append(key)
+    for setting, lists in sorted(by_setting.items()):
+        lengths = _lengths(deployment, lists) if setting else {}
+        if waiting := [f"{key!a} ({length:,})" for key, length in lengths.items() if length]:
+            yield warn(
+                f"jobs wait in lists that no worker reads: {named(waiting)}",
+                f"a Celery client sets {setting}: leave it out (docs/celery.md, Send and read)",
+            )
+    own = {key.split(keys.STEP_SEPARATOR)[0] for key in by_setting.get("", ())}
+    own = {queue for queue in own if queue.startswith(keys.queue_name)}
+    unknown = sorted(queue for queue in own if keys.model_of(queue)[0] not in names)
     counted = []
     for queue in unknown:
-        with deployment.redis.pipeline(transaction=False) as pipe:
-            for key in keys.step_keys(queue):
-                pipe.llen(key)
-            lengths = pipe.execute(raise_on_error=False)
-        counted.append(f"{queue} ({sum(n for n in lengths if isinstance(n, int)):,})")
-    return warn(
-        f"jobs wait for models that are not in {deployment.catalog.path.name}: {named(counted)}",
-        "add the model again, or correct the queue name in the client",
-    )
+        total = sum(_lengths(deployment, keys.step_keys(queue)).values())
+        counted.append(f"{queue} ({total:,})")
+    if counted:
+        yield warn(
+            f"jobs wait for models that are not in {deployment.catalog.path.name}: "
+            f"{named(counted)}",
+            "add the model again, or correct the queue name in the client",
+        )
+    yield ok("every queue has a model")
+
+
+def _scanned(deployment: Deployment) -> set[str]:
+    """Return the keys that have the beginning of a queue's name in them."""
+    found: set[str] = set()
+    cursor = scanned = 0
+    while not scanned or (cursor and scanned < SCANNED_MAX):
+        cursor, page = deployment.redis.scan(cursor, match=f"*{keys.queue_name}*", count=1000)
+        found |= {raw.decode("utf-8", "replace") for raw in page}
+        scanned += 1000
+    return found
+
+
+def _setting_of(key: str, names: set[str]) -> str:
+    """Return the setting of a Celery client that makes such a key; "" for none."""
+    head, _, rest = key.partition(keys.queue_name)
+    name, separator, step = rest.partition(keys.STEP_SEPARATOR)
+    if head:
+        ours = head.startswith(_OTHER_KEYS) or keys.model_of(name)[0] not in names
+        return "" if ours else "global_keyprefix"
+    if separator:
+        return "" if step in map(str, keys.STEPS) else "priority_steps"
+    parts = _STEP.fullmatch(rest)
+    other = parts is not None and keys.model_of(rest)[0] not in names
+    return "sep" if other and parts and keys.model_of(parts[1])[0] in names else ""
+
+
+def _lengths(deployment: Deployment, lists: list[str]) -> dict[str, int]:
+    with deployment.redis.pipeline(transaction=False) as pipe:
+        for key in lists:
+            pipe.llen(key)
+        lengths = pipe.execute(raise_on_error=False)
+    return {key: n for key, n in zip(lists, lengths, strict=True) if isinstance(n, int)}
 
 
 class _Alive(msgspec.Struct):

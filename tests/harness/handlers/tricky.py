@@ -1,10 +1,10 @@
 """Handlers that misbehave on request: each input says what to do.
 
-`{"do": …}` is raise, transient, sleep, hang, child, exit or segfault. transient fails as long as
-there is no file `until`. sleep takes `s` seconds. hang holds the GIL. child waits for a child in a
-session of its own, whose pid it writes to the file `pid`. Every other input is returned. Where
-`log` is an option, each run of an input is a line there. A batch takes `pause_s`, and `item_s` more
-for each input.
+`{"do": …}` is raise, transient, sleep, hang, child, exit, segfault, or ascii, which returns
+`ascii(value)`. transient fails as long as there is no file `until`. sleep takes `s` seconds. hang
+holds the GIL. child waits for a child in a session of its own, whose pid it writes to the file
+`pid`. Every other input is returned. Where `log` is an option, each run of an input is a line
+there. A batch takes `pause_s`, and `item_s` more for each input.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Tricky(Handler):
             wait_for_a_child(Path(item["pid"]))
         if do == "exit":
             os._exit(3)
+        if do == "ascii":
+            return ascii(item["value"])
         if do == "segfault":
             ctypes.string_at(0)
         return item

@@ -101,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._say(int(status) if nth == 1 else 204)
             case ["later", status]:
                 self._say(int(status), ("Retry-After", "3600"))
+            case ["later", status, "days"]:
+                self._say(int(status), ("Retry-After", "259200"))
             case ["to"]:
                 self._say(307, ("Location", receiver.url("/stolen")))
             case ["gate"]:

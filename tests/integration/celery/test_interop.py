@@ -7,13 +7,16 @@ import json
 import pickle
 import re
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as dtime
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 import pytest
 from celery import Celery, Signature, chain, chord, group
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import ChordError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from headrace import errors
@@ -75,6 +78,19 @@ def test_bytes(app: Celery, body: bytes) -> None:
     assert send(app, "tricky", body).get(timeout=GET_TIMEOUT_S) == body
 
 
+def test_celerys_types(app: Celery) -> None:
+    values = [
+        datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), date(2026, 1, 2), dtime(3, 4), UUID(int=7),
+        Decimal("0.10"), b"\xff", b"text", {"deep": [datetime(2026, 1, 2, tzinfo=UTC)]},
+    ]  # fmt: skip
+    sent = send(app, "tricky", {"do": "ascii", "value": values})
+    assert sent.get(timeout=GET_TIMEOUT_S) == ascii(values)
+    assert send(app, "echo", Decimal("0.10")).get(timeout=GET_TIMEOUT_S) == "0.10"
+    unknown = {"do": "ascii", "value": {"__type__": "set", "__value__": [1]}}
+    with pytest.raises(errors.InputError, match="type 'set', which Celery's JSON does not have"):
+        send(app, "tricky", unknown).get(timeout=GET_TIMEOUT_S)
+
+
 def test_bytes_with_a_content_type(app: Celery) -> None:
     text = {"content_type": "text/plain", "base64": base64.b64encode("é".encode()).decode()}
     assert send(app, "tricky", text).get(timeout=GET_TIMEOUT_S) == "é"
@@ -119,8 +135,41 @@ def test_a_custom_id(app: Celery, site: Deployment) -> None:
 def test_an_id_that_cannot_be_used(app: Celery, site: Deployment, job_id: str) -> None:
     before = len(site.letters())
     result = send(app, "tricky", 1, task_id=job_id)
-    wait_until(lambda: len(site.letters()) > before, "the message lies in the dead letters")
-    assert state_of(result) == "PENDING"
+    with pytest.raises(errors.InvalidRequest, match="the message has no id that can be used"):
+        result.get(timeout=GET_TIMEOUT_S)
+    assert len(site.letters()) > before
+
+
+HALF: Final = "half an emoji: \ud83d"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"headers": {"note": HALF}}, {"shadow": HALF}, {"headers": {"score": float("nan")}}],
+    ids=["header", "name", "nan"],
+)
+def test_text_in_a_header_that_only_python_reads(app: Celery, options: dict[str, Any]) -> None:
+    assert send(app, "tricky", "✓ 😀", **options).get(timeout=GET_TIMEOUT_S) == "✓ 😀"
+
+
+def test_half_a_character(app: Celery) -> None:
+    asked = {"do": "ascii", "value": HALF}
+    assert send(app, "tricky", asked).get(timeout=GET_TIMEOUT_S) == ascii(HALF)
+    members = [signature(app, value) for value in ("one", HALF)]
+    body = app.AsyncResult(chord(members, following(app), app=app)().id)
+    with pytest.raises(ChordError, match="surrogates"):
+        body.get(timeout=GET_TIMEOUT_S)
+
+
+def test_protocol_1(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    amqp: Any = app.amqp
+    # As with `task_protocol = 1` from the start.
+    monkeypatch.setitem(vars(amqp), "create_task_message", amqp.as_task_v1)
+    with pytest.raises(errors.InvalidRequest, match="set task_protocol to 2"):
+        send(app, "tricky", 1).get(timeout=GET_TIMEOUT_S)
+    together = chord([signature(app, n) for n in (1, 2)], following(app), app=app)()
+    with pytest.raises(ChordError, match="set task_protocol to 2"):
+        app.AsyncResult(together.id).get(timeout=GET_TIMEOUT_S)
 
 
 def test_the_same_id_twice(app: Celery, site: Deployment) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.server.ports import free_port
+from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.doctor import (
     BY_NAME,
     breaks,
@@ -213,6 +215,26 @@ def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
         verdict(found("unknown-queues", url, models), "ok")
         plain.rpush(keys.step_key("headrace.gone", 9), "x")
         verdict(found("unknown-queues", url, models), "warn", "headrace.gone (1)")
+        plain.delete(keys.step_key("headrace.gone", 9))
+
+
+@pytest.mark.leaves_keys
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("sep", {"sep": ":"}),
+        ("priority_steps", {"priority_steps": list(range(10))}),
+        ("global_keyprefix", {"global_keyprefix": "shop:"}),
+    ],
+)
+def test_a_celery_client_that_fills_other_lists(
+    redis_db: RedisServer, models: Path, setting: str, options: dict[str, Any]
+) -> None:
+    with stock_client(redis_db.url) as app:
+        app.conf.broker_transport_options = options
+        send(app, "echo", 1, priority=4)
+    told = found("unknown-queues", redis_db.url, models)
+    verdict(told, "warn", "headrace.echo", "(1)", f"a Celery client sets {setting}")
 
 
 @pytest.mark.leaves_keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def test_retry_after_is_honoured(site: HookSite) -> None:
             held = site.submit("", webhook=other.url("/200"))
             assert site.delivery(held, "pending", tries=0)["attempts"] == []
             assert other.of(held) == []
+            with Client(site.api.url) as client:
+                client.redeliver_webhook(held)
+            site.delivery(held, "delivered", tries=1)
+
+
+def test_a_long_retry_after_does_not_end_it(site: HookSite) -> None:
+    with webhook_receiver() as other:
+        job_id = site.submit("", webhook=other.url("/later/429/days"))
+        delivery = site.delivery(job_id, "pending", tries=1)
+        waits = datetime.fromisoformat(delivery["next_attempt_at"]) - datetime.now(UTC)
+        assert waits <= timedelta(hours=1)
 
 
 def test_a_redirect_is_not_followed(site: HookSite) -> None:

@@ -181,6 +181,7 @@ class PipelineExecution:
             headers=_chosen(headers, model.headers),
             metadata=given.metadata,
             nested=given.nested and INPUT in stage.sources,
+            typed=given.typed and INPUT in stage.sources,
         )
 
     async def _resume(self) -> PreviousAttempt:

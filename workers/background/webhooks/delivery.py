@@ -154,7 +154,7 @@ class WebhookDeliverer:
         delivery, body = pending.delivery, pending.body
         surplus = tuple([] if pending.text else log.surplus(delivery.owner))
         endpoint, now = _endpoint(delivery), time.monotonic()
-        wait_s = self._throttle.wait_s(endpoint, now)
+        wait_s = self._throttle.wait_s(endpoint, now, by_hand=delivery.by_hand)
         if wait_s > 0 and (not delivery.tries or self._in_time(delivery, wait_s)):
             # The throttle's wait is no attempt.
             waiting = delivery.becoming("pending", self._in_us(wait_s))
@@ -229,7 +229,9 @@ class WebhookDeliverer:
         finally:
             self._throttle.leave(endpoint)
         tried = delivery.tried(attempt)
-        retry_s = max(backoff_s(tried.tries), response.retry_after_s)
+        # A long Retry-After leaves time for more attempts.
+        left_s = (delivery.until_us - self._now_us()) / US_PER_S
+        retry_s = max(backoff_s(tried.tries), min(response.retry_after_s, left_s / 2))
         if not response.error:
             change = Change(tried.becoming("delivered"), None, None, DELIVERED)
         elif not response.final and self._in_time(delivery, retry_s):

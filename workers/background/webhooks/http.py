@@ -29,8 +29,8 @@ BODY_MAX_BYTES: Final = 16 * 1024
 BODY_MAX_S: Final = 1.0
 #: How many names are looked up at once for one API key: one that hangs holds a thread.
 LOOK_UPS_MAX: Final = 16
-#: The longest Retry-After that is followed, in seconds.
-RETRY_AFTER_MAX_S: Final = 86_400.0
+#: The longest Retry-After that is followed, in seconds. The receiver's other webhooks wait too.
+RETRY_AFTER_MAX_S: Final = 3600.0
 ERROR_MAX_CHARS: Final = 200
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -75,8 +75,13 @@ class EndpointState(Places):
     closed_until: float = 0.0
     ended_at: float = 0.0
 
-    def wait_s(self, now: float) -> float:
-        """Return the seconds by which to delay an attempt; 0 if it may begin."""
+    def wait_s(self, now: float, *, by_hand: bool = False) -> float:
+        """Return the seconds by which to delay an attempt; 0 if it may begin.
+
+        One that was requested `by_hand` waits for no pause.
+        """
+        if by_hand:
+            return 0.0 if self.running < PER_QUICK_ENDPOINT else self.took_s
         most = PER_QUICK_ENDPOINT if self.took_s < QUICK_S else PER_ENDPOINT
         if self.failures >= TRIP:
             most = 1
@@ -119,9 +124,9 @@ class EndpointThrottle:
         """Return the state of a receiver."""
         return self.known.setdefault(endpoint, EndpointState())
 
-    def wait_s(self, endpoint: EndpointKey, now: float) -> float:
+    def wait_s(self, endpoint: EndpointKey, now: float, *, by_hand: bool = False) -> float:
         """Return the seconds by which to delay an attempt; 0 if it may begin."""
-        wait_s = self.of(endpoint).wait_s(now)
+        wait_s = self.of(endpoint).wait_s(now, by_hand=by_hand)
         if wait_s > 0:
             return wait_s
         owner = self._owner(endpoint)

@@ -42,13 +42,27 @@ local function own_id(raw)
   return part(raw, #OWN_HEAD + 1, after - 1)
 end
 
--- Parses a message. Returns why it is no job, or nil, and its id if that can be read; then its `traceparent`, or nil.
+-- Parses a message. Returns why it is no job, or nil, and its id if that can be used; then its `traceparent`, or nil; and
+-- for a message without such an id the one under which its client waits, or nil.
 local function parsed(raw)
+  -- The id of a message of protocol 1 is in its properties alone.
+  local function named(m, id)
+    local p = m['properties']
+    if id == nil and type(p) == 'table' then id = p['correlation_id'] end
+    if type(id) == 'number' then id = whole(id) end
+    return type(id) == 'string' and id ~= '' and id or nil
+  end
+
   local ok, m = pcall(cjson.decode, raw)
-  if not ok or type(m) ~= 'table' then return 'not-json' end
+  if not ok then m = lib().decoded(raw) end
+  if type(m) ~= 'table' then return 'not-json' end
   local h = m['headers']
   if type(h) ~= 'table' then return 'no-headers' end
-  if not lib().valid_id(h['id']) then return 'no-id' end
+  if not lib().valid_id(h['id']) then
+    local why, id = h['id'] == nil and h['task'] == nil and 'no-headers' or 'no-id', named(m, h['id'])
+    if lib().valid_id(id) then return why, id end
+    return why, nil, nil, id
+  end
   if type(m['body']) ~= 'string' then return 'no-body', h['id'] end
   if m['content-type'] ~= 'application/json' then return 'content-type', h['id'] end
   if h['task'] ~= task then return 'not-our-task', h['id'] end
@@ -86,10 +100,10 @@ local function examine(raw, s)
   local id = own_id(raw)
   local record = id and JOB .. id
   local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j')
-  local why, parent
+  local why, parent, waits_as
   if not r or ((r.err or not r[1]) and not lib().valid_id(id)) then
     -- If there is a record, the id was checked when it was written.
-    r, why, id, parent = nil, parsed(raw)
+    r, why, id, parent, waits_as = nil, parsed(raw)
   end
   if not why then
     if any_tombs and not entombed[id] then
@@ -125,7 +139,7 @@ local function examine(raw, s)
       return
     end
   end
-  refused[#refused + 1] = {raw, why, id}
+  refused[#refused + 1] = {raw, why, id, waits_as}
 end
 
 -- The next messages of a list, the oldest last. It is as many as will be taken if they are as long as the longest so
@@ -293,7 +307,7 @@ local function refuse(r)
   local function sentence(why)
     return ({
       ['not-json'] = 'the message is not JSON',
-      ['no-headers'] = 'the message has no headers: only Celery protocol 2 is served',
+      ['no-headers'] = 'the message has no headers: only Celery protocol 2 is served, set task_protocol to 2',
       ['no-id'] = 'the message has no id that can be used: 1 to 128 letters, digits and -_.:@/',
       ['no-body'] = 'the message has no body',
       ['content-type'] = 'the content type is not application/json: send with the serializer json',
@@ -312,9 +326,15 @@ local function refuse(r)
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'}, queue, raw)
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
-  elseif why == 'no-id' then
-    -- It has no record to end, but a chord may wait for it.
-    s.save_orphaned_end(queue, 'raw-' .. fence, raw, s.failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
+  elseif why == 'no-id' or why == 'no-headers' then
+    -- It has no record to end, but a client or a chord may wait for it.
+    local as = r[4]
+    local meta = s.failed_json(as and string.sub(cjson.encode(as), 2, -2) or 'raw-' .. fence, 'InvalidRequest', sentence(why))
+    if as and call('EXISTS', META .. as) == 0 then
+      call('SET', META .. as, meta, 'EX', ARGV[9])
+      call('PUBLISH', META .. as, meta)
+    end
+    s.save_orphaned_end(queue, 'raw-' .. fence, raw, meta)
   end
 end
 

@@ -1,6 +1,14 @@
 -- Orphaned ends: jobs that a script ends by itself. A worker must send their callbacks, or cancel their stages' jobs.
 local ORPHANED_TTL_S = 31 * 86400
 
+-- Parses a message; nil if it is no JSON object. Python's json also writes half of a surrogate pair, which cjson refuses.
+-- It is replaced: no id that can be used has one.
+local function decoded(raw)
+  local ok, m = pcall(cjson.decode, raw)
+  if not ok then ok, m = pcall(cjson.decode, (string.gsub(raw, '\\u[dD][89a-fA-F]%x%x', '\\ufffd'))) end
+  return ok and type(m) == 'table' and m or nil
+end
+
 -- How the body of a stock client's message ends if it has no callbacks. It is
 -- `{"callbacks": null, "errbacks": null, "chain": null, "chord": null}]` in base64. There is one form for each number
 -- of bytes before it modulo three. A quote cannot be outside of a string, so that a JSON text which ends so has this
@@ -15,8 +23,8 @@ local WITHOUT_CALLBACKS = {
 -- this way may have some.
 local function has_no_callbacks(raw)
   if string.sub(raw, 1, #OWN_HEAD) == OWN_HEAD and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return true end
-  local ok, m = pcall(cjson.decode, raw)
-  if not ok or type(m) ~= 'table' then return false end
+  local m = decoded(raw)
+  if not m then return false end
   local h, p, body = m['headers'], m['properties'], m['body']
   if type(h) ~= 'table' or type(p) ~= 'table' or type(body) ~= 'string' then return false end
   local plain = m['content-encoding'] == 'utf-8' and (h['compression'] or cjson.null) == cjson.null

@@ -6,8 +6,8 @@ local limit, cancelled, removed = tonumber(ARGV[2]), 0, 0
 check_types(true)
 
 local function id_in(raw)
-  local ok, m = pcall(cjson.decode, raw)
-  local headers = ok and type(m) == 'table' and m['headers']
+  local m = decoded(raw)
+  local headers = m and m['headers']
   local id = type(headers) == 'table' and headers['id']
   return valid_id(id) and id or nil
 end

@@ -70,6 +70,7 @@ def test_it_is_left_alone_for_as_long_as_it_asks() -> None:
     endpoint = EndpointState()
     endpoint.ended(10.0, 0.1, answers=True, hold_s=60)
     assert endpoint.wait_s(69.0) >= 1
+    assert endpoint.wait_s(69.0, by_hand=True) == 0
     assert endpoint.wait_s(70.0) == 0
 
 

@@ -135,6 +135,8 @@ def read_model_config(path: Path) -> ModelYaml:
                 values[key] = value
             else:
                 problems.append(f"{path.name}: {key}: expected {expected}, got {shown(value)}")
+                if key == "minWorkers" and type(value) is int:
+                    values[key] = 1  # as in TorchServe: too small a number counts as the least
     return ModelYaml(values, problems)
 
 

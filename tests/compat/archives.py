@@ -130,6 +130,12 @@ maxBatchDelay: 0
 responseTimeout: 0
 startupTimeout: 0
 """
+NO_LEAST: Final = """\
+minWorkers: 0
+maxWorkers: 2
+responseTimeout: 777
+startupTimeout: 888
+"""
 MICRO_BATCHING: Final = """\
 batchSize: 4
 maxBatchDelay: 20
@@ -280,6 +286,7 @@ ARCHIVES: Final = {
         ),
         Archive("yaml_config", "yaml_config.py", config=YAML),
         Archive("zeros", "echo.py", config=ZEROS),
+        Archive("no_least", "echo.py", config=NO_LEAST),
         Archive("prints", "prints.py"),
         Archive("async_handle", "async_handle.py", config="asyncCommunication: true\n"),
         Archive("pieces", "pieces.py"),

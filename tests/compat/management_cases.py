@@ -249,6 +249,8 @@ ALONE: Final = (
             register("zeros"),
             manage("GET", "/models/zeros", differs="default-timeouts"),
             predict("zeros", b"x"),
+            register("no_least", initial_workers=3),
+            manage("GET", "/models/no_least"),
         ),
     ),
     Scenario(

@@ -9,10 +9,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tests.compat.builtin_cases import BASE64, TENSOR
 from tests.compat.cases import JSON, TEXT, Scenario, manage, predict
 from tests.compat.servers import Ask
 
-LOADED: Final = ("tensors", "explained")
+LOADED: Final = ("tensors", "explained", "image_classifier")
 #: TorchServe reads no further after a broken archive, so these come last.
 MODELS: Final = (*LOADED, "cut", "bad_manifest")
 
@@ -99,6 +100,19 @@ RESTORED: Final = (
             predict("tensors", b"text", headers=TEXT),
             predict("tensors", json.dumps({"id": "x", "inputs": [_named("int")]}).encode()),
             _infer(_input([1], [1]), path="/v2/models/explained/infer"),
+        ),
+    ),
+    Scenario(
+        "kserve_v2_images",
+        tuple(
+            _infer(one, path=f"/v2/models/image_classifier/{verb}")
+            for one in (
+                _input([BASE64.decode()], [1], "BYTES"),
+                _input(json.loads(TENSOR), [3, 2, 2], "FP32"),
+                _input([0.5] * 12, [3, 2, 2], "FP32"),
+                _input([0.5] * 12, [12], "FP32"),
+            )
+            for verb in ("infer", "explain")
         ),
     ),
 )

@@ -6,7 +6,11 @@ Where it does not on purpose, docs/torchserve-differences.md has a row, and the 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,7 +41,18 @@ from tests.compat.held import (
 from tests.compat.inference_cases import INFERENCE, SHAPES
 from tests.compat.management_cases import ALONE, FAILURES, MANAGEMENT
 from tests.compat.restored_cases import RESTORED
-from tests.compat.servers import UNTIL_S, Answer, Ask, Both, Server, in_both, pair, together
+from tests.compat.servers import (
+    ROOT,
+    UNTIL_S,
+    VENV,
+    Answer,
+    Ask,
+    Both,
+    Server,
+    in_both,
+    pair,
+    together,
+)
 from tests.harness.wait import wait_until
 
 #: A group loads up to 20 models in each server; on a machine that runs much else, for minutes.
@@ -211,6 +226,68 @@ def models_of_snapshot(server: Server) -> dict[str, dict[str, Any]]:
     assert content["modelCount"] == 2
     models: dict[str, dict[str, Any]] = content["models"]
     return models
+
+
+def test_a_change_is_in_a_snapshot_before_its_answer(guarded: Both) -> None:
+    def scaled(server: Server) -> list[int]:
+        found = []
+        for number in (2, 1):
+            path = f"/models/noop?min_worker={number}&synchronous=true"
+            ask = manage("PUT", path, headers=guarded_cases.bearer("management"))
+            assert server.ask(ask)[0].status == 200
+            newest = max((server.folder / "logs/config").glob("*-snapshot.cfg"))
+            content = json.loads(read_properties(newest)["model_snapshot"])
+            found.append(content["models"]["noop"]["1.11"]["minWorkers"])
+        return found
+
+    theirs, ours = in_both(guarded, scaled)
+    assert theirs == ours == [2, 1]
+
+
+def test_a_failed_load_has_the_same_words_in_the_log(both: Both) -> None:
+    words = (
+        r"Backend worker process died\.\n.*Traceback \(most recent call last\):\n(.*\n)*?"
+        r".*ValueError: the weights do not fit the model\n",
+        r"Backend worker error\n.*org\.pytorch\.serve\.wlm\.WorkerInitializationException: Backend "
+        r"worker did not respond in given time\n",
+    )
+
+    def failed(server: Server) -> list[bool]:
+        before = len(server.log)
+        asks = (register("init_error"), register("echo", startup_timeout=0, model_name="too_slow"))
+        assert [server.ask(ask)[0].status for ask in asks] == [500, 500]
+
+        def logged() -> list[bool]:
+            return [re.search(one, server.log[before:]) is not None for one in words]
+
+        with suppress(AssertionError):
+            wait_until(lambda: all(logged()), "the words are in the log")
+        return logged()
+
+    theirs, ours = in_both(both, failed)
+    assert theirs == ours == [True, True]
+
+
+@pytest.mark.usefixtures("_real")
+def test_the_errors_of_metrics_are_the_same_errors_of_python() -> None:
+    code = (
+        "import ts.metrics.metric_cache_errors as found\n"
+        "for name, one in sorted(vars(found).items()):\n"
+        "    if isinstance(one, type):\n"
+        "        print(name, *[base.__name__ for base in one.__mro__])\n"
+    )
+    theirs, ours = (
+        subprocess.run(
+            [str(python), "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for python, path in (
+            (VENV / "bin/python", ""),
+            (sys.executable, str(ROOT / "handlers/torchserve/shim")),
+        )
+    )  # fmt: skip
+    assert theirs == ours
 
 
 def compare(both: Both, send: Callable[[Server], list[Exchange]]) -> list[str]:

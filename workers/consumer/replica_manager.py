@@ -204,8 +204,7 @@ class ReplicaManager:
             what = "during a batch" if begun else "without a batch"
             logger.error("model process died %s", what, extra=fields)
         elif replica.state in STARTING and not replica.error:
-            died = f"the model process ended {end.how} while it loaded"
-            self.load_failed(model, replica, f"{trace}\n{died}" if trace else died)
+            self.load_failed(model, replica, replica.why_not_loaded(end.how))
         self._release(model, untouched, "free")
         # What has ended it from outside may have been caused by a job in another process.
         mode = "crash" if end.by_itself else "lost"

@@ -354,27 +354,24 @@ class Replica:
         self.variant = info["variant"]
 
     def overdue(self, now: float) -> bool:
-        """Handle a load or a stop that takes too long.
-
-        Returns:
-            Whether the process must be given up now.
-        """
-        if now < self.due_at:
-            return False
-        if self.state not in STARTING:
-            return True
-        limit = f"{LOAD_TOO_LONG}, {self.load_timeout_s:g} s"
+        """Handle a load or a stop that takes too long; return whether to give up the process."""
+        if now < self.due_at or self.state not in STARTING:
+            return now >= self.due_at
         if not self.stacks_requested and self.process is not None:
             self.stacks_requested = True
-            # The last line of an error is what is wrong.
-            self.error = f"{limit}; the process was killed"
             self.due_at = now + STACKS_S
             self.process.send_signal(TRACE_SIGNAL)
             return False
-        trace = self.trace()
-        if trace:
-            self.error = f"The stacks of the process:\n{trace.rstrip()}\n{self.error}"
+        self.error = self.why_not_loaded()
         return True
+
+    def why_not_loaded(self, end: str = "") -> str:
+        """Return the error of a process that ended (how: `end`) in its load, after its stacks."""
+        why = f"the model process ended {end} while it loaded"
+        if self.stacks_requested:
+            why = f"{LOAD_TOO_LONG}, {self.load_timeout_s:g} s; the process was killed"
+        trace = self.trace().rstrip()
+        return f"The stacks of the process:\n{trace}\n{why}" if trace else why
 
     def hangs(self, batch: Batch, now: float) -> bool:
         """Handle a batch that takes too long: the process and its helpers write their stacks.

@@ -300,6 +300,7 @@ def test_a_script_starts_a_server_with_ts_launcher(server: RunningTorchServe) ->
     output = server.script(
         "from ts.launcher import start, stop\n"
         "from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext\n"
+        "assert start('nowhere').get(timeout=60) is None\n"  # it has not started
         f"lines = start({str(server.store)!r}, 'config.properties', no_config_snapshots=True,\n"
         "    disable_token=True, models='a.mar', enable_model_api=True)\n"
         "import json, sys, urllib.request\n"

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from headrace.config.model_catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
+from headrace.models.members import Limits
 from headrace.models.source import SourceReader
 from headrace.server.torchserve_models import Start, StartReader
+from headrace.server.torchserve_workflows import read_workflows
 from headrace.torchserve.launch import Flags, merge
 from headrace.torchserve.properties import write_properties
 from tests.harness.servers.file_server import FileServer, file_server
@@ -138,6 +141,25 @@ def test_the_models_of_a_snapshot(store: Path) -> None:
     (store / "a.mar").unlink()
     with pytest.raises(ConfigError, match=r"config.properties: the model other: .*not exist"):
         restored()
+
+
+@pytest.mark.parametrize("broken", [(), ("junk.war",), ("a.war", "b.war")], ids=len)
+def test_a_workflow_store_without_a_workflow_that_can_be_read(
+    store: Path, broken: tuple[str, ...]
+) -> None:
+    workflows = store.parent / "wf-store"
+    workflows.mkdir()
+    for name in broken:
+        (workflows / name).write_bytes(b"junk")
+    (workflows / "notes.txt").write_text("notes")
+    settings = Settings(model_store=store, state_dir=store.parent / "state")
+    reader = SourceReader(settings, store.parent)
+    report: list[str] = []
+    text = read_workflows(workflows, store.parent / "unpacked", Limits(), reader, report.append)
+    models_file = store.parent / "models.yaml"
+    models_file.write_text(text)
+    assert load_catalog(models_file).models == {}
+    assert len(report) == len(broken)
 
 
 def test_broken_archives_of_a_snapshot_are_left_out(store: Path) -> None:

@@ -276,8 +276,16 @@ def test_a_file_url_is_copied_into_the_store_and_removed_with_its_model(
     assert site.described("digits")["modelUrl"] == url
     assert [path.name for path in site.store.iterdir()] == [name]
     assert refusal(site.register(url)) == (500, "InternalServerException")
+    # Another file with the same model stays, and is no file of a model that is removed.
+    (tmp_path / "other.mar").write_bytes((tmp_path / name).read_bytes())
+    for again in (f"file://{tmp_path / 'other.mar'}", "other.mar"):
+        assert refusal(site.register(again)) == (409, "ConflictStatusException")
     assert site.http.delete("/models/digits").status_code == 200
-    assert not list(site.store.iterdir())
+    assert [path.name for path in site.store.iterdir()] == ["other.mar"]
+    assert site.register(str(site.store / "other.mar"), initial_workers=0).status_code == 200
+    assert site.described("digits")["modelUrl"] == str(site.store / "other.mar")
+    assert site.http.delete("/models/digits").status_code == 200
+    assert [path.name for path in site.store.iterdir()] == ["other.mar"]
 
 
 def test_a_load_that_fails_takes_the_registration_back(

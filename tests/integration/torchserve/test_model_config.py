@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.harness.servers.redis_servers import redis_server
-from tests.harness.servers.torchserve_site import TorchServeSite, torchserve_site
+from tests.harness.servers.torchserve_site import GATED, TorchServeSite, torchserve_site
 from tests.harness.wait import wait_until
 
 #: Waits for the file that a request names, if it names one.
@@ -150,3 +150,48 @@ def test_pickled_files_are_read_where_the_operator_allows_it(site: TorchServeSit
     refused = site.register("other")
     assert refused.status_code == 500
     assert "weights_only" in refused.json()["message"]
+
+
+def test_numbers_of_zero_or_less_in_a_request_count(site: TorchServeSite) -> None:
+    name = site.archive("digits")
+    late = site.register(name, startup_timeout=0)
+    assert (late.status_code, late.json()["type"]) == (500, "InternalServerException")
+    assert "the load took longer than load_timeout_s" in late.json()["message"]
+    assert site.names() == ["echo"]
+    asked = {"batch_size": 0, "max_batch_delay": 0, "response_timeout": -5}
+    assert site.register(name, **asked).status_code == 200
+    described = site.described("digits")
+    numbers = [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout")]
+    assert numbers == [0, 0, -5]
+    refused = site.http.post("/predictions/digits", json="")
+    assert (refused.status_code, refused.json()["type"]) == (500, "InternalServerException")
+    assert "response_timeout of -5 s" in refused.json()["message"]
+
+
+def test_a_description_has_the_workers_that_there_will_be(
+    site: TorchServeSite, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    code = GATED.replace("GATE", repr(str(gate)))
+    try:
+        begun = site.register(site.archive("digits", code), initial_workers=2, synchronous="false")
+        assert begun.status_code == 202
+        assert [one["status"] for one in site.described("digits")["workers"]] == ["UNLOADING"] * 2
+        site.http.put("/models/digits", params={"min_worker": 3})
+        assert len(site.described("digits")["workers"]) == 3
+    finally:
+        gate.touch()
+    scaled = site.http.put("/models/digits", params={"min_worker": 3, "synchronous": "true"})
+    assert scaled.status_code in (200, 206)
+    site.http.put("/models/digits", params={"min_worker": 0})
+    assert site.described("digits")["workers"] == []
+
+
+def test_a_model_with_sequences_gets_one_worker_and_the_answer_has_the_reason(
+    site: TorchServeSite,
+) -> None:
+    config = "sequenceBatching: true\nminWorkers: 2\nmaxWorkers: 2\n"
+    found = site.register(archive(site, "steps", config))
+    assert found.status_code == 200
+    assert "registered with 1 initial workers. The state of all its" in found.json()["status"]
+    assert site.described("steps")["maxWorkers"] == 1

@@ -194,6 +194,11 @@ def test_the_metrics_of_a_store_are_reported(rows: list[MetricRow]) -> None:
     store = MetricsStore({0: "a", 1: "b"}, "m")
     store.add_counter("n", 2)
     store.add_time("t", 1.5, 1)
+    store.add_error("e", "words")
+    assert [str(one) for one in store.store[-1].dimensions] == ["Level:Error"]
+    for add, unit in ((store.add_time, "ns"), (store.add_size, "TB")):
+        with pytest.raises(ValueError, match="one of"):
+            add("wrong", 1, unit=unit)
     emit_metrics(store.store)
     model = [["ModelName", "m"], ["Level", "Model"]]
     assert rows == [

@@ -67,6 +67,12 @@ def test_a_wrong_value_is_left_out_with_a_reason(tmp_path: Path, text: str, prob
     assert found.startswith(f"model-config.yaml: {problem}")
 
 
+def test_too_few_workers_count_as_one(tmp_path: Path) -> None:
+    values, problems = _read(tmp_path, "minWorkers: 0\nmaxWorkers: 2\n")
+    assert values == {"minWorkers": 1, "maxWorkers": 2}
+    assert problems == ["model-config.yaml: minWorkers: expected an integer of 1 or more, got 0"]
+
+
 def test_an_empty_file_and_a_missing_one_have_no_values(tmp_path: Path) -> None:
     assert _read(tmp_path, "# nothing\n") == ({}, [])
     missing = read_model_config(tmp_path / "missing.yaml")

@@ -13,8 +13,8 @@ from ts.metrics.metric_cache_errors import (
 )
 from ts.metrics.metric_type_enum import MetricTypes
 
-_TIME_UNITS = ("ms", "s")
-_SIZE_UNITS = ("MB", "kB", "GB", "B")
+TIME_UNITS = ("ms", "s")
+SIZE_UNITS = ("MB", "kB", "GB", "B")
 
 
 class MetricCacheAbstract:
@@ -121,7 +121,7 @@ class MetricCacheAbstract:
         Raises:
             MetricsCacheValueError: the unit is neither `ms` nor `s`.
         """
-        _one_of(unit, _TIME_UNITS)
+        _one_of(unit, TIME_UNITS, "the unit for a timed metric should be one of")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_size(
@@ -138,7 +138,7 @@ class MetricCacheAbstract:
         Raises:
             MetricsCacheValueError: the unit is not `MB`, `kB`, `GB` or `B`.
         """
-        _one_of(unit, _SIZE_UNITS)
+        _one_of(unit, SIZE_UNITS, "The unit for size based metric is one of")
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_percent(
@@ -208,6 +208,6 @@ def _check(value: object, expected: type, text: str) -> None:
         raise MetricsCacheTypeError(f"{text}, not {value!r}")
 
 
-def _one_of(unit: Any, accepted: tuple[str, ...]) -> None:
+def _one_of(unit: Any, accepted: tuple[str, ...], what: str) -> None:
     if unit not in accepted:
-        raise MetricsCacheValueError(f"the unit {unit!r} is not one of {', '.join(accepted)}")
+        raise MetricsCacheValueError(f"{what} {list(accepted)}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
+from ts.metrics.metric_cache_abstract import SIZE_UNITS, TIME_UNITS
 
 
 class MetricsStore:
@@ -34,14 +35,12 @@ class MetricsStore:
         name: str,
         value: float,
         unit: str,
-        idx: int | None,
+        ids: str | None,
         dimensions: list[Dimension] | None,
         method: str | None = None,
     ) -> None:
-        ids = self._id(idx)
-        level = "Error" if ids is None else "Model"
-        own = [Dimension("ModelName", self.model_name), Dimension("Level", level)]
-        every = [*(dimensions or ()), *own]
+        own = [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
+        every = [*(dimensions or ()), *(own if ids is not None else [Dimension("Level", "Error")])]
         key = "-".join([name, unit, str(ids), *map(str, every)])
         known = self.cache.get(key)
         if known is not None:
@@ -58,7 +57,7 @@ class MetricsStore:
         dimensions: list[Dimension] | None = None,
     ) -> None:
         """Add to a counter."""
-        self._add(name, value, "count", idx, dimensions, "counter")
+        self._add(name, value, "count", self._id(idx), dimensions, "counter")
 
     def add_time(
         self,
@@ -68,8 +67,14 @@ class MetricsStore:
         unit: str = "ms",
         dimensions: list[Dimension] | None = None,
     ) -> None:
-        """Keep a time."""
-        self._add(name, value, unit, idx, dimensions)
+        """Keep a time.
+
+        Raises:
+            ValueError: the unit is neither `ms` nor `s`.
+        """
+        if unit not in TIME_UNITS:
+            raise ValueError(f"the unit for a timed metric should be one of {list(TIME_UNITS)}")
+        self._add(name, value, unit, self._id(idx), dimensions)
 
     def add_size(
         self,
@@ -79,8 +84,14 @@ class MetricsStore:
         unit: str = "MB",
         dimensions: list[Dimension] | None = None,
     ) -> None:
-        """Keep a size."""
-        self._add(name, value, unit, idx, dimensions)
+        """Keep a size.
+
+        Raises:
+            ValueError: the unit is not `MB`, `kB`, `GB` or `B`.
+        """
+        if unit not in SIZE_UNITS:
+            raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
+        self._add(name, value, unit, self._id(idx), dimensions)
 
     def add_percent(
         self,
@@ -90,9 +101,9 @@ class MetricsStore:
         dimensions: list[Dimension] | None = None,
     ) -> None:
         """Keep a percentage."""
-        self._add(name, value, "percent", idx, dimensions)
+        self._add(name, value, "percent", self._id(idx), dimensions)
 
-    def add_error(self, name: str, value: float, dimensions: list[Dimension] | None = None) -> None:
+    def add_error(self, name: str, value: Any, dimensions: list[Dimension] | None = None) -> None:
         """Keep an error."""
         self._add(name, value, "", None, dimensions)
 
@@ -105,4 +116,4 @@ class MetricsStore:
         dimensions: list[Dimension] | None = None,
     ) -> None:
         """Keep a value of any unit."""
-        self._add(name, value, unit, idx, dimensions)
+        self._add(name, value, unit, self._id(idx), dimensions)

@@ -244,6 +244,22 @@ def test_a_place_in_a_run_that_goes_on_elsewhere_is_kept(queue: Queue) -> None:
     queue.settle(leased)
 
 
+def test_two_runs_with_one_token_do_not_mix(queue: Queue) -> None:
+    """After a crash that lost a claim, the next one can have its token."""
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    assert append(queue, leased, 3, 1, '["c"]') == 0
+    assert append(queue, leased, 1, 4, '["1","2","3","4"]', OTHER) == 1
+    assert append(queue, leased, 4, 1, '["d"]') == 0
+    assert log(queue, job_id) == [(3, '["c"]'), (4, '["d"]')]
+    # Its worker runs the handler again for this job, and says so.
+    assert append(queue, leased, 5, 1, "", OTHER) == 0
+    assert append(queue, leased, 6, 1, '["a"]', OTHER) == 0
+    assert append(queue, leased, 5, 1, '["late"]') == 1
+    assert log(queue, job_id, 4) == [(5, ""), (6, '["a"]')]
+    queue.settle(leased)
+
+
 def test_a_key_of_another_type_harms_no_other_job(queue: Queue) -> None:
     client: Any = queue.client
     ids = [queue.submit_one() for _ in range(2)]

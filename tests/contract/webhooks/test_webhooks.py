@@ -242,6 +242,8 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
 
 def test_what_a_dead_worker_was_sending_is_due_at_once(queue: Queue) -> None:
     client, sending = queue.client, keys.background_sending("dead")
+    for worker in ("dead", "next"):
+        queue.call("background/requeue_dead", [], worker, "{}")
     assert save(queue, "", "one", 10**12, "task", "body", "", sending="+dead") == [1]
     assert 0 < int(client.ttl(sending)) <= 3600
     assert queue.call("background/requeue_dead", [], "dead", "{}", "dead") == 0
@@ -253,6 +255,11 @@ def test_what_a_dead_worker_was_sending_is_due_at_once(queue: Queue) -> None:
     assert save(queue, "one", "two", 10**12, "task", "", "", sending="+next") == [1]
     assert save(queue, "two", "three", "", "", "-", "", sending="-next") == [1]
     assert not client.exists(sending, keys.background_sending("next"), keys.DUE_DELIVERIES)
+    # Its last write can come after its death was noticed.
+    assert save(queue, "three", "four", 10**12, "task", "body", "", sending="+dead") == [1]
+    assert queue.call("webhooks/due", [], 10) == [1, 0]
+    queue.call("background/requeue_dead", [], "", "", "dead", "next")
+    client.delete(keys.BACKGROUND_TASKS, sending)
 
 
 def test_what_is_not_due_waits_and_what_is_gone_is_passed_over(queue: Queue) -> None:

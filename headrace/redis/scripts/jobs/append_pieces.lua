@@ -3,6 +3,8 @@
 -- entry (a JSON array of pieces, or '' for a restart mark), and what belongs to them: a JSON array of tokens, an object
 -- with the status and the headers of a response, or ''. A row of 0 pieces at the beginning of an attempt means that it
 -- goes on where the last one ended. Returns how many rows were of lost leases.
+-- After a crash of Redis another worker can get the token of a lost claim. So a run writes nothing into that of another,
+-- unless a restart mark begins it.
 -- A run is a number that no other run of a handler has. The id of an entry is the index of its last piece, and the run.
 -- The field pc is "token base last run": indexes of this attempt follow `base`, and the log ends with `last`.
 local ours, types, refused = {}, {}, 0
@@ -20,12 +22,10 @@ end
 if #ours == 0 then return refused end
 begin_with_removal(PAYLOADS)
 local changed, grown = {}, {}
-for _, row in ipairs(ours) do
-  local i, id, key = row[1], row[2], row[3]
+
+local function append(i, id, key, token, base, last)
   local run, first, count = ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
   local entry, more = ARGV[i + 5], ARGV[i + 6]
-  local token, base, last = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+) %d+$')
-  base, last = tonumber(base or '0'), tonumber(last or '0')
   if token ~= ARGV[i + 1] then
     base = last
     -- Readers drop what the last attempt wrote. The mark takes an index, so that indexes never go back.
@@ -53,5 +53,16 @@ for _, row in ipairs(ours) do
     grown[#grown + 1] = id
   end
 end
-call('PUBLISH', PIECE_NEWS .. ARGV[1], table.concat(grown, ' '))
+
+for _, row in ipairs(ours) do
+  local i, id = row[1], row[2]
+  local token, base, last, run = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+) (%d+)$')
+  local mark = ARGV[i + 5] == '' and ARGV[i + 4] ~= '0'
+  if token == ARGV[i + 1] and run ~= ARGV[i + 2] and not mark then
+    refused = refused + 1
+  else
+    append(i, id, row[3], token, tonumber(base or '0'), tonumber(last or '0'))
+  end
+end
+if #grown > 0 then call('PUBLISH', PIECE_NEWS .. ARGV[1], table.concat(grown, ' ')) end
 return refused

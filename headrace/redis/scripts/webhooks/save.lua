@@ -3,9 +3,11 @@
 --       kept, 6 in how many us it is tried ('': never again), 7 the background task that tries it, 8 its body ('': as
 --       before, '-': not needed any more), 9 the counter that grows by one ('': none), 10 the background worker that begins
 --       (+ before it) or ends (-) to send it ('': neither), then deliveries of the job to delete.
+-- A worker that begins without a heartbeat has died meanwhile: then the delivery is due at once.
 -- Returns {1}, or {0, its text by now}.
 local DUE, key, name = keys.DUE_DELIVERIES, HOOK .. ARGV[1], ARGV[2]
 local member = ARGV[1] .. ' ' .. name
+local sign, worker = string.match(ARGV[10], '^([+-])(.+)$')
 redis.call('ZCARD', DUE)
 local known = redis.call('HGET', key, name) or ''
 if known ~= ARGV[3] then return {0, known} end
@@ -20,9 +22,9 @@ if ARGV[6] == '' then
   redis.call('HDEL', key, 'm:' .. name)
 else
   redis.call('HSET', key, 'm:' .. name, ARGV[7])
-  redis.call('ZADD', DUE, whole(NOW_US + tonumber(ARGV[6])), member)
+  local dead = sign == '+' and redis.call('EXISTS', keys.background_alive .. worker) == 0
+  redis.call('ZADD', DUE, dead and NOW or whole(NOW_US + tonumber(ARGV[6])), member)
 end
-local sign, worker = string.match(ARGV[10], '^([+-])(.+)$')
 if sign == '+' then
   redis.pcall('SADD', keys.background_sending .. worker, member)
   redis.call('EXPIRE', keys.background_sending .. worker, 3600)

@@ -111,6 +111,7 @@ def list_jobs(
     limit: int,
     look_max: int,
     owner: str | None,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> Command:
     """Walk a model's jobs from the newest.
 
@@ -122,11 +123,19 @@ def list_jobs(
         limit: how many jobs are returned at most.
         look_max: how many jobs are looked at at most.
         owner: the API key whose jobs count; None for all.
+        metadata: the metadata must have one text of each pair.
     """
     at: tuple[Arg, Arg] = ("", "") if before is None else before
-    owned = () if owner is None else (owner,)
     return script("queues/list_jobs").call(
-        [], model, *at, since_us, states, limit, look_max, *owned
+        [],
+        model,
+        *at,
+        since_us,
+        states,
+        limit,
+        look_max,
+        owner or "",
+        *(text for pair in metadata for text in pair),
     )
 
 

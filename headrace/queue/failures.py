@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from headrace.jobs.failure import ErrorRecord, read_error_record
 from headrace.queue.job_queue import JobQueue
@@ -20,7 +20,7 @@ from headrace.redis.scripts import queues as queue_scripts
 
 #: How many entries are read, and how many jobs are retried, in one call: Redis serves others in
 #: between.
-PORTION: Final = 1_000
+PORTION: Final = 2_000
 RETRY_PORTION: Final = 200
 #: How many of its jobs a group names.
 NEWEST_MAX: Final = 10
@@ -79,13 +79,11 @@ class Failures:
         kept_from = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
         bottom, top, skipped = max(since_us, kept_from, 0), "+inf", 0
         while True:
-            rows = await self._jobs.call_once(
-                ("ZREVRANGEBYSCORE", keys.failures(model), top, bottom, "WITHSCORES", "LIMIT",
-                 skipped, PORTION)
-            )  # fmt: skip
-            failures = [_failure(entry, score) for entry, score in rows]
+            read = queue_scripts.read_failures(model, top, bottom, skipped, PORTION)
+            lines = (await self._jobs.call(read)).decode().splitlines()
+            failures = [_failure(line) for line in lines]
             yield [one for one in failures if owner is None or one.key == owner]
-            if len(rows) < PORTION:
+            if len(lines) < PORTION:
                 return
             last = failures[-1].failed_us
             same = sum(one.failed_us == last for one in failures)
@@ -176,6 +174,6 @@ def _count(found: dict[str, FailureGroup], model: str, failure: Failure) -> None
         group.newest.append(failure.job_id)
 
 
-def _failure(entry: bytes, score: Any) -> Failure:
-    group, created, key, job_id = entry.decode().split(" ", 3)
-    return Failure(int(created), job_id, int(score), group, key)
+def _failure(line: str) -> Failure:
+    failed, group, created, key, job_id = line.split(" ", 4)
+    return Failure(int(created), job_id, int(failed), group, key)

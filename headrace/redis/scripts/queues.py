@@ -164,6 +164,19 @@ def requeue_dead_letters(queue: str, names: Iterable[str]) -> Command:
     return script("queues/requeue_dead_letters").call(keys.queue_keys(queue), queue, *names)
 
 
+def read_failures(model: str, newest: str, oldest: int, skipped: int, limit: int) -> Command:
+    """Read failures of a model, the last one first; the reply has a line for each.
+
+    Args:
+        model: the model.
+        newest: the newest time that counts, in us; "+inf" for all.
+        oldest: the oldest.
+        skipped: how many of those are left out.
+        limit: how many are returned at most.
+    """
+    return script("queues/read_failures").call([], model, newest, oldest, skipped, limit)
+
+
 def retry_failures(queue: str, entries: Iterable[str]) -> Command:
     """Return failed jobs to their queue; the reply has one word per entry."""
     return script("queues/retry_failures").call(keys.queue_keys(queue), queue, *entries)

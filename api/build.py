@@ -28,6 +28,7 @@ from headrace.config.settings import Settings
 from headrace.observability import logs
 from headrace.observability.torchserve_metrics import TorchServeMetrics
 from headrace.queue.dead_letters import DeadLetters
+from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.piece_log import PieceLog
 from headrace.queue.scrape import Scraper
@@ -71,6 +72,7 @@ def build(
         describe=describe,
         queue=queue,
         dead_letters=DeadLetters(queue),
+        failures=Failures(queue, settings.failed_ttl_s),
         runs=RunRecords(queue),
         waiters=waiters,
         watcher=JobWatcher(client, queue, api_id),

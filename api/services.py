@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.config.model_catalog import Catalog
     from headrace.config.settings import Settings
     from headrace.queue.dead_letters import DeadLetters
+    from headrace.queue.failures import Failures
     from headrace.queue.job_queue import JobQueue
     from headrace.queue.piece_log import PieceLog
     from headrace.queue.scrape import Scraper
@@ -71,6 +72,7 @@ class Services:
     describe: Describe
     queue: JobQueue
     dead_letters: DeadLetters
+    failures: Failures
     runs: RunRecords
     waiters: Waiters
     watcher: JobWatcher

@@ -199,7 +199,7 @@ class BatchNotFound(RequestError, code="batch-not-found", status=404, title="Bat
 
 
 class ListsOff(RequestError, code="lists-off", status=404, title="Lists are switched off"):
-    """Jobs cannot be listed here: the setting job_index_max is 0."""
+    """Jobs or failures cannot be listed here: job_index_max or failures_max is 0."""
 
 
 class MethodNotAllowed(

@@ -115,6 +115,7 @@ _PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "model": (MODEL_NAME_PATTERN, "echo"),
     "job_id": (ID, ""),
     "version": (VERSION, "2.0"),
+    "group": (r"^[^\s/]{1,200}$", "echo.0123456789ab"),
     "run_id": (ID, ""),
     "name": (r"^[^\s/]{1,255}$", ""),
     "queue": (MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),

@@ -192,6 +192,20 @@ EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
     "DeadLetterDetail": [{**_LETTER, "traceback": None, "message": {"text": "{}"}}],
     "Selection": [{"ids": ["order-7"]}, {"all": True}],
     "Requeued": [{"requeued": 1, "left": {}}],
+    "FailureGroups": [
+        {
+            "failures": [
+                {
+                    "group": "digits.3f2a9c1b04d7", "model": "digits", "type": "handler-error",
+                    "exception": "KeyError", "where": "digits.py:101",
+                    "message": "KeyError: 'customer_id'", "count": 412,
+                    "first_at": SUCCEEDED_JOB["created_at"],
+                    "last_at": SUCCEEDED_JOB["finished_at"], "jobs": [_ID],
+                }
+            ]
+        }
+    ],
+    "Retried": [{"retried": 412, "left": {}}],
     "Purged": [{"purged": 1}],
     "Model": [_MODEL],
     "Models": [{"models": [_MODEL]}],

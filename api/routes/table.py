@@ -25,7 +25,17 @@ from api.routes.admin import (
     registry_log,
     runs,
 )
-from api.routes.jobs import bulk_status, bulk_submit, events, job, listing, stream, submit, webhooks
+from api.routes.jobs import (
+    bulk_status,
+    bulk_submit,
+    events,
+    failures,
+    job,
+    listing,
+    stream,
+    submit,
+    webhooks,
+)
 from api.routes.media import Body, Header, Success
 from api.routes.openai import batches, files, inference, responses
 from api.routes.openai import models as openai_models
@@ -290,6 +300,18 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation("GET", "/metrics", health.get_metrics, Open.METRICS, "metrics", media.METRICS),
     Operation(
         "GET", "/problems/{code}", health.problem_type, Open.DOCS, "problem_type", ProblemType,
+    ),
+    # Failures
+    Operation(
+        "GET", failures.PATH, failures.list_failures, _READ, "list_failures",
+        failures.FailureGroups, (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
+        (failures.FailuresQuery,),
+    ),
+    # A retry passes the limits of the API keys that own the jobs.
+    Operation(
+        "POST", failures.PATH + "/{group}/retry", failures.retry_failures, _MANAGE,
+        "retry_failures", failures.Retried,
+        (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
     ),
     # Dead letters
     Operation(

@@ -24,6 +24,7 @@ from headrace.cli.admin.keys import keys_group
 from headrace.cli.admin.models import models_group
 from headrace.cli.admin.queues import queues_group
 from headrace.cli.admin.webhooks import webhooks_group
+from headrace.cli.jobs.failures import retry
 from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
@@ -350,7 +351,7 @@ _FREE: Final = {
 app.command(context_settings=_FREE)(torchserve)
 
 
-for _command in (submit, run, result, jobs, watch, cancel, optimize, profile, tune):
+for _command in (submit, run, result, jobs, watch, cancel, retry, optimize, profile, tune):
     app.command()(_command)
 
 

@@ -17,11 +17,13 @@ from headrace.client.models import (
     Cancelled,
     DeadLetter,
     Failure,
+    FailureGroup,
     Job,
     Model,
     Queue,
     Requeued,
     Result,
+    Retried,
     Run,
 )
 from headrace.client.registry import ModelChange
@@ -35,6 +37,7 @@ __all__ = [
     "Client",
     "DeadLetter",
     "Failure",
+    "FailureGroup",
     "InputRef",
     "Job",
     "JobEvent",
@@ -45,5 +48,6 @@ __all__ = [
     "Queue",
     "Requeued",
     "Result",
+    "Retried",
     "Run",
 ]

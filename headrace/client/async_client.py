@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, events, registry
+from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
@@ -66,6 +67,8 @@ class AsyncClient(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
+    failures = _awaiting(failing.failures)
+    retry_failures = _awaiting(failing.retry_failures)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     queues = _awaiting(calls.queues)

@@ -193,31 +193,48 @@ def jobs(
     model: str | None = None,
     status: str | Sequence[str] | None = None,
     since: datetime | float | str | None = None,
+    until: datetime | float | str | None = None,
+    key: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    error: str | None = None,
+    group: str | None = None,
     limit: int | None = None,
 ) -> Stream[Job]:
-    """List jobs, newest first, page by page.
+    """List or search jobs, newest first, page by page.
 
     Args:
         model: only jobs of this model.
         status: only jobs with this status, or with one of these.
         since: only jobs created at this time or later: a datetime, RFC 3339, or seconds since 1970.
+        until: only jobs created before this time.
+        key: only jobs of the API key with this id.
+        metadata: only jobs whose metadata has these members.
+        error: only failed jobs with this text in their error.
+        group: only the failures of this group; see `failures`.
         limit: maximum number; None for all.
     """
-    query: dict[str, str] = {}
-    if model is not None:
-        query["model"] = model
-    if status is not None:
-        query["status"] = status if isinstance(status, str) else ",".join(status)
-    if since is not None:
-        query["since"] = (
-            since.astimezone().isoformat() if isinstance(since, datetime) else str(since)
-        )
+    given = {
+        "model": model,
+        "status": status if status is None or isinstance(status, str) else ",".join(status),
+        "since": None if since is None else moment(since),
+        "until": None if until is None else moment(until),
+        "key": key,
+        "metadata": msgspec.json.encode(metadata).decode() if metadata else None,
+        "error": error,
+        "group": group,
+    }
+    query = {name: value for name, value in given.items() if value is not None}
 
     def read(answer: HttpResponse) -> Page[Job]:
         page = decoded(answer, _JobPage)
         return page.jobs, page.cursor
 
     return list_pages(session, JOBS, read, limit=limit, query=query)
+
+
+def moment(time: datetime | float | str) -> str:
+    """Return a time as the API takes it."""
+    return time.astimezone().isoformat() if isinstance(time, datetime) else str(time)
 
 
 def models(session: Session) -> Plan[list[Model]]:

@@ -271,6 +271,45 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[str, str] = {}
 
 
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed jobs of one model with the same error, exception and line of the handler.
+
+    Attributes:
+        group: its name, for `retry_failures` and for `jobs(group=)`.
+        type: the code of the error.
+        exception: the class that the handler raised; None if it did not raise.
+        where: the line of its own code that raised, such as `words.py:7`.
+        message: of the job that failed last.
+        first_at: when the first of them failed.
+        last_at: when the last of them failed.
+        jobs: the ids of the jobs that failed last, at most 10.
+    """
+
+    group: str
+    model: str
+    type: str
+    exception: str | None = None
+    where: str | None = None
+    message: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    jobs: list[str] = []
+
+
+class Retried(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a retry of a group of failures.
+
+    Attributes:
+        retried: how many jobs wait in their queue again.
+        left: which do not, and why: `gone` (deleted or retried meanwhile), `alive` (its message is
+            still in a list), or `no-message` (nothing is left to retry).
+    """
+
+    retried: int
+    left: dict[str, str] = {}
+
+
 class WebhookAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt to deliver a webhook.
 

@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, events, registry
+from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
@@ -66,6 +67,8 @@ class Client(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
+    failures = _blocking(failing.failures)
+    retry_failures = _blocking(failing.retry_failures)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     queues = _blocking(calls.queues)

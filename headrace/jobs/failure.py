@@ -26,6 +26,25 @@ class JobFailure(msgspec.Struct, frozen=True):
         return BY_CODE.get(self.type, HeadraceError).status
 
 
+class ErrorRecord(JobFailure, frozen=True):
+    """The same with what only the record has.
+
+    Attributes:
+        exception: the class of what the handler raised; "" if it did not raise.
+        where: the line of its own code that raised, such as `words.py:7`.
+    """
+
+    exception: str = ""
+    where: str = ""
+
+    def contains(self, text: str) -> bool:
+        """Return whether a member has this text, in capitals or not."""
+        wanted = text.lower()
+        members = (self.type, self.message, self.exception, self.where)
+        return not wanted or any(wanted in member.lower() for member in members)
+
+
+_RECORD: Final = msgspec.json.Decoder(ErrorRecord)
 _DECODER: Final = msgspec.json.Decoder(JobFailure)
 _WITHOUT_ERROR: Final = {
     State.CANCELLED: JobFailure("cancelled", "the job was cancelled"),
@@ -40,6 +59,14 @@ def read_error(error_json: str | bytes) -> JobFailure:
         msgspec.MsgspecError: it cannot be read.
     """
     return _DECODER.decode(error_json)
+
+
+def read_error_record(error_json: str | bytes) -> ErrorRecord:
+    """Read the error in a record, with all of its members; the default if it cannot be read."""
+    try:
+        return _RECORD.decode(error_json)
+    except msgspec.MsgspecError:
+        return ErrorRecord()
 
 
 def error_of(job: Job) -> JobFailure | None:

@@ -1,22 +1,31 @@
 """Lists of jobs, newest first, merged from the indices of the models. Independent of HTTP.
 
+If only failed jobs can match, the list is made of the failures, which are few. Else the index of
+each model is walked from its newest job.
+
 Jobs of all models have one order, by creation time and then by id. So a place in it is a cursor:
 later jobs come before it and shift nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
+from headrace.queue.job_search import JobSearch
 from headrace.redis.scripts import queues as queue_scripts
 
 #: How many jobs one call of queues/list_jobs.lua looks at: Redis serves others in between.
 STRETCH_JOBS: Final = 500
-#: How many jobs one page looks at. If few of them match, the page is short.
-PAGE_LOOK_JOBS: Final = 10_000
+#: How many jobs one page looks at, and for how long. If few of them match, the page is short.
+PAGE_LOOK_JOBS: Final = 100_000
+PAGE_LOOK_S: Final = 0.15
+#: How many failed jobs are read in one call.
+FAILED_PORTION: Final = 100
 
 
 class JobPlace(NamedTuple):
@@ -55,32 +64,28 @@ class _Walk:
 async def list_jobs(
     queue: JobQueue,
     models: Sequence[str],
+    search: JobSearch,
     *,
     before: JobPlace | None,
-    since_us: int,
-    states: str,
     limit: int,
-    owner: str | None = None,
 ) -> JobPage:
-    """Return a page of the jobs of these models.
+    """Return a page of the jobs of these models, from their indices.
 
     Args:
         queue: calls the scripts.
         models: their names.
+        search: which jobs; what the scripts cannot decide is left to `JobSearch.fits`.
         before: the end of the previous page; None for the newest.
-        since_us: jobs created before this are left out.
-        states: letters of the states that count; "" for all.
         limit: how many jobs at most; a page with fewer may not be the last.
-        owner: the API key whose jobs count; None for all.
 
     Raises:
         BrokerUnavailable: Redis does not answer.
     """
     walks = [_Walk(model, before) for model in models]
-    behind, looks = walks, PAGE_LOOK_JOBS
+    behind, looks, stop_at = walks, PAGE_LOOK_JOBS, time.monotonic() + PAGE_LOOK_S
     while True:
         for walk in behind:
-            await _step(queue, walk, since_us, states, limit, owner)
+            await _step(queue, walk, search, limit)
         looks -= STRETCH_JOBS * len(behind)
         going = [walk for walk in walks if walk.more]
         # Older jobs may still come from a walk that has not reached this place.
@@ -90,17 +95,51 @@ async def list_jobs(
         if len(sure) >= limit:
             last = sure[limit - 1]
             return JobPage(sure[:limit], last if going or len(found) > limit else None)
-        if horizon is None or looks <= 0:
+        if horizon is None or looks <= 0 or time.monotonic() > stop_at:
             return JobPage(sure, horizon)
         behind = [walk for walk in going if walk.at == horizon]
 
 
-async def _step(
-    queue: JobQueue, walk: _Walk, since_us: int, states: str, limit: int, owner: str | None
-) -> None:
+async def list_failed(
+    failures: Failures,
+    queue: JobQueue,
+    models: Sequence[str],
+    search: JobSearch,
+    *,
+    before: JobPlace | None,
+    limit: int,
+) -> JobPage:
+    """Return a page of the failed jobs of these models; see `list_jobs`."""
+    entries = [
+        failure
+        for model in models
+        async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us)
+        for failure in portion
+        if not search.group or failure.group == search.group
+    ]
+    places = sorted({JobPlace(one.created_us, one.job_id) for one in entries}, reverse=True)
+    if before is not None:
+        places = [place for place in places if place < before]
+    found: list[JobPlace] = []
+    stop_at = time.monotonic() + PAGE_LOOK_S
+    for at in range(0, len(places), FAILED_PORTION):
+        if at and time.monotonic() > stop_at:
+            return JobPage(found, places[at - 1])
+        portion = places[at : at + FAILED_PORTION]
+        jobs = await queue.view([place.job_id for place in portion], results=False)
+        for place, job in zip(portion, jobs, strict=True):
+            if job is not None and job.created_us == place.created_us and search.fits(job):
+                found.append(place)
+            if len(found) == limit:
+                return JobPage(found, place if place != places[-1] else None)
+    return JobPage(found, None)
+
+
+async def _step(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
     call = queue_scripts.list_jobs(
-        walk.model, walk.at, since_us=since_us, states=states, limit=limit - len(walk.found),
-        look_max=STRETCH_JOBS, owner=owner,
+        walk.model, walk.at, since_us=search.since_us, states="".join(sorted(search.states)),
+        limit=limit - len(walk.found), look_max=STRETCH_JOBS, owner=search.owner,
+        metadata=search.metadata_texts,
     )  # fmt: skip
     walk.more, last, found = queue_scripts.read_list_jobs(await queue.call(call))
     if last is not None:

@@ -18,10 +18,14 @@ from api.submission.decoding import read_query
 from headrace.config.model_catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
+from headrace.jobs.ids import ID as ID_PATTERN
+from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, Time
 from headrace.jobs.serialization import JobObject
+from headrace.queue.failures import split_group
 from headrace.queue.job_queue import VIEW_MAX_JOBS
-from headrace.queue.listing import JobPlace
+from headrace.queue.job_search import JobSearch
+from headrace.queue.listing import JobPage, JobPlace, list_failed
 from headrace.queue.listing import list_jobs as list_places
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import pages_of
@@ -40,6 +44,10 @@ _STATES: Final = {state.status: state for state in State}
 class ListQuery(msgspec.Struct):
     """The query of a list of jobs."""
 
+    id: Annotated[
+        str | UnsetType,
+        Meta(description="Only the job with this id.", extra_json_schema={"pattern": ID_PATTERN}),
+    ] = UNSET
     model: Annotated[ModelName | UnsetType, Meta(description="Only this model's jobs.")] = UNSET
     status: Annotated[
         list[Status] | UnsetType,
@@ -56,6 +64,29 @@ class ListQuery(msgspec.Struct):
             examples=["2026-11-21T10:15:00Z"],
         ),
     ] = UNSET
+    until: Annotated[
+        Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)] | UnsetType,
+        Meta(description="Only jobs created before this time.", examples=["2026-11-22T00:00:00Z"]),
+    ] = UNSET
+    key: Annotated[str | UnsetType, Meta(description="Only jobs of the API key with this id.")] = (
+        UNSET
+    )
+    metadata: Annotated[
+        str | UnsetType,
+        Meta(
+            description="Only jobs whose metadata has these members: `name=value`, several with "
+            "commas between, or a JSON object.",
+            examples=["customer=42"],
+        ),
+    ] = UNSET
+    error: Annotated[
+        str | UnsetType,
+        Meta(
+            description="Only failed jobs with this text in their error: its type, message, "
+            "exception or line."
+        ),
+    ] = UNSET
+    group: Annotated[str | UnsetType, Meta(description="Only the failures of this group.")] = UNSET
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs per page.")] = PAGE_DEFAULT
     cursor: Annotated[
         str | UnsetType,
@@ -74,37 +105,116 @@ class JobList(msgspec.Struct):
 
 
 async def list_jobs(services: Services, request: Request) -> Reply:
-    """List jobs, newest first, a page at a time."""
+    """List or search jobs, newest first, a page at a time."""
     query = read_query(request, ListQuery)
+    models, search = _models(services, request, query), _search(request, query)
+    before = _before(query)
+    if query.id is not UNSET:
+        page = await _one(services, models, search, query.id, before)
+    elif search.failures_only and services.settings.failures_max:
+        page = await list_failed(
+            services.failures, services.queue, models, search, before=before, limit=query.limit
+        )
+    else:
+        _require_lists(services, search)
+        page = await list_places(services.queue, models, search, before=before, limit=query.limit)
+    jobs = await _read(services, page.places)
+    # A job may have changed its state since it was found.
+    may_see = request.caller.may_see
+    fit = [job for job in jobs if job is not None and may_see(job.key) and search.fits(job)]
+    objects = [await job_or_null(services, job, with_result=False) for job in fit]
+    cursor = None if page.end is None else f"{page.end.created_us}-{page.end.job_id}"
+    body = b'{"jobs":[%s],"cursor":%s}' % (b",".join(objects), msgspec.json.encode(cursor))
+    return Reply(200, body, headers=(NO_STORE,))
+
+
+def _require_lists(services: Services, search: JobSearch) -> None:
+    if search.error or search.group:
+        require_failures(services)
     if not services.settings.job_index_max:
         raise ListsOff(
             "this server does not list jobs: the setting job_index_max is 0",
             hint="Set job_index_max (HEADRACE_JOB_INDEX_MAX) to the number of jobs to list.",
         )
-    models = (
-        [services.catalog.get(query.model).name]
-        if query.model is not UNSET
-        else [model.name for model in services.catalog.served]
+
+
+def require_failures(services: Services) -> None:
+    """Raise ListsOff if this server keeps no failures."""
+    if not services.settings.failures_max:
+        raise ListsOff(
+            "this server does not list failures: the setting failures_max is 0",
+            hint="Set failures_max (HEADRACE_FAILURES_MAX) to how many of a model are kept.",
+        )
+
+
+def _models(services: Services, request: Request, query: ListQuery) -> list[str]:
+    """Return the models whose jobs can match."""
+    if query.key is not UNSET and request.caller.only not in (None, query.key):
+        return []
+    names = [model.name for model in services.catalog.served]
+    if query.model is not UNSET:
+        names = [services.catalog.get(query.model).name]
+    if query.group is not UNSET:
+        model, _ = split_group(query.group)
+        names = [name for name in names if name == model]
+    return names
+
+
+def _search(request: Request, query: ListQuery) -> JobSearch:
+    return JobSearch(
+        states=frozenset() if query.status is UNSET else frozenset(_states(query.status)),
+        since_us=0 if query.since is UNSET else instant_us("since", str(query.since)),
+        owner=request.caller.only if query.key is UNSET else query.key,
+        metadata=[] if query.metadata is UNSET else _members(query.metadata),
+        error="" if query.error is UNSET else query.error,
+        group="" if query.group is UNSET else split_group(query.group)[1],
     )
-    states = [] if query.status is UNSET else _states(query.status)
-    page = await list_places(
-        services.queue,
-        models,
-        before=None if query.cursor is UNSET else _place(query.cursor),
-        since_us=0 if query.since is UNSET else _since_us(str(query.since)),
-        states="".join(states),
-        limit=query.limit,
-        owner=request.caller.only,
+
+
+def _before(query: ListQuery) -> JobPlace | None:
+    """Return the place before which the page begins."""
+    places = []
+    if query.cursor is not UNSET:
+        places.append(_place(query.cursor))
+    if query.until is not UNSET:
+        places.append(JobPlace(instant_us("until", str(query.until)), ""))
+    return min(places, default=None)
+
+
+async def _one(
+    services: Services,
+    models: Sequence[str],
+    search: JobSearch,
+    job_id: str,
+    before: JobPlace | None,
+) -> JobPage:
+    """Return the page with this job, or an empty one."""
+    (job,) = await services.queue.view([job_id], results=False) if is_id(job_id) else [None]
+    if job is None or job.model not in models or not search.owned(job):
+        return JobPage([], None)
+    place = JobPlace(job.created_us, job.id)
+    return JobPage([place] if before is None or place < before else [], None)
+
+
+def _members(text: str) -> list[tuple[str, str]]:
+    """Return names and values of metadata, as `JobSearch` has them."""
+    if text.startswith("{"):
+        try:
+            members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except msgspec.MsgspecError as error:
+            raise _no_members(text) from error
+        return [(name, bytes(value).decode()) for name, value in members.items()]
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise _no_members(text)
+    return [(name, value) for name, _, value in pairs]
+
+
+def _no_members(text: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"query parameter metadata: {text[:48]!r} is neither names with values nor a JSON object",
+        hint='Give name=value with commas between, such as customer=42, or {"customer":42}.',
     )
-    jobs = await _read(services, page.places)
-    # A job may have changed its state since it was found.
-    may_see = request.caller.may_see
-    known = [job for job in jobs if job is not None and may_see(job.key)]
-    fit = [job for job in known if not states or job.state in states]
-    objects = [await job_or_null(services, job, with_result=False) for job in fit]
-    cursor = None if page.end is None else f"{page.end.created_us}-{page.end.job_id}"
-    body = b'{"jobs":[%s],"cursor":%s}' % (b",".join(objects), msgspec.json.encode(cursor))
-    return Reply(200, body, headers=(NO_STORE,))
 
 
 async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:
@@ -125,14 +235,15 @@ def _states(words: Sequence[str]) -> list[State]:
     return [_STATES[word] for word in words]
 
 
-def _since_us(text: str) -> int:
+def instant_us(parameter: str, text: str) -> int:
+    """Return the time in a query parameter in microseconds since 1970."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = _instant_s(text)
     if not 0 <= seconds <= SINCE_MAX_S:
         raise InvalidRequest(
-            f"query parameter since: {text[:48]!r} is not a time",
+            f"query parameter {parameter}: {text[:48]!r} is not a time",
             hint="Give RFC 3339, such as 2026-11-21T10:15:00Z, or seconds since 1970.",
         )
     return int(seconds * US_PER_S)

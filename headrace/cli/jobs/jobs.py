@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import typer
 
 from headrace import errors
+from headrace.cli.jobs.failures import BY_ERROR, list_failures
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
@@ -83,20 +85,57 @@ def jobs(
         "Only jobs created since TIME: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
         parser=since,
     ),
+    before: datetime | None = option(
+        "--until TIME", "Only jobs created before TIME.", parser=since
+    ),
+    error: str | None = option(
+        "--error TEXT",
+        "Only failed jobs with TEXT in their error: code, message, exception or line.",
+    ),
+    metadata: list[str] | None = option(
+        "--metadata NAME=VALUE", "Only jobs whose metadata has this member; repeatable."
+    ),
+    key: str | None = option("--key ID", "Only jobs of the API key with this id."),
+    group: str | None = option(
+        "--group NAME",
+        "error: list why jobs failed, with a count for each reason; the name of such a group: only "
+        "its jobs.",
+    ),
     limit: options.Limit = options.LIMIT,
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
-    """List jobs, newest first, or show the jobs with these ids."""
-    if ids and (model or status or after):
-        raise typer.BadParameter("ids cannot be combined with --model, --status or --since")
+    """List or search jobs, newest first, or show the jobs with these ids."""
+    search: dict[str, Any] = {
+        "model": model,
+        "status": [one.value for one in status or ()] or None,
+        "since": after,
+        "until": before,
+        "error": error,
+        "metadata": dict(map(_member, metadata or ())) or None,
+        "key": key,
+        "group": group,
+    }
+    if ids and any(search.values()):
+        raise typer.BadParameter("ids cannot be combined with an option that searches")
     with client_of(url) as client:
         if ids:
             raise typer.Exit(_show_jobs(client, ids, as_json=as_json))
-        values = [one.value for one in status or ()] or None
-        newest = client.jobs(model=model, status=values, since=after, limit=limit or None)
+        if group == BY_ERROR:
+            raise typer.Exit(list_failures(client, search, limit, as_json=as_json))
+        newest = client.jobs(**search, limit=limit or None)
         found = islice(newest, limit or None)
         output.listing(found, _COLUMNS, _row, as_json=as_json, empty="no jobs")
+
+
+def _member(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"--metadata: {text}: not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 def _show_jobs(client: Client, ids: Sequence[str], *, as_json: bool) -> ExitCode:

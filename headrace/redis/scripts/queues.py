@@ -111,6 +111,7 @@ def list_jobs(
     limit: int,
     look_max: int,
     owner: str | None,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> Command:
     """Walk a model's jobs from the newest.
 
@@ -122,11 +123,19 @@ def list_jobs(
         limit: how many jobs are returned at most.
         look_max: how many jobs are looked at at most.
         owner: the API key whose jobs count; None for all.
+        metadata: the metadata must have one text of each pair.
     """
     at: tuple[Arg, Arg] = ("", "") if before is None else before
-    owned = () if owner is None else (owner,)
     return script("queues/list_jobs").call(
-        [], model, *at, since_us, states, limit, look_max, *owned
+        [],
+        model,
+        *at,
+        since_us,
+        states,
+        limit,
+        look_max,
+        owner or "",
+        *(text for pair in metadata for text in pair),
     )
 
 
@@ -153,6 +162,19 @@ def purge(queue: str, limit: int) -> Command:
 def requeue_dead_letters(queue: str, names: Iterable[str]) -> Command:
     """Return dead letters to their queue; the reply has one word per dead letter."""
     return script("queues/requeue_dead_letters").call(keys.queue_keys(queue), queue, *names)
+
+
+def read_failures(model: str, newest: str, oldest: int, skipped: int, limit: int) -> Command:
+    """Read failures of a model, the last one first; the reply has a line for each.
+
+    Args:
+        model: the model.
+        newest: the newest time that counts, in us; "+inf" for all.
+        oldest: the oldest.
+        skipped: how many of those are left out.
+        limit: how many are returned at most.
+    """
+    return script("queues/read_failures").call([], model, newest, oldest, skipped, limit)
 
 
 def retry_failures(queue: str, entries: Iterable[str]) -> Command:

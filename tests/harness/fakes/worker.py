@@ -17,6 +17,7 @@ import msgspec
 import redis
 from redis.exceptions import RedisError
 
+from headrace.config.settings import Settings
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
 from headrace.observability.worker_report import FIGURES, Figures, GenerationState, ModelStats
@@ -31,6 +32,8 @@ from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.wait import wait_until
 
 BATCH = 32
+#: How it keeps failures.
+KEPT = Settings().failures_kept
 LEASE_US = 15 * US_PER_S
 #: It looks for jobs again after so long. The pause doubles while there are none: to look costs CPU.
 IDLE_S = 0.001
@@ -106,7 +109,8 @@ def settle(
                 *_began(client, message.id, answer.state),
             )
         )
-    call_script(client, job_scripts.settle(keys.queue_name(model), "1.0", settlements))
+    settle_call = job_scripts.settle(keys.queue_name(model), "1.0", settlements, KEPT)
+    call_script(client, settle_call)
 
 
 def _began(client: redis.Redis, job_id: str, state: State) -> tuple[str, str]:

@@ -1,11 +1,12 @@
 -- Walk a model's jobs from the newest, in the order of (created, id), and return those in some states. KEYS: none.
 -- ARGV: 1 model, 2 creation time and 3 id of the job to begin after ('' and '' for the newest), 4 the oldest creation time
 --       that counts, 5 letters of states ('' for all; a leased job that has not begun is queued), 6 how many ids to return at most, 7 how many to look at at most,
---       8 the API key whose jobs count (absent for all; -: jobs of no key).
+--       8 the API key whose jobs count ('' for all; -: jobs of no key), then texts in pairs: the metadata, which is JSON, must
+--       have one text of each pair.
 -- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
 -- An id whose record has expired, or belongs to another model, is removed from the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] ~= '' and ARGV[8]
 local index = INDEX .. model
 local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
 
@@ -24,6 +25,15 @@ end
 
 local function seen(created, id) return before ~= '' and created == before and not below(id, before_id) end
 
+local function has_metadata(id)
+  local metadata = ARGV[9] and (read(id, 'md')[1] or '')
+  for i = 9, #ARGV, 2 do
+    local has = string.find(metadata, ARGV[i], 1, true) or string.find(metadata, ARGV[i + 1], 1, true)
+    if not has then return false end
+  end
+  return true
+end
+
 local function look(created, id)
   local state, of, key, started = unpack(read(id, 's', 'm', 'ky', 'st'))
   if state == 'r' and not started then state = 'q' end
@@ -31,7 +41,8 @@ local function look(created, id)
   last, last_id = created, id
   if not state or of ~= model then
     gone[#gone + 1] = id
-  elseif (states == '' or string.find(states, state, 1, true)) and (not owner or (key or '-') == owner) then
+  elseif (states == '' or string.find(states, state, 1, true)) and (not owner or (key or '-') == owner)
+    and has_metadata(id) then
     local n = #answer
     answer[n + 1], answer[n + 2] = created, id
   end

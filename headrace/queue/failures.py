@@ -1,0 +1,179 @@
+"""Failures: failed jobs, their groups, and their retry. Independent of HTTP.
+
+docs/architecture/failures.md describes how they are kept. A group has the failures of one model
+with the same error code, exception and line of the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from headrace.jobs.failure import ErrorRecord, read_error_record
+from headrace.queue.job_queue import JobQueue
+from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
+from headrace.redis.fields import JobField
+from headrace.redis.scripts import pages_of
+from headrace.redis.scripts import queues as queue_scripts
+
+#: How many entries are read, and how many jobs are retried, in one call: Redis serves others in
+#: between.
+PORTION: Final = 2_000
+RETRY_PORTION: Final = 200
+#: How many of its jobs a group names.
+NEWEST_MAX: Final = 10
+
+Outcome = Literal["queued", "gone", "alive", "no-message", "elsewhere"]
+
+
+class Failure(NamedTuple):
+    """A failed job as its entry has it; the newest by creation is the greatest."""
+
+    created_us: int
+    job_id: str
+    failed_us: int
+    group: str
+    key: str
+
+    @property
+    def entry(self) -> str:
+        """The member of the sorted set in Redis."""
+        return f"{self.group} {self.created_us} {self.key} {self.job_id}"
+
+
+@dataclass(slots=True)
+class FailureGroup:
+    """Failures with the same cause. Times are microseconds of Redis' clock.
+
+    Attributes:
+        name: `<model>.<group>`.
+        newest: ids of the jobs that failed last, the newest first.
+        error: of the newest job whose record is there.
+    """
+
+    name: str
+    model: str
+    count: int
+    first_us: int
+    last_us: int
+    newest: list[str] = field(default_factory=list)
+    error: ErrorRecord = field(default_factory=ErrorRecord)
+
+
+class Failures:
+    """The failures of any model. All methods raise a BrokerError if Redis does not answer.
+
+    `owner` is the API key whose jobs count; None for all.
+    """
+
+    def __init__(self, jobs: JobQueue, failed_ttl_s: int) -> None:
+        self._jobs = jobs
+        self._ttl_s = failed_ttl_s
+
+    async def walk(
+        self, model: str, *, owner: str | None, since_us: int = 0
+    ) -> AsyncIterator[list[Failure]]:
+        """Yield the failures of a model since a time, the last one first, in portions."""
+        kept_from = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
+        bottom, top, skipped = max(since_us, kept_from, 0), "+inf", 0
+        while True:
+            read = queue_scripts.read_failures(model, top, bottom, skipped, PORTION)
+            lines = (await self._jobs.call(read)).decode().splitlines()
+            failures = [_failure(line) for line in lines]
+            yield [one for one in failures if owner is None or one.key == owner]
+            if len(lines) < PORTION:
+                return
+            last = failures[-1].failed_us
+            same = sum(one.failed_us == last for one in failures)
+            skipped = same + (skipped if top == str(last) else 0)
+            top = str(last)
+
+    async def groups(
+        self, models: Sequence[str], *, owner: str | None, since_us: int, text: str, limit: int
+    ) -> list[FailureGroup]:
+        """Return the groups of these models, the one that failed last first.
+
+        Args:
+            models: their names.
+            owner: see the class.
+            since_us: earlier failures do not count.
+            text: only groups whose error has this text in one of its members; "" for all.
+            limit: how many groups at most.
+        """
+        found: dict[str, FailureGroup] = {}
+        for model in models:
+            async for failures in self.walk(model, owner=owner, since_us=since_us):
+                for failure in failures:
+                    _count(found, model, failure)
+        ordered = sorted(found.values(), key=lambda one: (one.last_us, one.name), reverse=True)
+        groups: list[FailureGroup] = []
+        for page in pages_of(ordered, PORTION):
+            await self._read_errors(page)
+            groups += [group for group in page if group.error.contains(text)]
+            if len(groups) >= limit:
+                break
+        return groups[:limit]
+
+    async def _read_errors(self, groups: Sequence[FailureGroup]) -> None:
+        newest = [group.newest[0] for group in groups]
+        stored = await self._jobs.read_all(
+            [("HGET", keys.job(job_id), JobField.ERROR) for job_id in newest]
+        )
+        for group, text in zip(groups, stored, strict=True):
+            if text:
+                group.error = read_error_record(text)
+
+    async def of_group(self, name: str, *, owner: str | None) -> list[Failure]:
+        """Return the failures of a group, the last one first."""
+        model, group = split_group(name)
+        return [
+            failure
+            async for failures in self.walk(model, owner=owner)
+            for failure in failures
+            if failure.group == group
+        ]
+
+    async def retry(self, name: str, *, owner: str | None = None) -> dict[str, Outcome]:
+        """Return the jobs of a group to the end of their queues, as the jobs that they were.
+
+        Each call of the script moves some jobs completely. After an error some are queued, and a
+        repeat retries the others.
+
+        Returns:
+            For each job `queued`, `gone` (it was deleted or retried meanwhile), `alive` (its
+            message is still in a list), or `no-message` (nothing is left to retry).
+        """
+        failures = await self.of_group(name, owner=owner)
+        outcomes: dict[str, Outcome] = dict.fromkeys((one.job_id for one in failures), "elsewhere")
+        model, _ = split_group(name)
+        for queue in await self._jobs.queues_of(keys.queue_name(model)):
+            left = [one for one in failures if outcomes[one.job_id] == "elsewhere"]
+            for page in pages_of(left, RETRY_PORTION):
+                retry = queue_scripts.retry_failures(queue, [one.entry for one in page])
+                words = await self._jobs.call_once(retry)
+                for failure, word in zip(page, words, strict=True):
+                    outcomes[failure.job_id] = word.decode()
+        return outcomes
+
+
+def split_group(name: str) -> tuple[str, str]:
+    """Return the model and the group of a group's name."""
+    model, _, group = name.rpartition(".")
+    return model, group
+
+
+def _count(found: dict[str, FailureGroup], model: str, failure: Failure) -> None:
+    name = f"{model}.{failure.group}"
+    at = failure.failed_us
+    group = found.setdefault(name, FailureGroup(name, model, 0, at, at))
+    group.count += 1
+    group.first_us, group.last_us = min(group.first_us, at), max(group.last_us, at)
+    if len(group.newest) < NEWEST_MAX:
+        group.newest.append(failure.job_id)
+
+
+def _failure(line: str) -> Failure:
+    failed, group, created, key, job_id = line.split(" ", 4)
+    return Failure(int(created), job_id, int(failed), group, key)

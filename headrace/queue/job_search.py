@@ -1,0 +1,86 @@
+"""What a list of jobs is searched for. Independent of HTTP and Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headrace.access.api_key import NO_OWNER
+from headrace.jobs.failure import read_error_record
+from headrace.jobs.job import Job, State
+
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSearch:
+    """The jobs that a list has.
+
+    Attributes:
+        states: their states; empty for all.
+        since_us: jobs created before this are left out.
+        owner: the API key whose jobs count; None for all.
+        metadata: names and values that their metadata must have. A value is text, or the JSON of
+            another value.
+        error: text in a member of their error.
+        group: the group of their failure, without the model.
+    """
+
+    states: frozenset[State] = frozenset()
+    since_us: int = 0
+    owner: str | None = None
+    metadata: Sequence[tuple[str, str]] = ()
+    error: str = ""
+    group: str = ""
+
+    @property
+    def failures_only(self) -> bool:
+        """Whether only failed jobs can match."""
+        return bool(self.error or self.group) or self.states == {State.FAILED}
+
+    @property
+    def metadata_texts(self) -> list[tuple[str, str]]:
+        """Texts of which the JSON of the metadata has one of each pair, if it matches."""
+        return [
+            (f"{_json(name)}:{_json(value)}", f"{_json(name)}:{_canonical(value)}")
+            for name, value in self.metadata
+        ]
+
+    def owned(self, job: Job) -> bool:
+        """Return whether a job belongs to the API key."""
+        return self.owner is None or (job.key or NO_OWNER) == self.owner
+
+    def fits(self, job: Job) -> bool:
+        """Return whether a job matches, apart from its owner and the group of its failure."""
+        if self.states and job.state not in self.states:
+            return False
+        if job.created_us < self.since_us:
+            return False
+        if (self.error or self.group) and job.state is not State.FAILED:
+            return False
+        if self.error and not read_error_record(job.error_json).contains(self.error):
+            return False
+        return not self.metadata or self._has_metadata(job)
+
+    def _has_metadata(self, job: Job) -> bool:
+        stored = msgspec.json.decode(job.metadata_json) if job.metadata_json else {}
+        return all(
+            stored.get(name, _ABSENT) == value
+            or (name in stored and _json(stored[name]) == _canonical(value))
+            for name, value in self.metadata
+        )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _canonical(value: str) -> str:
+    """Return a JSON value as records have it; a text that is not JSON as a string."""
+    try:
+        return _json(msgspec.json.decode(value))
+    except msgspec.DecodeError:
+        return _json(value)

@@ -77,6 +77,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def timed(self, pairs: Mapping[int, Sequence[tuple[float, float]]]) -> Verdict:
         """Return the verdict with other times of some batch sizes.
 
+        Fewer rounds than a comparison has refuse nothing, as chance may have made them slower.
+
         Args:
             pairs: by batch size, milliseconds of the module and of the variant in each round.
         """
@@ -85,7 +87,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             size: _timing_of(*zip(*rounds, strict=True)) for size, rounds in pairs.items() if rounds
         }
         times = {str(size): known[size] for size in sorted(known)}
-        return msgspec.structs.replace(self, times=times)
+        found = msgspec.structs.replace(self, times=times)
+        few = any(len(rounds) < ROUNDS_MIN for rounds in pairs.values())
+        return self if few and found.refused and not self.refused else found
 
     @property
     def word(self) -> str:

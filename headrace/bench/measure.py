@@ -59,6 +59,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         processes: how many generator processes share a load.
         seed: of the arrivals; each load has another one that follows from it.
         stop_early: stop a load that can no longer meet the objective.
+        longest_s: a search does not lower its rate to one whose load takes longer.
         on_begin: called with the length of each load before it begins, in seconds.
         on_load: called with each load when it has ended.
         on_measured: called with all that is measured, after each load.
@@ -71,6 +72,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     seed: int = 1
     stop_early: bool = False
+    longest_s: float = math.inf
     on_begin: Callable[[float], None] | None = None
     on_load: Callable[[Load], None] | None = None
     on_measured: Callable[[Measurement], None] | None = None
@@ -294,7 +296,7 @@ def find_peak(
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
     check_warm_up(chosen)
     session = _Session(target, chosen, objective, name, earlier)
-    search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured)
+    search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured, chosen.longest_s)
     if at_least > 0 and not search.met(at_least):
         return search.result()
     rate = start or at_least * growth or (earlier[0].offered_rate if earlier else 0)
@@ -313,7 +315,9 @@ class PeakSearch:
         objective: Objective,
         duration_s: float,
         on_measured: Callable[[Measurement], None] | None = None,
+        longest_s: float = math.inf,
     ) -> None:
+        self._longest_s = longest_s
         self._session = session
         self._objective = objective
         self._duration_s = duration_s
@@ -331,8 +335,7 @@ class PeakSearch:
         needed = statistics.needed_requests(1, self._objective)
         length_s = self._duration_s
         for _ in range(TRIES):
-            # A quarter more than needed, for the warm-up and for chance.
-            length_s = max(length_s, 1.25 * needed / rate + 2.0)
+            length_s = max(length_s, self._length_s(rate, needed))
             load = self._session.run(Scenario(kind="server", rate=rate), length_s)
             self._report()
             verdict = load.verdict
@@ -360,6 +363,10 @@ class PeakSearch:
         self._report()
         return met
 
+    def _length_s(self, rate: float, needed: int) -> float:
+        # A quarter more than needed, for the warm-up and for chance.
+        return 1.25 * needed / rate + 2.0
+
     def _report(self) -> None:
         if self._on_measured is not None:
             self._on_measured(self.result())
@@ -376,7 +383,8 @@ class PeakSearch:
             return
         for _ in range(HALVINGS_MAX):
             rate /= growth
-            if rate < _LOWEST or self.met(rate):
+            length_s = self._length_s(rate, statistics.needed_requests(1, self._objective))
+            if rate < _LOWEST or length_s > self._longest_s or self.met(rate):
                 return
             # After a disturbance the peak can be far below where it was before.
             growth = min(growth * growth, max(growth, 2.0))

@@ -6,6 +6,7 @@ The times come from a `Comparison`, which a model process measures without a ser
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -39,7 +40,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         variants: those that can win, the fastest within the objective first.
         batch_max: the largest batch that can meet the objective with one of them.
-        start: the batch with which the first of them has its highest rate within the objective.
+        start: the batch with which the first of them has its highest rate within the objective, of
+            the measured sizes and the powers of two between them.
         preprocess_share: the part of the time of that batch that `preprocess` takes.
         left_out: what is not measured, with reasons.
         measured: all variants with times, for `expected_rate`.
@@ -119,7 +121,7 @@ def expected_rate(calibration: Calibration, objective_ms: float, candidate: Cand
     most = candidate.options.get("max_batch_size", BATCH_MAX)
     for variant in calibration.measured:
         if _name(variant) == label:
-            times = [time for time in variant.times if time.size <= most]
+            times = [time for time in _filled(variant.times) if time.size <= most]
             return 1000 * _rate(_start(times, objective_ms))
     return 0.0
 
@@ -171,8 +173,26 @@ def _in_time(times: Iterable[BatchTime], limit_ms: float) -> list[BatchTime]:
 
 def _start(times: Sequence[BatchTime], objective_ms: float) -> BatchTime | None:
     """Return the batch with the highest rate among those in time, if possible under load."""
-    usable = _in_time(times, objective_ms / _BATCHES_OF_A_JOB) or _in_time(times, objective_ms)
+    sizes = _filled(times)
+    usable = _in_time(sizes, objective_ms / _BATCHES_OF_A_JOB) or _in_time(sizes, objective_ms)
     return max(usable, key=_rate, default=None)
+
+
+def _filled(times: Sequence[BatchTime]) -> list[BatchTime]:
+    """Return the times with those of the powers of two between the sizes, by straight lines."""
+    found = list(times)
+    for one, other in pairwise(times):
+        size = 1 << one.size.bit_length()
+        while size < other.size:
+            part = (size - one.size) / (other.size - one.size)
+            names = [name for name in BatchTime.__struct_fields__ if name != "size"]
+            ms = {
+                name: getattr(one, name) * (1 - part) + getattr(other, name) * part
+                for name in names
+            }
+            found.append(BatchTime(size=size, **ms))
+            size *= 2
+    return sorted(found, key=lambda time: time.size)
 
 
 def _batch_max(times: Sequence[BatchTime], objective_ms: float) -> int:

@@ -81,8 +81,11 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
             return "no combination that was measured meets the objective at any rate"
         if better is None:
             return f"no better than what you have: {_rate(present)}"
-        gain = f", {better.rate / present.rate:.2f} times as much" if present.rate else ""
-        return f"{better.candidate.label}: {_rate(better)}{gain} as {_rate(present)} before"
+        found = f"{better.candidate.label}: {_rate(better)}"
+        if not present.rate:
+            return f"{found}; the present options met the objective at no rate that was tried"
+        gain = f"{better.rate / present.rate:.2f} times as much"
+        return f"{found}, {gain} as {_rate(present)} before"
 
 
 def _rate(one: Confirmed) -> str:

@@ -52,9 +52,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate_text(trial: Trial) -> str:
-    """Return the rate of a trial in words: one that was ended early has no rate."""
+    """Return the rate of a trial in words: one that was ended early, or met no rate, has none."""
     if trial.error:
         return "not measured"
+    if not trial.rate and not trial.cut and trial.high is not None:
+        return f"less than {trial.high:.1f}/s"
     return trial.cut or f"{trial.rate:.1f}/s"
 
 

@@ -41,6 +41,8 @@ _EXPECTED: Final = 0.7
 #: With time for fewer trials, a repeated one takes fewer loads.
 _FEW: Final = 8
 _AGAIN_FEW: Final = (1.1, 1.1)
+#: A candidate that needs such a part of the rest of the budget for one load has no peak worth it.
+_LONGEST: Final = 0.2
 #: Of a load that was too high, results come at about the rate that the server can do.
 _MARGIN: Final = 1.05
 
@@ -216,7 +218,7 @@ class Trials:
         known, objective = self._known.get(candidate.key), self._objective
         if known is not None:
             growth, precision = _AGAIN if self.left >= _FEW else _AGAIN_FEW
-            start = known.rate
+            start = known.rate or known.high or 0.0
         else:
             expected = _EXPECTED * self.expected(candidate)
             growth, precision = _OTHERS if floor or expected else _FIRST
@@ -224,7 +226,11 @@ class Trials:
             lower = min(objective.confidence, _SEARCH_CONFIDENCE)
             objective = msgspec.structs.replace(objective, confidence=lower)
         options = LoadOptions(
-            duration_s=_LOAD_S, stop_early=True, on_begin=self._fits, on_load=self._in_budget
+            duration_s=_LOAD_S,
+            stop_early=True,
+            longest_s=_LONGEST * max(0.0, self._deadline - time.monotonic()),
+            on_begin=self._fits,
+            on_load=self._in_budget,
         )
         try:
             measured = self._find(

@@ -86,3 +86,12 @@ def test_between_a_rate_that_met_and_one_that_missed_no_rate_is_sent_again() -> 
     found.bracket(96.0, 2.0)
     assert (found.low, found.high) == (48, 96)
     assert [load.rate for load in session.loads] == [48, 96]
+
+
+def test_a_search_sends_no_load_that_is_longer_than_it_may_be() -> None:
+    session = Session(lambda rate, s: sent(rate, s, late=int(rate * s), cut=True))
+    found = PeakSearch(session, OBJECTIVE, 5.0, longest_s=60.0)  # type: ignore[arg-type]
+    found.bracket(10.0, 2.0)
+    assert max(session.lengths) <= 60.0
+    # At a rate of 2.5 the requests that confirm it would take 67 s.
+    assert (found.low, found.high) == (0, 5.0)

@@ -54,6 +54,10 @@ def test_two_sizes_show_which_larger_batches_may_be_in_time() -> None:
     )
     assert round(expected_rate(found, 300.0, one)) == 235
     assert expected_rate(found, 300.0, other) == 50
+    # Of 4 there is no time: by 4 ms for an item it takes 20 ms.
+    four = msgspec.structs.replace(one, options={**one.options, "max_batch_size": 4})
+    assert round(expected_rate(found, 300.0, four)) == 200
+    assert calibrated(comparison(eager, fast), 100.0).start == 8
     assert expected_rate(found, 300.0, Candidate(label="", options={})) == 50
 
 
@@ -89,7 +93,8 @@ def test_what_cannot_meet_the_objective_is_left_out() -> None:
 
     assert [one.optimize.backend for one in found.variants] == ["openvino"]
     assert found.batch_max == 8
-    assert found.start == 1  # a job waits for one batch of 8 and then for its own
+    # A job waits for one batch and then for its own: 2 x 39 ms are in time, and 2 x 56 are not.
+    assert found.start == 2
     assert "more than 100 ms" in found.left_out[0].reason
     assert found.left_out[1].what == "batches of 16 and more"
 

@@ -296,13 +296,15 @@ def test_a_trial_that_was_stopped_early_has_no_rate() -> None:
     present = Trial(candidate=Candidate(label="", options={}), rate=57.7, low=57.7, high=60.0)
     cut = Trial(candidate=candidate, rate=0.0, low=0.0, high=57.7, cut="less than 57.7/s")
     failed = Trial(candidate=candidate, rate=0.0, low=0.0, error="no memory")
+    slow = Trial(candidate=candidate, rate=0.0, low=0.0, high=2.3)
     report = TuneReport(
         model="m", objective=Objective(percentile=99, latency_ms=1.0), where="private", input="x",
-        budget_s=1, seconds=1, points=1, complete=False, trials=[present, cut, failed],
+        budget_s=1, seconds=1, points=1, complete=False, trials=[present, cut, failed, slow],
     )  # fmt: skip
     text = markdown(report)
     assert "| batch 4 | less than 57.7/s | ended early | 0 s |" in text
     assert "| batch 4 | not measured | no memory | 0 s |" in text
+    assert "| batch 4 | less than 2.3/s | below 2.3 | 0 s |" in text
     assert "| 0.0" not in text
     assert "the best so far is the present options with 57.7/s" in report.verdict
 

@@ -34,7 +34,7 @@ REGISTRY: Registry[Any] = Registry().with_resource(
 #: the server from starting.
 OF_NO_ROUTE = {"method-not-allowed", "broker-unsupported"}
 #: Of routes whose errors are written as OpenAI's API does.
-OF_OPENAI = {"file-not-found", "batch-not-found"}
+OF_OPENAI = {"file-not-found", "batch-not-found", "model-not-loaded"}
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:

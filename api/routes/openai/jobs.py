@@ -17,7 +17,6 @@ from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.stream import PieceEvent
 from api.routes.openai.limits import admit_jobs
 from api.services import Services
-from api.submission.decoding import check_options
 from api.submission.job_request import (
     JobIdentity,
     JobRequest,
@@ -62,7 +61,7 @@ async def job_requests(
         HeadraceError: the request is refused.
     """
     key, trace = idempotency_key(request), request_trace(request)
-    model, options = services.catalog.get(asked.model), check_options(asked.options())
+    model, options = services.catalog.get(asked.model), asked.options()
     inputs = asked.inputs()
     await admit_jobs(services, request.caller, model, asked, inputs, options, keyed=bool(key))
     jobs: list[ValidatedRequest] = []

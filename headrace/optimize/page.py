@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from headrace.observability.machine import busy_warning
-from headrace.optimize.report import LATE, BatchTime, Comparison, Variant
+from headrace.optimize.report import LATE, BatchTime, Comparison, Variant, age
 from headrace.pages.charts import COLOURS, Bar, bar_chart
 from headrace.pages.elements import element
 from headrace.pages.page import facts, figure, page, section, warning
@@ -92,14 +92,6 @@ def cut_text(comparison: Comparison) -> str:
     late = ", ".join(one.optimize.name for one in comparison.variants if one.refused == LATE)
     what = f"not built and loaded in time: {late}" if late else "not all rounds were run"
     return f"{what}; builds are kept, so another run measures more"
-
-
-def age(seconds: float) -> str:
-    """Return how long ago something was, such as `3 h ago`."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
 
 
 def fastest(comparison: Comparison) -> Variant | None:

@@ -98,6 +98,7 @@ class Trials:
         self._find = find
         self._known: dict[str, Trial] = {}
         self._usual_s = 0.0
+        self._again: tuple[float, float] | None = None
         self._began = time.monotonic()
         self._loads: list[Load] = []
         self.reserved = 0
@@ -217,7 +218,9 @@ class Trials:
         self._deployment.use(candidate)
         known, objective = self._known.get(candidate.key), self._objective
         if known is not None:
-            growth, precision = _AGAIN if self.left >= _FEW else _AGAIN_FEW
+            # The same for all, as a rougher search finds a lower peak.
+            self._again = self._again or (_AGAIN if self.left >= _FEW else _AGAIN_FEW)
+            growth, precision = self._again
             start = known.rate or known.high or 0.0
         else:
             expected = _EXPECTED * self.expected(candidate)

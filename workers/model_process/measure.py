@@ -32,7 +32,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
 from headrace.observability.machine import load_facts
 from headrace.optimize.failures import cause, ended
-from headrace.optimize.report import BatchTime, Comparison, Variant, median_interval
+from headrace.optimize.report import BatchTime, Comparison, Variant, age, median_interval
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
@@ -369,15 +369,17 @@ def _load(
         }
     if found is None:
         return executor, lambda _: "", facts
-    if found.problem:
-        raise ConfigError(found.problem)
     verdict, keep = found.verdict, found.keep
+    kept_s = 0.0 if found.build_s else max(0.0, time.time() - verdict.judged_at)
+    if found.problem:
+        when = f"; found in an earlier run, {age(kept_s)}" if kept_s and verdict.broken else ""
+        raise ConfigError(f"{found.problem}{when}")
     facts |= {
         "build_s": found.build_s,
         "error": verdict.error,
         "agreement": verdict.agreement,
         "refused": verdict.refused,
-        "kept_s": max(0.0, time.time() - verdict.judged_at),
+        "kept_s": kept_s,
     }
 
     def judged(pairs: dict[int, list[tuple[float, float]]]) -> str:

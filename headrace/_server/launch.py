@@ -12,11 +12,14 @@ import os
 import sys
 from typing import Any
 
-from headrace.config.handler_files import install
+from headrace._server import imports
+from headrace.config import handler_files
 from headrace.config.paths import package_root, server_root
 from headrace.config.user_environment import restore_user_environment
 
-install()
+if __name__ in ("__main__", "__mp_main__"):
+    imports.install()
+    handler_files.install()
 
 
 def main() -> Any:

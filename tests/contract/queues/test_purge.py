@@ -67,3 +67,12 @@ def test_a_paused_queue_gives_nothing(queue: Queue) -> None:
     queue.client.srem(keys.PAUSED, queue.name)
     assert queue.sweep()[3] == 1
     assert queue.claim().ids == [job_id]
+
+
+def test_half_a_surrogate_pair_hides_no_id(queue: Queue) -> None:
+    raw = foreign(headers={"id": "half", "argsrepr": "\ud83d \\ud83d"})
+    queue.client.lpush(queue.name, raw)
+    assert queue.purge() == (1, 1, 0)
+    assert json.loads(queue.meta("half") or b"")["status"] == "REVOKED"
+    queue.client.lpush(queue.name, foreign(headers={"id": "other", "argsrepr": "\ud83d"}))
+    assert queue.claim().ids == ["other"]

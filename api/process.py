@@ -30,7 +30,7 @@ from headrace.observability import logs
 from headrace.payloads.stores import build_stores
 from headrace.redis.compatibility import check_broker
 from headrace.registry.catalog import declared_of
-from headrace.server.ports import BACKLOG, http_url
+from headrace.server.ports import BACKLOG, http_url, plain
 
 #: Seconds for which a stop waits for requests in progress.
 SHUTDOWN_MAX_S: Final = 4
@@ -111,7 +111,7 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
     return ApiProcess(
         uvicorn.Config(
             app,
-            host=host,
+            host=plain(host),
             port=port,
             loop="uvloop",
             http=protocol_with(settings),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 from typing_extensions import override
@@ -319,9 +320,9 @@ def session_for(url: str | None, retry_s: float) -> Session:
     problem = "it must begin with http:// or https://"
     try:
         parsed = httpx2.URL(address)
-        if parsed.scheme in ("http", "https") and parsed.host:
+        if parsed.scheme in ("http", "https") and urlsplit(address).hostname:
             return Session(address.rstrip("/"), retry_s)
-    except httpx2.InvalidURL as error:
+    except (httpx2.InvalidURL, ValueError) as error:
         problem = str(error)
     raise InvalidRequest(
         f"{address!r} is not the address of a server: {problem}",

@@ -32,7 +32,7 @@ from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.gpus import Device
-from headrace.server.ports import http_get, http_url, listen, reachable
+from headrace.server.ports import http_get, http_url, listen, plain, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 from headrace.torchserve.config import TorchServeConfig, read_config
 from headrace.torchserve.log_files import LogFiles
@@ -369,7 +369,7 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
 def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
     """Return Flower. It only shows things: everything else serves without it."""
     options = {
-        "address": settings.flower_host,
+        "address": plain(settings.flower_host),
         "port": settings.flower_port,
         "persistent": True,
         "db": settings.state_dir.absolute() / "flower",

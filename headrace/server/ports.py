@@ -28,7 +28,12 @@ _TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 def reachable(host: str) -> str:
     """Return the address at which this machine reaches a server that listens on `host`."""
-    return _WILDCARDS.get(host, host)
+    return _WILDCARDS.get(plain(host), plain(host))
+
+
+def plain(host: str) -> str:
+    """Return a host without the brackets that an IPv6 address has in a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
@@ -153,7 +158,7 @@ def close_all(listeners: Sequence[socket.socket]) -> None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
@@ -163,8 +168,8 @@ def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
         # As servers do: a port whose connections are in TIME_WAIT can be used.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # As asyncio does: `::` is every IPv6 address, and no IPv4 address.
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # `::` is every address, as in other servers; asyncio would leave IPv4 out.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError:

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import typer
 
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, message, size
+from headrace.cli.shared.output import count, json_text, message, printable, size
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import unpack
@@ -87,20 +86,20 @@ def check(path: Path, settings: Settings, *, as_json: bool) -> ExitCode:
     if path.suffix.lower() == SUFFIX:
         with _workflow(path, settings) as (workflow, _):
             if as_json:
-                typer.echo(msgspec.json.encode(workflow.document(workflow.name)))
+                typer.echo(json_text(workflow.document(workflow.name)))
                 return ExitCode.DONE
-            typer.echo(f"workflow:     {workflow.name}")
+            typer.echo(f"workflow:     {printable(workflow.name)}")
             for node in workflow.nodes:
                 what = node.source or f"a function of {workflow.handler}"
-                typer.echo(f"node:         {node.name}: {what}")
+                typer.echo(printable(f"node:         {node.name}: {what}"))
         typer.echo(f"{path}: no problems found; --pipeline prints the pipeline")
         return ExitCode.DONE
     found = explain(path, Limits(total_bytes=settings.model_limit_bytes))
     if as_json:
-        typer.echo(msgspec.json.encode(found))
+        typer.echo(json_text(found))
         return ExitCode.USAGE if found.problems else ExitCode.DONE
     for line in _lines(found):
-        typer.echo(line)
+        typer.echo(printable(line))
     if found.problems:
         raise ConfigError("\n".join(f"{path}: {text}" for text in found.problems))
     typer.echo(f"{path}: no problems found")

@@ -114,10 +114,10 @@ def examine(
                 continue
             heading = "Slow checks" if run.check.background else run.check.group
             if heading != group:
-                output.line(f"{chr(10) if group else ''}{_styled(heading, bold=True)}")
+                output.line(f"{chr(10) if group else ''}{_styled(heading, bold=True)}", styled=True)
                 group = heading
             for text in _lines(run):
-                output.line(text)
+                output.line(text, styled=True)
     finally:
         deployment.close()
     if not as_json:

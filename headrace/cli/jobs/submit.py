@@ -271,7 +271,7 @@ class _Run:
                 for piece in self.client.stream(job, starting_after=after):
                     some = True
                     text = piece if isinstance(piece, str) else f"{output.json_text(piece)}\n"
-                    output.write_bytes(text.encode("utf-8", "backslashreplace"))
+                    output.write_text(text)
                     line_open = not text.endswith("\n") if text else line_open
             except errors.StreamRestarted as restarted:
                 after, problem = restarted.place, restarted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,6 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.jobs.encoding import without_line_ends
 
 if TYPE_CHECKING:
     from headrace.client.models import Job
@@ -27,8 +27,8 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 def message(text: str) -> None:
-    """Print a line for people on standard error."""
-    typer.echo(f"headrace: {text}", err=True)
+    """Print a line for people on standard error; its control characters are escaped."""
+    typer.echo(f"headrace: {printable(text)}", err=True)
 
 
 def error_text(error: errors.HeadraceError) -> str:
@@ -54,8 +54,11 @@ def unknown_job(job_id: str) -> ExitCode:
 
 
 def json_text(value: object) -> str:
-    """Return a JSON value as one line, without its end."""
-    return without_line_ends(msgspec.json.encode(value, enc_hook=str)).decode()
+    """Return a JSON value as one line, without its end; what is not printable is escaped."""
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def json_line(value: object) -> None:
@@ -63,9 +66,21 @@ def json_line(value: object) -> None:
     line(json_text(value))
 
 
-def line(text: str) -> None:
-    """Print a line on standard output."""
-    write_bytes(text.encode("utf-8", "backslashreplace") + b"\n")
+def line(text: str, *, styled: bool = False) -> None:
+    """Print a line on standard output.
+
+    Args:
+        text: the line.
+        styled: it has escapes for colours, and no other control characters.
+    """
+    write_text(f"{text}\n", styled=styled)
+
+
+def write_text(text: str, *, styled: bool = False) -> None:
+    """Write text to standard output; on a terminal its control characters are escaped."""
+    if sys.stdout.isatty() and not styled:
+        text = printable(text)
+    write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(data: bytes) -> None:
@@ -83,6 +98,8 @@ def coloured() -> bool:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table on standard output. Cells are never cut or wrapped, so that ids can be copied.
 
+    Control characters and line breaks in cells are escaped.
+
     Args:
         columns: the headers; a header that begins with `>` is right-aligned.
         rows: the cells as text.
@@ -96,7 +113,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         to_right = column.startswith(">")
         drawn.add_column(column.lstrip(">"), justify="right" if to_right else "left", no_wrap=True)
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in row))
     buffer = StringIO()
     colour = coloured()
     console = Console(
@@ -104,7 +121,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     )
     console.print(drawn)
     for text in buffer.getvalue().splitlines():
-        line(text.rstrip())
+        line(text.rstrip(), styled=True)
 
 
 def item(value: object, text: str, *, as_json: bool) -> None:
@@ -112,7 +129,7 @@ def item(value: object, text: str, *, as_json: bool) -> None:
     if as_json:
         json_line(value)
     else:
-        line(text)
+        line(printable(text))
 
 
 def listing(
@@ -150,7 +167,7 @@ def pairs(facts: Iterable[tuple[str, str]]) -> None:
     rows = list(facts)
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        line(f"{name:<{width}}  {value}")
+        line(f"{name:<{width}}  {printable(value)}")
 
 
 def failure_line(job: Job) -> str:
@@ -162,6 +179,8 @@ def failure_line(job: Job) -> str:
 
 def printable(text: str) -> str:
     """Return untrusted text with its control characters escaped; line breaks and tabs stay."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text
@@ -244,7 +263,7 @@ def size(number: float) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a JSON value on one line."""
+    """Return a JSON value on one line, as `json_text` does."""
     return json_text(value)
 
 
@@ -264,7 +283,7 @@ def confirm(question: Callable[[], str], *, yes: bool) -> None:
     if not text:
         return
     try:
-        if typer.confirm(f"headrace: {text}", err=True):
+        if typer.confirm(f"headrace: {printable(text)}", err=True):
             return
     except typer.Abort:  # Ctrl-C or end of input
         typer.echo(err=True)

@@ -75,6 +75,7 @@ class Bar:
 
     @staticmethod
     def _print_above(progress: Progress, text: str) -> None:
+        text = output.printable(text)
         progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

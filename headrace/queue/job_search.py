@@ -11,7 +11,10 @@ import msgspec
 from headrace.access.api_key import NO_OWNER
 from headrace.jobs.failure import read_error_record
 from headrace.jobs.job import Job, State
+from headrace.redis.fields import JobField
 
+#: The fields of a record that `JobSearch.may_fit` takes.
+RECORD_FIELDS: Final = (JobField.ERROR, JobField.METADATA)
 _ABSENT: Final = object()
 
 
@@ -48,6 +51,20 @@ class JobSearch:
             (f"{_json(name)}:{_json(value)}", f"{_json(name)}:{_canonical(value)}")
             for name, value in self.metadata
         ]
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether failed jobs are searched for by what only their records have."""
+        return bool(self.error or self.metadata)
+
+    def may_fit(self, error: bytes | None, metadata: bytes | None) -> bool:
+        """Return whether a failed job can fit, by the JSON in its record; `fits` decides."""
+        # JSON writes a text between its quotes as it is found within a longer one.
+        wanted = _json(self.error.lower())[1:-1]
+        if wanted not in (error or b"").decode("utf-8", "replace").lower():
+            return False
+        text = (metadata or b"").decode("utf-8", "replace")
+        return all(one in text or other in text for one, other in self.metadata_texts)
 
     def owned(self, job: Job) -> bool:
         """Return whether a job belongs to the API key."""

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.job_search import JobSearch
+from headrace.queue.job_search import RECORD_FIELDS, JobSearch
+from headrace.redis import keys
 from headrace.redis.scripts import queues as queue_scripts
 
 #: How many jobs one call of queues/list_jobs.lua looks at: Redis serves others in between.
@@ -25,7 +26,7 @@ STRETCH_JOBS: Final = 500
 PAGE_LOOK_JOBS: Final = 100_000
 PAGE_LOOK_S: Final = 0.15
 #: How many failed jobs are read in one call.
-FAILED_PORTION: Final = 100
+FAILED_PORTION: Final = 500
 
 
 class JobPlace(NamedTuple):
@@ -110,29 +111,48 @@ async def list_failed(
     limit: int,
 ) -> JobPage:
     """Return a page of the failed jobs of these models; see `list_jobs`."""
-    entries = [
-        failure
-        for model in models
-        async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us)
-        for failure in portion
-        if not search.group or failure.group == search.group
-    ]
-    places = sorted({JobPlace(one.created_us, one.job_id) for one in entries}, reverse=True)
-    if before is not None:
-        places = [place for place in places if place < before]
+    places: list[JobPlace] = []
+    # Without a search in the records, no job is looked at in vain.
+    enough = 0 if search.reads_records else limit + 1
+    for model in models:
+        places += await _failed_places(failures, model, search, before, enough)
+    places.sort(reverse=True)
+    if not search.reads_records:
+        return JobPage(places[:limit], places[limit - 1] if len(places) > limit else None)
     found: list[JobPlace] = []
     stop_at = time.monotonic() + PAGE_LOOK_S
     for at in range(0, len(places), FAILED_PORTION):
         if at and time.monotonic() > stop_at:
             return JobPage(found, places[at - 1])
         portion = places[at : at + FAILED_PORTION]
-        jobs = await queue.view([place.job_id for place in portion], results=False)
-        for place, job in zip(portion, jobs, strict=True):
-            if job is not None and job.created_us == place.created_us and search.fits(job):
-                found.append(place)
-            if len(found) == limit:
-                return JobPage(found, place if place != places[-1] else None)
+        rows = await queue.read_all(
+            [("HMGET", keys.job(place.job_id), *RECORD_FIELDS) for place in portion]
+        )
+        found += [place for place, row in zip(portion, rows, strict=True) if search.may_fit(*row)]
+        if len(found) >= limit:
+            last = found[limit - 1]
+            return JobPage(found[:limit], last if last != places[-1] else None)
     return JobPage(found, None)
+
+
+async def _failed_places(
+    failures: Failures, model: str, search: JobSearch, before: JobPlace | None, enough: int
+) -> list[JobPlace]:
+    """Return places of failed jobs of a model: the `enough` newest and more; 0 for all."""
+    places: list[JobPlace] = []
+    async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us):
+        places += [
+            JobPlace(one.created_us, one.job_id)
+            for one in portion
+            if (not search.group or one.group == search.group)
+            and (before is None or (one.created_us, one.job_id) < before)
+        ]
+        # All that follow have failed, and so were created, no later than the last of these.
+        if enough and portion and len(places) >= enough:
+            last_us = portion[-1].failed_us
+            if sum(place.created_us > last_us for place in places) >= enough:
+                break
+    return places
 
 
 async def _step(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:

@@ -112,6 +112,7 @@ async def list_failed(
 ) -> JobPage:
     """Return a page of the failed jobs of these models; see `list_jobs`."""
     places: list[JobPlace] = []
+    stop_at = time.monotonic() + PAGE_LOOK_S
     # Without a search in the records, no job is looked at in vain.
     enough = 0 if search.reads_records else limit + 1
     for model in models:
@@ -120,7 +121,6 @@ async def list_failed(
     if not search.reads_records:
         return JobPage(places[:limit], places[limit - 1] if len(places) > limit else None)
     found: list[JobPlace] = []
-    stop_at = time.monotonic() + PAGE_LOOK_S
     for at in range(0, len(places), FAILED_PORTION):
         if at and time.monotonic() > stop_at:
             return JobPage(found, places[at - 1])

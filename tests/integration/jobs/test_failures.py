@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,9 @@ def test_the_sdk_lists_and_retries(api: ApiServer, folder: Path) -> None:
     ended(api, *ids)
     with Client(api.url) as client:
         (group,) = client.failures("orders")
+        assert client.failures("fake") == []
+        assert client.failures(error="ZeroDivision") == []
+        assert client.failures(since=datetime.now(UTC) + timedelta(hours=1)) == []
         assert (group.count, group.where, sorted(group.jobs)) == (2, KEY_ERROR_AT, sorted(ids))
         assert {job.id for job in client.jobs(group=group.group)} == set(ids)
         assert {job.id for job in client.jobs(metadata={"batch": "night"})} == set(ids)

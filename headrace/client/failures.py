@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 
@@ -47,8 +47,8 @@ def failures(
         "limit": None if limit is None else str(limit),
     }
     query = {name: value for name, value in given.items() if value is not None}
-    path = f"{FAILURES}?{urlencode(query)}" if query else FAILURES
-    return (yield from fetch(session, HttpRequest("GET", path), _Failures)).failures
+    request = HttpRequest("GET", FAILURES, query=query)
+    return (yield from fetch(session, request, _Failures)).failures
 
 
 def retry_failures(session: Session, group: str | FailureGroup) -> Plan[Retried]:

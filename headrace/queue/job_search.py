@@ -15,7 +15,6 @@ from headrace.redis.fields import JobField
 
 #: The fields of a record that `JobSearch.may_fit` takes.
 RECORD_FIELDS: Final = (JobField.ERROR, JobField.METADATA)
-_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class JobSearch:
         since_us: jobs created before this are left out.
         owner: the API key whose jobs count; None for all.
         metadata: names and values that their metadata must have. A value is text, or the JSON of
-            another value.
+            another value; None for any value.
         error: text in a member of their error.
         group: the group of their failure, without the model.
     """
@@ -35,7 +34,7 @@ class JobSearch:
     states: frozenset[State] = frozenset()
     since_us: int = 0
     owner: str | None = None
-    metadata: Sequence[tuple[str, str]] = ()
+    metadata: Sequence[tuple[str, str | None]] = ()
     error: str = ""
     group: str = ""
 
@@ -48,7 +47,9 @@ class JobSearch:
     def metadata_texts(self) -> list[tuple[str, str]]:
         """Texts of which the JSON of the metadata has one of each pair, if it matches."""
         return [
-            (f"{_json(name)}:{_json(value)}", f"{_json(name)}:{_canonical(value)}")
+            (_json(name) + ":", _json(name) + ":")
+            if value is None
+            else (f"{_json(name)}:{_json(value)}", f"{_json(name)}:{_canonical(value)}")
             for name, value in self.metadata
         ]
 
@@ -85,8 +86,8 @@ class JobSearch:
     def _has_metadata(self, job: Job) -> bool:
         stored = msgspec.json.decode(job.metadata_json) if job.metadata_json else {}
         return all(
-            stored.get(name, _ABSENT) == value
-            or (name in stored and _json(stored[name]) == _canonical(value))
+            name in stored
+            and (value is None or stored[name] == value or _json(stored[name]) == _canonical(value))
             for name, value in self.metadata
         )
 

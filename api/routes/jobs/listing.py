@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -74,8 +75,8 @@ class ListQuery(msgspec.Struct):
     metadata: Annotated[
         str | UnsetType,
         Meta(
-            description="Only jobs whose metadata has these members: `name=value`, several with "
-            "commas between, or a JSON object.",
+            description="Only jobs whose metadata has these members: `name=value` or `name`, "
+            "several with commas between, or a JSON object.",
             examples=["customer=42"],
         ),
     ] = UNSET
@@ -189,32 +190,26 @@ async def _one(
     before: JobPlace | None,
 ) -> JobPage:
     """Return the page with this job, or an empty one."""
-    (job,) = await services.queue.view([job_id], results=False) if is_id(job_id) else [None]
+    if not is_id(job_id):
+        raise InvalidRequest(
+            f"query parameter id: {job_id[:64]!r} is not an id",
+            hint="Give 1 to 128 of A-Z a-z 0-9 _ . : @ -.",
+        )
+    (job,) = await services.queue.view([job_id], results=False)
     if job is None or job.model not in models or not search.owned(job):
         return JobPage([], None)
     place = JobPlace(job.created_us, job.id)
     return JobPage([place] if before is None or place < before else [], None)
 
 
-def _members(text: str) -> list[tuple[str, str]]:
+def _members(text: str) -> list[tuple[str, str | None]]:
     """Return names and values of metadata, as `JobSearch` has them."""
     if text.startswith("{"):
-        try:
+        with suppress(msgspec.MsgspecError):
             members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        except msgspec.MsgspecError as error:
-            raise _no_members(text) from error
-        return [(name, bytes(value).decode()) for name, value in members.items()]
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise _no_members(text)
-    return [(name, value) for name, _, value in pairs]
-
-
-def _no_members(text: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"query parameter metadata: {text[:48]!r} is neither names with values nor a JSON object",
-        hint='Give name=value with commas between, such as customer=42, or {"customer":42}.',
-    )
+            return [(name, bytes(value).decode()) for name, value in members.items()]
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    return [(name, value if equals else None) for name, equals, value in pairs]
 
 
 async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:

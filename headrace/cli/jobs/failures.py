@@ -20,6 +20,7 @@ BY_ERROR: Final = "error"
 #: The options of `headrace jobs` that a list of groups has.
 _SEARCHED: Final = ("model", "since", "error", "group")
 _COLUMNS: Final = (">COUNT", "MODEL", "ERROR", "WHERE", "FIRST", "LAST", "GROUP", "MESSAGE")
+MESSAGE_MAX_CHARS: Final = 100
 _LEFT_REASONS: Final = {
     "gone": "deleted or retried meanwhile",
     "alive": "not retried: its message is still in a list",
@@ -71,5 +72,5 @@ def _row(group: FailureGroup) -> tuple[str, ...]:
         output.ago(group.first_at),
         output.ago(group.last_at),
         group.group,
-        output.short_line(group.message),
+        output.short_line(group.message)[:MESSAGE_MAX_CHARS],
     )

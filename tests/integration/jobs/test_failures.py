@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,9 @@ def test_the_sdk_lists_and_retries(api: ApiServer, folder: Path) -> None:
     ended(api, *ids)
     with Client(api.url) as client:
         (group,) = client.failures("orders")
+        assert client.failures("fake") == []
+        assert client.failures(error="ZeroDivision") == []
+        assert client.failures(since=datetime.now(UTC) + timedelta(hours=1)) == []
         assert (group.count, group.where, sorted(group.jobs)) == (2, KEY_ERROR_AT, sorted(ids))
         assert {job.id for job in client.jobs(group=group.group)} == set(ids)
         assert {job.id for job in client.jobs(metadata={"batch": "night"})} == set(ids)
@@ -243,6 +247,8 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
         assert search(api, metadata="customer=42,city=Zürich") == first[::-1]
         assert search(api, metadata='more={"a":420}') == second[::-1]
         assert search(api, metadata="customer=4") == []
+        assert search(api, metadata="more") == second[::-1]
+        assert search(api, metadata='{"city":"Zürich"}') == first[::-1]
         assert search(api, id=first[1]) == [first[1]]
         assert search(api, id=first[1], status="failed") == []
         assert search(api, status="failed") == failed[::-1]
@@ -254,7 +260,7 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
     page = api.http.get(JOBS, params={"id": third[0]}).json()["jobs"]
     assert search(api, until=page[0]["created_at"], model="fake") == (first + second)[::-1]
     assert search(api, since=page[0]["created_at"], model="fake") == third
-    for query in ({"metadata": "customer"}, {"until": "soon"}, {"mode": "x"}):
+    for query in ({"id": ""}, {"until": "soon"}, {"mode": "x"}):
         assert api.http.get(JOBS, params=query).status_code == 400
     with server.client() as client:
         claimed = claim(client, "fake", 10)

@@ -231,7 +231,7 @@ def test_a_stored_input_is_needed_as_long_as_the_message(failing: Queue) -> None
     ref = "redis:" + "a" * 32
     job = Job(source=ref, input_ref=ref)
     row = f"{ref} {job.id} m i"
-    failing.call("payloads/put", [], row, ref, 60_000_000, "", 5, "bytes")
+    failing.call("payloads/put", [], row, ref, 60_000_000, "", 5, "", "", "bytes")
     failing.submit(job)
     fail(failing, failing.claim_one())
     sweep = script("payloads/sweep").call([], 0, row)

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 import redis
 from redis.driver_info import DriverInfo
 
+from headrace.redis import keys
 from headrace.server.ports import free_port
 from tests.harness.wait import wait_until
 
@@ -163,6 +165,17 @@ def leaked_keys(client: redis.Redis) -> list[str]:
             or name.endswith(".pidbox")
         ):
             continue
-        if client.ttl(raw) == -1:
+        if client.ttl(raw) == -1 and not _is_needed(client, name):
             leaked.append(name)
     return sorted(leaked)
+
+
+def _is_needed(client: redis.Redis, key: str) -> bool:
+    """Whether a key is the stored input of a failed job, which lives as long as its message."""
+    prefix = keys.payload("")
+    if not key.startswith(prefix):
+        return False
+    ref = f"redis:{key.removeprefix(prefix)}"
+    entries: Any = client.zrange(keys.PAYLOADS, 0, -1)
+    rows = [entry.decode().split() for entry in entries]
+    return any(row[0] == ref and client.exists(keys.failed(row[1])) for row in rows)

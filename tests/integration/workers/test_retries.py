@@ -64,6 +64,7 @@ def test_what_waits_for_its_retry_outlives_its_worker_and_runs_at_its_time(
             assert job.due_us > job.created_us
             assert error_of(job) == {
                 "type": "transient-error", "message": "try again", "retryable": True,
+                "exception": "TransientError", "where": "tricky.py:54",
             }  # fmt: skip
         gate.touch()
         with celery_worker(redis_db.url, path, tmp_path, node="second@test") as worker:

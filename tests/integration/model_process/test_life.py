@@ -148,7 +148,7 @@ def test_an_input_for_which_memory_is_too_small_fails_alone_with_its_traceback(
     assert job.state is State.FAILED
     assert json.loads(job.error_json) == {
         "type": "out-of-memory", "message": "MemoryError: room for 0, not for 1",
-        "retryable": True,
+        "retryable": True, "exception": "MemoryError", "where": "worn.py:54",
     }  # fmt: skip
     assert "in inference" in (job.traceback or "")
 

@@ -108,6 +108,8 @@ def test_one_bad_input_fails_alone(client: Client) -> None:
         "type": "handler-error",
         "message": "ValueError: cannot do 7",
         "retryable": False,
+        "exception": "ValueError",
+        "where": "tricky.py:52",
     }
     assert "raise ValueError" in (jobs[2].traceback or "")
 

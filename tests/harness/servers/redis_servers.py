@@ -154,11 +154,25 @@ def nothing_leaks(client: redis.Redis) -> None:
     wait_until(clean, "no key without a TTL is left behind")
 
 
+def inputs_of_failures(client: redis.Redis) -> set[str]:
+    """The stored inputs that failed jobs need for a retry; the sweep deletes them later."""
+    entries: Any = client.zrange("hr:payloads", 0, -1) if client.exists("hr:payloads") else []
+    rows = [entry.decode().split(" ") for entry in entries]
+    return {
+        f"hr:payload:{row[0].partition(':')[2]}"
+        for row in rows
+        if row[-1] == "i" and client.exists(f"hr:failed:{row[1]}")
+    }
+
+
 def leaked_keys(client: redis.Redis) -> list[str]:
     """Keys without a TTL that no idle queue should have; kombu's own are not ours (its #294)."""
     leaked = []
+    kept = inputs_of_failures(client)
     for raw in client.scan_iter(count=1000):
         name = raw.decode()
+        if name in kept:
+            continue
         if (
             name.startswith(PERMANENT_PREFIXES)
             or name.startswith("_kombu")

@@ -134,8 +134,8 @@ def test_errors_and_results_that_cannot_be_sent_as_they_are_cost_no_process(
     assert [job.attempts for job in jobs] == [1] * len(jobs)
     assert len({job.result_json for job in jobs[:3]}) == 1
     for job, (code, message) in zip(jobs[3:], said.values(), strict=True):
-        error = json.loads(job.error_json)
-        assert (error["type"], error["message"], error["retryable"]) == (code, message, False)
+        told = {"type": code, "message": message, "retryable": False}
+        assert json.loads(job.error_json).items() >= told.items()
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault"])

@@ -177,7 +177,10 @@ class PayloadIndex(ScriptClient):
         return self._found_bytes
 
     def _looked(self, limit: int, *texts: str) -> tuple[int, list[PayloadEntry]]:
-        count, *found = self.call(script("payloads/sweep").call([], limit, *texts))
+        # What failed jobs keep for a retry must not refuse new jobs.
+        share = "" if self._share_bytes is None else self._share_bytes // 2
+        sweep = script("payloads/sweep").call([], limit, self.max_bytes() // 2, share, *texts)
+        count, *found = self.call(sweep)
         return int(count), [read_entry(text.decode()) for text in found]
 
 

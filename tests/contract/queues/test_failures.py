@@ -234,7 +234,7 @@ def test_a_stored_input_is_needed_as_long_as_the_message(failing: Queue) -> None
     failing.call("payloads/put", [], row, ref, 60_000_000, "", 5, "", "", "bytes")
     failing.submit(job)
     fail(failing, failing.claim_one())
-    sweep = script("payloads/sweep").call([], 0, row)
+    sweep = script("payloads/sweep").call([], 0, "", "", row)
     failing.send(sweep)
     assert failing.client.zscore(keys.PAYLOADS, row)
     assert failing.retry(entry(failing, job.id)) == ["queued"]
@@ -243,6 +243,25 @@ def test_a_stored_input_is_needed_as_long_as_the_message(failing: Queue) -> None
     failing.settle(failing.claim_one())
     failing.send(sweep)
     assert failing.client.zscore(keys.PAYLOADS, row) is None
+
+
+@pytest.mark.parametrize(("most", "share"), [("4", ""), ("", "4"), ("8", "")])
+def test_a_stored_input_makes_way_where_there_is_little_room(
+    failing: Queue, most: str, share: str
+) -> None:
+    ref = "redis:" + "a" * 32
+    job = Job(source=ref, input_ref=ref, key="aa")
+    row = f"{ref} {job.id} m i"
+    failing.call("payloads/put", [], row, ref, 60_000_000, "", 5, "", "aa", "bytes")
+    failing.submit(job)
+    sweep = script("payloads/sweep").call([], 0, most, share, row)
+    failing.send(sweep)
+    assert failing.client.zscore(keys.PAYLOADS, row), "a job that waits needs it"
+    fail(failing, failing.claim_one())
+    failing.send(sweep)
+    assert failing.client.zscore(keys.PAYLOADS, row) is None
+    assert not failing.client.exists(keys.PAYLOAD_SIZES)
+    assert failing.retry(entry(failing, job.id)) == ["no-message"]
 
 
 def test_a_list_of_another_type_does_no_harm(failing: Queue) -> None:

@@ -1,7 +1,9 @@
 -- @include queue_name, payload_sizes
 -- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here. One that is stored
 -- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
--- ARGV: 1 how many due entries to look at (0: only those named), then entries to look at, due or not.
+-- ARGV: 1 how many due entries to look at (0: only those named), 2 the bytes of payloads in Redis above which failed jobs
+--       keep no input there ('': any), 3 the same for those of one API key in all stores ('': half of 2, in Redis), then
+--       entries to look at, due or not.
 -- Returns {how many were looked at, the entries to delete...}.
 -- How long a payload that is needed is left alone, and how long a caller has to delete one that is not.
 local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
@@ -16,13 +18,23 @@ local function is_dead_letter(model, id)
   return false
 end
 
+-- Whether the inputs of failed jobs leave room for those of jobs that wait.
+local function has_room(ref, owner)
+  local most, share = in_redis(ref) and tonumber(ARGV[2]) or nil, tonumber(ARGV[3])
+  share = share or most and most / 2
+  return not (most and counted() > most) and not (owner and share and counted(owner) > share)
+end
+
 -- Microseconds until an input is looked at again; nil if it is not needed. Like the message, it is needed as long as its
 -- dead letter, or the message of its failure, exists. A record without a state belongs to a requeued job that waits.
 local function input_needed_us(ref, id, model)
-  local state, input = unpack(read(id, 's', 'ir'))
+  local state, input, owner = unpack(read(id, 's', 'ir', 'ky'))
   if input and input ~= ref then return nil end
   if input and not (state and FINAL[state]) then return NEEDED_US end
-  if redis.call('EXISTS', FAILED .. id) == 1 then return NEEDED_US end
+  if redis.call('EXISTS', FAILED .. id) == 1 then
+    if has_room(ref, owner) then return NEEDED_US end
+    redis.call('UNLINK', FAILED .. id)
+  end
   return is_dead_letter(model, id) and NEEDED_US or nil
 end
 
@@ -52,7 +64,7 @@ local entries = {}
 if tonumber(ARGV[1]) > 0 then
   entries = redis.call('ZRANGEBYSCORE', PAYLOADS, '-inf', NOW, 'LIMIT', 0, ARGV[1])
 end
-for i = 2, #ARGV do
+for i = 4, #ARGV do
   if redis.call('ZSCORE', PAYLOADS, ARGV[i]) then entries[#entries + 1] = ARGV[i] end
 end
 begin_with_removal(PAYLOADS)

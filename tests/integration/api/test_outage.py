@@ -46,6 +46,7 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
         "batch_id": "batch_" + "0" * 32,
         "profile_id": "0" * 16,
         "response_id": "resp_1",
+        "group": "echo." + "0" * 12,
     }
     return [
         (method.upper(), path.format_map(names))

@@ -243,7 +243,7 @@ def test_the_user_can_do_no_more(guarded: Guarded, command: tuple[str, ...]) -> 
     [
         (("headrace:", "headrace:wrong"), "password"),
         (("headrace:", "nobody:"), "password"),
-        (("?ssl_ca_certs=", "?db=0#"), "certificate"),
+        ((r"\?.*", ""), "certificate"),
     ],
     ids=["password", "user", "ca"],
 )
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_said_in_a_line_without_the_password(
     guarded: Guarded, change: tuple[str, str], said: str
 ) -> None:
     with pytest.raises(BrokerUnavailable, match=f"(?i){said}") as refused:
-        check_broker(guarded.url.replace(*change, 1))
+        check_broker(re.sub(*change, guarded.url, count=1))
     assert QUOTED not in refused.value.message
     assert PASSWORD not in refused.value.message
 

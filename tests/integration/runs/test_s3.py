@@ -398,11 +398,14 @@ class Breaking(Carrier):
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if self.fates and b"BODY" in data and b"HTTP/1.1 200" not in data:
-                    fate = self.fates.pop()
-                    target.sendall(data[:fate])
+                head, blank, body = b"", b"", data
+                if data.startswith(b"HTTP/1.1 200"):  # the body may come with it, or later
+                    head, blank, body = data.partition(b"\r\n\r\n")
+                target.sendall(head + blank)
+                if self.fates and b"BODY" in body:
+                    target.sendall(body[: self.fates.pop()])
                     break
-                target.sendall(data)
+                target.sendall(body)
         shut(source)
         shut(target)
 

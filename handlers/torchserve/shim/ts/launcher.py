@@ -93,10 +93,9 @@ def register_model_with_params(params: Any) -> requests.Response:
     """
     import requests
 
-    with requests.Session() as session:
-        session.trust_env = False  # no proxy of the environment reaches this machine
-        # A registration waits for the load of the model, however long that takes.
-        return session.post(_URL, params=params, timeout=None)
+    # A registration waits for the load of the model, however long that takes. No proxy of the
+    # environment reaches this machine.
+    return requests.post(_URL, params=params, timeout=None, proxies={"http": ""})  # noqa: S113
 
 
 def _command() -> list[str]:

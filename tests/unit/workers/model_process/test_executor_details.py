@@ -116,7 +116,7 @@ def test_bytes_are_decoded_for_a_form_and_for_a_handler_that_accepts_them() -> N
     bad = ("3", b'{"a": {"content_type": "a/b", "base64": "!"}}')
     outcomes = run(Accepting(), [bad, rows[0]]).outcomes
     assert outcomes[0][1:3] == [
-        "input-error", "a: the input's base64 cannot be read: Only base64 data is allowed",
+        "input-error", "a: the input's base64 cannot be read: it has the character '!'",
     ]  # fmt: skip
     assert outcomes[1][0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -80,7 +81,10 @@ def test_kill_9_of_the_demo_ends_the_system(tmp_path: Path) -> None:
     models = digits_alone(tmp_path)
     with demo(ROOT / "examples", output, models=models) as process:
         try:
-            wait_until(lambda: "headrace | up" in output.read_text(), "the system is up", 200)
+            wait_until(
+                lambda: re.search(r"^headrace +\| up", output.read_text(), re.MULTILINE),
+                "the system is up", 200,
+            )  # fmt: skip
             pids = descendants(process.pid)
             assert len(pids) >= 5
         finally:

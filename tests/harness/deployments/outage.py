@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 
 from headrace.config.model_catalog import load_catalog
 from headrace.jobs.ids import new_id
-from headrace.redis import keys
+from headrace.redis import connection, keys
 from headrace.redis.clock import US_PER_S
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.proxy import Proxy, proxy
@@ -170,9 +171,9 @@ def outage_site(folder: Path) -> Iterator[Site]:
         server = stack.enter_context(redis_server("valkey9", *DURABLE))
         path = stack.enter_context(proxy(server.port))
         url = f"redis://127.0.0.1:{path.port}/0"
-        # A cut network is to be noticed by the API within one second.
-        api_url = f"{url}?socket_timeout=1&socket_connect_timeout=1"
-        api = stack.enter_context(api_server(api_url, load_catalog(models)))
+        # The API must notice a cut network within one second.
+        with patch.object(connection, "SOCKET_TIMEOUT_S", 1.0):
+            api = stack.enter_context(api_server(url, load_catalog(models)))
         environ = {"HEADRACE_LEASE_TTL_S": str(LEASE_S)}
         workers = [
             stack.enter_context(

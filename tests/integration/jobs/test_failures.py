@@ -237,6 +237,9 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
         claimed = claim(client, "fake", 3)
         answers = [failure("handler-error", 'a "quoted" reason'), Answer(), failure("timeout", "x")]
         settle(client, "fake", claimed, answers)
+    # 420 begins as 42 does, and costs the page no place.
+    page = api.http.get(JOBS, params={"metadata": "customer=42", "limit": 1}).json()["jobs"]
+    assert [job["id"] for job in page] == second[-1:]
     failed = [first[0], second[0]]
     for stretch in (500, 2):
         monkeypatch.setattr(listing, "STRETCH_JOBS", stretch)

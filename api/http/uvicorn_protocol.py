@@ -207,9 +207,8 @@ class Protocol(HttpToolsProtocol):
             raise _invalid()
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and version == "1.1"):
-            raise InvalidRequest(
-                f"the request has {hosts or 'no'} Host headers", hint="Send one Host header."
-            )
+            count = "several Host headers" if hosts else "no Host header"
+            raise InvalidRequest(f"the request has {count}", hint="Send one Host header.")
 
     def _keep_http_1_0(self, cycle: Any) -> None:
         """Leave the connection of a client such as `ab -k` open, after an answer with a length.

@@ -51,7 +51,10 @@ def chat_tokens(
             "the answer; send fewer messages"
         )
     chat = [plain_message(place, message) for place, message in enumerate(messages)]
-    _check_values(tokenizer, chat, most)
+    texts = _texts(chat, most)
+    # Also a text that the template does not write is searched for control tokens.
+    check_length(texts)
+    _check_control_tokens(tokenizer, texts)
     make = tokenizer.apply_chat_template
     # The tokenizer of Mistral needs no such option: it never reads control tokens in a text.
     sanitizes = "sanitize_control_tokens" in inspect.signature(make).parameters
@@ -64,28 +67,33 @@ def chat_tokens(
     return list(made["input_ids"])
 
 
-def _check_values(tokenizer: Any, chat: list[dict[str, Any]], most: int) -> None:
-    """Check how many values and control tokens the messages have.
+def _texts(chat: list[dict[str, Any]], most: int) -> str:
+    """Return the texts in the messages, a line for each.
 
     Raises:
-        InputError: they have too many.
+        InputError: the messages have too many values.
     """
-    marks = _control_tokens(tokenizer)
     values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
-    control_tokens = 0
+    texts: list[str] = []
     for count, value in enumerate(_values(chat), 1):
-        if isinstance(value, str):
-            control_tokens += sum(1 for _ in marks.finditer(value))
         if count > values_max:
             raise InputError(
                 f"the messages have far more values than the {most:,} tokens that the model takes "
                 "with the answer; send fewer messages, or fewer fields in them"
             )
-        if control_tokens > _CONTROL_TOKENS_MAX:
-            raise InputError(
-                "the messages contain control tokens of the model more than "
-                f"{_CONTROL_TOKENS_MAX:,} times; leave them out"
-            )
+        if isinstance(value, str):
+            texts.append(value)
+    return "\n".join(texts)
+
+
+def _check_control_tokens(tokenizer: Any, texts: str) -> None:
+    """Raise an InputError if texts have too many control tokens."""
+    marks = _control_tokens(tokenizer)
+    if sum(1 for _ in marks.finditer(texts)) > _CONTROL_TOKENS_MAX:
+        raise InputError(
+            "the messages contain control tokens of the model more than "
+            f"{_CONTROL_TOKENS_MAX:,} times; leave them out"
+        )
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:

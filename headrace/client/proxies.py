@@ -48,7 +48,7 @@ def proxy_for(server: str) -> Proxy | None:
         InvalidRequest: the proxy cannot be used.
     """
     parts = urlsplit(server)
-    host = parts.hostname or ""
+    host = (parts.hostname or "").rstrip(".")
     if _is_here(host) or _is_excepted(host, parts):
         return None
     proxy = _named(parts.scheme)
@@ -114,15 +114,17 @@ def _is_excepted(host: str, server: SplitResult) -> bool:
     for entry in _exceptions():
         if entry == "*":
             return True
-        if address is not None:
-            if _covers(entry, address):
-                return True
-            continue
-        name, _, port = entry.partition(":")
-        name = name.removeprefix("*").lstrip(".")
+        if address is not None and _covers(entry, address):
+            return True
+        name, port = _split_port(entry)
         default = {"http": 80, "https": 443}.get(server.scheme)
         if port and port != str(server.port or default):
             continue
+        if address is not None:
+            if _covers(name, address):
+                return True
+            continue
+        name = name.removeprefix("*").strip(".")
         if name and (host == name or host.endswith(f".{name}")):
             return True
     return False
@@ -133,6 +135,12 @@ def _exceptions() -> Iterator[str]:
     for entry in re.split(r"[,\s]+", text.lower()):
         if entry:
             yield entry.rpartition("://")[2].rstrip(".")
+
+
+def _split_port(entry: str) -> tuple[str, str]:
+    """Split an exception at its port; an IPv6 address with one has brackets."""
+    parts = re.fullmatch(r"(\[.*\]|[^:]*):([0-9]+)", entry)
+    return (entry, "") if parts is None else (parts[1], parts[2])
 
 
 def _covers(entry: str, address: _Address) -> bool:

@@ -36,9 +36,14 @@ _PLAIN_TYPES: Final = frozenset({int, float, str, bool, type(None)})
 #: A name that needs no quotes in a path (headrace/config/json_path.py).
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
-_ESCAPE: Final = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+#: JSON up to the first escape for half of a surrogate pair whose other half is missing.
+_HALF_PAIR: Final = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+(\\u[^\"]{4})",
+    re.DOTALL,
+)
 _DATA_URL: Final = re.compile(rb"\s*data:[^,]{0,255};base64,", re.IGNORECASE)
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_SPACES: Final = b" \t\n\r\v\f"
 _NO_BASE64: Final = re.compile(rb"[^A-Za-z0-9+/]")
 
 _LINE_ENDS: Final = tuple(
@@ -84,19 +89,8 @@ def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
 
 def _half_pair(text: bytes) -> bytes | None:
     """Return the first escape of JSON for a surrogate that has no partner."""
-    high: re.Match[bytes] | None = None
-    for escape in _ESCAPE.finditer(text):
-        code = int(escape[1] or b"0", 16)
-        is_low = 0xDC00 <= code < 0xE000
-        if high is not None:
-            if not is_low or escape.start() != high.end():
-                break
-            high = None
-        elif is_low:
-            return escape[0]
-        elif 0xD800 <= code < 0xDC00:
-            high = escape
-    return None if high is None else high[0]
+    found = _HALF_PAIR.match(text)
+    return None if found is None else found[1]
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -382,7 +376,7 @@ def unbase64(text: str | bytes) -> bytes:
     plain = text.encode("utf-8", "replace") if isinstance(text, str) else text
     if found := _DATA_URL.match(plain):
         plain = unquote_to_bytes(plain[found.end() :])
-    plain = b"".join(plain.split()).translate(_URL_SAFE).rstrip(b"=")
+    plain = plain.translate(_URL_SAFE, _SPACES).rstrip(b"=")
     if wrong := _NO_BASE64.search(plain):
         shown = plain[wrong.start() :].decode("utf-8", "replace")[:1]
         raise InvalidRequest(f"the input's base64 cannot be read: it has the character {shown!a}")

@@ -32,7 +32,7 @@ _CHUNK_BYTES: Final = MIB
 _HEADER_MAX_BYTES: Final = 64 * 1024
 #: The most PAX keys of a member. tarfile copies those of the whole archive for each member.
 _PAX_KEYS_MAX: Final = 100
-#: The most bytes of a zip's directory for each member that is allowed.
+#: The most bytes of a zip's directory, or of all headers of a tar, for each member that is allowed.
 _ENTRY_BYTES: Final = 2048
 _ENCRYPTED: Final = 0x1
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -120,7 +120,7 @@ def read_archive(
         rules = MemberRules(label, os.fstat(file.fileno()).st_size, limits)
         with _readable(label):
             if path.name.lower().endswith(_TARS):
-                yield from _tar(file, rules, report, label)
+                yield from _tar(file, limits, rules, report, label)
             else:
                 yield from _zip(file, limits, rules, report, label)
 
@@ -210,13 +210,13 @@ def _directory_bytes(file: IO[bytes]) -> int:
 
 
 def _tar(
-    file: IO[bytes], rules: MemberRules, report: Report, label: str
+    file: IO[bytes], limits: Limits, rules: MemberRules, report: Report, label: str
 ) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if file.read(2) != b"\x1f\x8b":
         raise ConfigError(f"{label}: it is not a .tar.gz file", hint="pack it again")
     file.seek(0)
     with gzip.GzipFile(fileobj=file) as plain:
-        stream = _Forward(plain, rules)
+        stream = _Forward(plain, rules, _HEADER_MAX_BYTES + limits.entries * _ENTRY_BYTES)
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 # tarfile would keep all members.
@@ -277,8 +277,11 @@ class _Forward(io.RawIOBase):
     tarfile reads headers whole, however long they claim to be, and jumps over members.
     """
 
-    def __init__(self, stream: gzip.GzipFile, rules: MemberRules) -> None:
+    def __init__(
+        self, stream: gzip.GzipFile, rules: MemberRules, all_headers_max_bytes: int
+    ) -> None:
         self._stream = stream
+        self._left_header_bytes = all_headers_max_bytes
         self._rules = rules
         self._at = 0
         self._last = b""
@@ -297,8 +300,11 @@ class _Forward(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         if self._in_header:
             self._header_bytes += size
+            self._left_header_bytes -= size
         if not 0 <= size <= _CHUNK_BYTES or self._header_bytes > _HEADER_MAX_BYTES:
             raise tarfile.ReadError("a header is too long")
+        if self._left_header_bytes < 0:
+            raise tarfile.ReadError("its headers are too long")
         return self._take(size)
 
     def _take(self, size: int) -> bytes:

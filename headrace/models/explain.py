@@ -120,7 +120,8 @@ def _describe(folder: Path, about: Explanation) -> None:
     try:
         found = examine_folder(folder, about.path)
     except ConfigError as error:
-        about.problems.extend(_text(error, folder).splitlines())
+        text = _text(error, folder).removeprefix(f"{about.path}: ")
+        about.problems.extend(text.splitlines())
         return
     _copy(found, about)
     if about.weights and not os.path.isfile(found.folder / about.weights):

@@ -6,10 +6,12 @@ with the same error code, exception and line of the handler.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from headrace.errors import InvalidRequest
 from headrace.jobs.failure import ErrorRecord, read_error_record
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -24,6 +26,8 @@ PORTION: Final = 2_000
 RETRY_PORTION: Final = 200
 #: How many of its jobs a group names.
 NEWEST_MAX: Final = 10
+
+_GROUP_NAME: Final = re.compile(r"(.+)\.([0-9a-f]{12})")
 
 Outcome = Literal["queued", "gone", "alive", "no-message", "elsewhere"]
 
@@ -159,9 +163,18 @@ class Failures:
 
 
 def split_group(name: str) -> tuple[str, str]:
-    """Return the model and the group of a group's name."""
-    model, _, group = name.rpartition(".")
-    return model, group
+    """Return the model and the group of a group's name.
+
+    Raises:
+        InvalidRequest: no group can have this name.
+    """
+    parts = _GROUP_NAME.fullmatch(name)
+    if parts is None:
+        raise InvalidRequest(
+            f"{name[:64]!r} is not the name of a group of failures",
+            hint="Take one from GET /api/v1/failures, or from `headrace jobs --group error`.",
+        )
+    return parts[1], parts[2]
 
 
 def _count(found: dict[str, FailureGroup], model: str, failure: Failure) -> None:

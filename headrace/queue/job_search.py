@@ -44,14 +44,18 @@ class JobSearch:
         return bool(self.error or self.group) or self.states == {State.FAILED}
 
     @property
-    def metadata_texts(self) -> list[tuple[str, str]]:
-        """Texts of which the JSON of the metadata has one of each pair, if it matches."""
-        return [
-            (_json(name) + ":", _json(name) + ":")
-            if value is None
-            else (f"{_json(name)}:{_json(value)}", f"{_json(name)}:{_canonical(value)}")
-            for name, value in self.metadata
-        ]
+    def metadata_texts(self) -> list[tuple[str, str, str]]:
+        """Texts of which the JSON of the metadata has one of each three, if it matches."""
+        found = []
+        for name, value in self.metadata:
+            member = f"{_json(name)}:"
+            if value is None:
+                found.append((member, member, member))
+                continue
+            # A number may be the beginning of a longer one.
+            other = member + _canonical(value)
+            found.append((member + _json(value), f"{other},", f"{other}}}"))
+        return found
 
     @property
     def reads_records(self) -> bool:
@@ -65,7 +69,7 @@ class JobSearch:
         if wanted not in (error or b"").decode("utf-8", "replace").lower():
             return False
         text = (metadata or b"").decode("utf-8", "replace")
-        return all(one in text or other in text for one, other in self.metadata_texts)
+        return all(any(one in text for one in three) for three in self.metadata_texts)
 
     def owned(self, job: Job) -> bool:
         """Return whether a job belongs to the API key."""

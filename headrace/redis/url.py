@@ -102,7 +102,8 @@ def read_url(url: str) -> RedisUrl:
     Raises:
         ConfigError: it cannot be read, or its parsers would read it in different ways.
     """
-    scheme, separator, rest = url.partition("://")
+    # A secret that was read from a file often ends with a line break.
+    scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in SCHEMES:
         raise _wrong("it has no known scheme", _FORMS)
     if "#" in rest or re.search(r"[\s\x00-\x1f\x7f]", rest):
@@ -208,7 +209,8 @@ def _host_port(text: str, default: int | None) -> tuple[str, int | None]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or port == 0:
+    # kombu takes a semicolon for the end of a URL.
+    if not host or port == 0 or re.search(r"[,;]", host):
         raise _wrong("a host or its port is wrong", f"{_FORMS}; {_ENCODE}")
     return unquote(host), port or default
 

@@ -8,11 +8,16 @@ from typing import Final, NamedTuple
 
 #: What the stacks of a timeout have in their heads.
 _STACKS: Final = "(most recent call first)"
+#: What the lines of an ExceptionGroup begin with, and what is between it and its parts.
+_GROUP_LINE: Final = re.compile(r"^  [|+] ", re.MULTILINE)
+_GROUP_PARTS: Final = "\n  +-+--"
 _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 #: The line after the frames of a traceback begins with the exception's name.
 _EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)", re.MULTILINE)
 #: Files whose frames are not the handler's own: libraries, and the model process.
 _LIBRARY: Final = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|model_process)/|^<")
+#: The handlers of TorchServe, which the author's handler extends: a frame of the author says more.
+_TORCHSERVE: Final = f"{Path(__file__).parents[2] / 'handlers' / 'torchserve'}/"
 _PACKAGE: Final = f"{Path(__file__).parents[2] / 'headrace'}/"
 
 
@@ -36,10 +41,13 @@ class Raised(NamedTuple):
 
 def read_raised(traceback: str) -> Raised | None:
     """Read a traceback; None for one without frames, and for the stacks of a timeout."""
+    # An error in a task group has its place where the group is; its parts may have none.
+    traceback = _GROUP_LINE.sub("", traceback.partition(_GROUP_PARTS)[0])
     frames = [] if _STACKS in traceback else list(_FRAME.finditer(traceback))
     if not frames:
         return None
-    own = next((one for one in reversed(frames) if _is_own(one[1])), frames[-1])
+    last_first = [one for one in reversed(frames) if _is_own(one[1])] or [frames[-1]]
+    own = next((one for one in last_first if not one[1].startswith(_TORCHSERVE)), last_first[0])
     # Only the first line after the frames: the exception's text may have lines of its own.
     kind = _EXCEPTION.search(traceback, frames[-1].end())
     name = kind[1].rpartition(".")[2] if kind else "exception"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -205,11 +204,22 @@ async def _one(
 def _members(text: str) -> list[tuple[str, str | None]]:
     """Return names and values of metadata, as `JobSearch` has them."""
     if text.startswith("{"):
-        with suppress(msgspec.MsgspecError):
+        try:
             members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            return [(name, bytes(value).decode()) for name, value in members.items()]
+        except msgspec.MsgspecError:
+            raise _no_metadata(text) from None
+        return [(name, bytes(value).decode()) for name, value in members.items()]
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if not pairs or not all(name for name, _, _ in pairs):
+        raise _no_metadata(text)
     return [(name, value if equals else None) for name, equals, value in pairs]
+
+
+def _no_metadata(text: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"query parameter metadata: {text[:64]!r} has no names of metadata",
+        hint='Give name=value, several with commas between, or a JSON object: {"name": "value"}.',
+    )
 
 
 async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:

@@ -111,7 +111,7 @@ def list_jobs(
     limit: int,
     look_max: int,
     owner: str | None,
-    metadata: Sequence[tuple[str, str]] = (),
+    metadata: Sequence[tuple[str, str, str]] = (),
 ) -> Command:
     """Walk a model's jobs from the newest.
 
@@ -123,7 +123,7 @@ def list_jobs(
         limit: how many jobs are returned at most.
         look_max: how many jobs are looked at at most.
         owner: the API key whose jobs count; None for all.
-        metadata: the metadata must have one text of each pair.
+        metadata: the metadata must have one text of each three.
     """
     at: tuple[Arg, Arg] = ("", "") if before is None else before
     return script("queues/list_jobs").call(
@@ -135,7 +135,7 @@ def list_jobs(
         limit,
         look_max,
         owner or "",
-        *(text for pair in metadata for text in pair),
+        *(text for three in metadata for text in three),
     )
 
 

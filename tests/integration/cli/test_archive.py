@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,11 @@ def test_what_is_no_archive_and_no_folder(tmp_path: Path) -> None:
         done = headrace_here("archive", *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert problem in done.stderr
+
+
+def test_a_problem_of_an_archive_names_it_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("readme.txt", "")
+    checked = headrace("archive", "--check", "other.zip", cwd=tmp_path)
+    assert checked.returncode == 2
+    assert "headrace: other.zip: it has no model.yaml" in checked.stderr

@@ -237,6 +237,9 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
         claimed = claim(client, "fake", 3)
         answers = [failure("handler-error", 'a "quoted" reason'), Answer(), failure("timeout", "x")]
         settle(client, "fake", claimed, answers)
+    # 420 begins as 42 does, and costs the page no place.
+    page = api.http.get(JOBS, params={"metadata": "customer=42", "limit": 1}).json()["jobs"]
+    assert [job["id"] for job in page] == second[-1:]
     failed = [first[0], second[0]]
     for stretch in (500, 2):
         monkeypatch.setattr(listing, "STRETCH_JOBS", stretch)
@@ -260,8 +263,15 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
     page = api.http.get(JOBS, params={"id": third[0]}).json()["jobs"]
     assert search(api, until=page[0]["created_at"], model="fake") == (first + second)[::-1]
     assert search(api, since=page[0]["created_at"], model="fake") == third
-    for query in ({"id": ""}, {"until": "soon"}, {"mode": "x"}):
-        assert api.http.get(JOBS, params=query).status_code == 400
+    for query in (
+        {"id": ""}, {"until": "soon"}, {"mode": "x"}, {"group": "fake"}, {"group": "fake.zzz"},
+        {"metadata": '{"city":"Z'}, {"metadata": "=42"}, {"metadata": ","},
+    ):  # fmt: skip
+        assert api.http.get(JOBS, params=query).status_code == 400, query
+    for group in ("fake", "fake.0123456789ag"):
+        refused = api.http.post(f"{FAILURES}/{group}/retry")
+        assert refused.status_code == 400
+        assert "is not the name of a group" in refused.json()["detail"]
     with server.client() as client:
         claimed = claim(client, "fake", 10)
         settle(client, "fake", claimed, [Answer()] * len(claimed))

@@ -308,6 +308,10 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
             "far more values than the 1,024",
         ),
         (
+            {"messages": [{"role": "user", "content": "", "never written": "word " * 100_000}]},
+            "far more tokens than the 1,024",
+        ),
+        (
             {"messages": [{"role": "user", "content": "<|end|>" * 1001}]},
             "control tokens of the model more than 1,000 times",
         ),

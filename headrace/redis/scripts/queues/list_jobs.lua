@@ -1,8 +1,8 @@
 -- Walk a model's jobs from the newest, in the order of (created, id), and return those in some states. KEYS: none.
 -- ARGV: 1 model, 2 creation time and 3 id of the job to begin after ('' and '' for the newest), 4 the oldest creation time
 --       that counts, 5 letters of states ('' for all; a leased job that has not begun is queued), 6 how many ids to return at most, 7 how many to look at at most,
---       8 the API key whose jobs count ('' for all; -: jobs of no key), then texts in pairs: the metadata, which is JSON, must
---       have one text of each pair.
+--       8 the API key whose jobs count ('' for all; -: jobs of no key), then texts in threes: the metadata, which is JSON, must
+--       have one text of each three.
 -- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
 -- An id whose record has expired, or belongs to another model, is removed from the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -27,9 +27,9 @@ local function seen(created, id) return before ~= '' and created == before and n
 
 local function has_metadata(id)
   local metadata = ARGV[9] and (read(id, 'md')[1] or '')
-  for i = 9, #ARGV, 2 do
-    local has = string.find(metadata, ARGV[i], 1, true) or string.find(metadata, ARGV[i + 1], 1, true)
-    if not has then return false end
+  local function has(i) return string.find(metadata, ARGV[i], 1, true) end
+  for i = 9, #ARGV, 3 do
+    if not (has(i) or has(i + 1) or has(i + 2)) then return false end
   end
   return true
 end

@@ -30,6 +30,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "http://127.0.0.1:8080", "http://localhost:8080", "http://LOCALHOST", "http://[::1]:80",
         "http://127.9.9.9", "http://api.localhost", "http://0.0.0.0:1", "http://[::]:1",
         "http://[::ffff:127.0.0.1]:80", "https://127.0.0.1",
+        "http://localhost.:8080",
     ],
 )  # fmt: skip
 def test_this_machine_is_reached_directly(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
@@ -60,6 +61,13 @@ def test_this_machine_is_reached_directly(monkeypatch: pytest.MonkeyPatch, url: 
         ("10.1.2.3", "http://10.1.2.3:8080", True),
         ("fd00::/8", "http://[fd12::1]", True),
         ("[fd12::1]", "http://[fd12::1]:9", True),
+        ("10.1.2.3:8080", "http://10.1.2.3:8080", True),
+        ("10.1.2.3:80", "http://10.1.2.3", True),
+        ("10.1.2.3:8080", "http://10.1.2.3", False),
+        ("[fd12::1]:9", "http://[fd12::1]:9", True),
+        ("[fd12::1]:8", "http://[fd12::1]:9", False),
+        ("a.example", "http://a.example.", True),
+        ("a.example.:80", "http://a.example", True),
         ("nonsense/8,[,::::", "http://10.1.2.3", False),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -111,6 +112,17 @@ def test_other_base64_is_refused_with_the_cause(text: str, problem: str) -> None
         decode_input(said(text))
 
 
+def test_wrapped_base64_takes_no_memory_for_each_line() -> None:
+    text = b"QUJD " * 200_000
+    tracemalloc.start()
+    try:
+        assert len(encoding.unbase64(text)) == 600_000
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 5 * len(text)
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -119,6 +131,8 @@ def test_other_base64_is_refused_with_the_cause(text: str, problem: str) -> None
         (rb'{"a":"\ud83d\u0041"}', r"half of a surrogate pair, \ud83d,"),
         (rb'{"a":"\uDE00"}', r"half of a surrogate pair, \uDE00,"),
         (rb'{"a":"\ud83d\ude00\ude00"}', r"half of a surrogate pair, \ude00,"),
+        (rb'{"a":"\\\ud83d"}', r"half of a surrogate pair, \ud83d,"),
+        (rb'{"a":"\ud83d\ude00\n\ud83d\"', r"half of a surrogate pair, \ud83d,"),
         (rb'{"a":"\\ud83d"', "Input data was truncated"),
         (rb'{"a":"\ud83d\ude00"', "Input data was truncated"),
         ('{"a":1}'.encode("utf-16"), "it is in UTF-16"),

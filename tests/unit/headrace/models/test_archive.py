@@ -215,6 +215,22 @@ def test_a_header_of_many_keys_is_refused(kind: bytes, keys: int, tmp_path: Path
     assert "a header has more than 100 keys" in told or "a header is too long" in told
 
 
+def test_headers_that_are_long_together_are_refused(tmp_path: Path) -> None:
+    """Their reader takes seconds for each 100 MB of them, and they pack well."""
+    limits = LIMITS._replace(entries=100)
+    for keys, expected in ((1, None), (50, "its headers are too long")):
+        members = []
+        for n in range(99):
+            info = tarfile.TarInfo(f"m{n}")
+            info.pax_headers = {f"k{key}": "v" * 500 for key in range(keys)}
+            members.append((info, b""))
+        path = write_tar(tmp_path / f"{keys}.tgz", members)
+        if expected is None:
+            assert len(list(read_archive(path, limits, pytest.fail))) == 99
+        else:
+            assert expected in refusal(path, tmp_path, limits)
+
+
 def test_a_header_after_the_other_is_refused(tmp_path: Path) -> None:
     header = tarfile.TarInfo("h")
     header.type = tarfile.XGLTYPE

@@ -46,6 +46,8 @@ SECRET = ("hunter", "cret")
         ("rediss://h?hunter/cret=1", "unknown option '...'", "known: db,"),
         ("rediss://h?ssl_ca_certs=", "ssl_ca_certs has no value", "leave it out"),
         ("redis://h?db=1&db=2", "db is given twice", "once"),
+        ("redis://hunter,cret:6379/0", "a host or its port", "sentinel://"),
+        ("redis://hunter;cret:6379/0", "a host or its port", "sentinel://"),
         ("unix://h/run/r.sock", "a socket has no host", "unix:///path"),
         ("unix://", "no path of a socket", "unix:///path"),
         ("sentinel://one,two/0", "the name of the master is missing", "?master=name"),
@@ -89,6 +91,7 @@ ENCODED = "p%23w%2F%3F%40%3A%25%2B%20%C3%A9"
         "rediss://:p@h:1/3?ssl_check_hostname=no",
         f"unix://u:{ENCODED}@/run/my%20r%401.sock?db=3",
         "unix:///run/a@b.sock?db=3",
+        "redis://h:1/3\n",
     ],
 )
 def test_redis_py_celery_and_kombu_find_the_same(url: str) -> None:

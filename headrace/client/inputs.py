@@ -146,11 +146,13 @@ def _image(image: Any, content_type: str) -> bytes:
             f"a Pillow image cannot be sent as {content_type}", hint="Use one such as image/jpeg."
         )
     options = {}
-    if (orientation := exif_orientation(image)) != UPRIGHT and kind in EXIF_TYPES:
-        options["exif"] = pillow.Exif()
-        options["exif"][ORIENTATION_TAG] = orientation
     out = io.BytesIO()
     try:
+        # Pillow turns a TIFF upright when it reads the pixels.
+        image.load()
+        if (orientation := exif_orientation(image)) != UPRIGHT and kind in EXIF_TYPES:
+            options["exif"] = pillow.Exif()
+            options["exif"][ORIENTATION_TAG] = orientation
         image = _for_format(image if options else upright(image), kind)
         image.save(out, name, **options)
     except (OSError, ValueError) as error:

@@ -7,10 +7,10 @@ import re
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -150,16 +150,23 @@ def _module_file(dotted: str) -> Path | None:
         ModuleNotFoundError: the module does not exist.
     """
     ours = [str(server_root())]
-    path = [*(entry for entry in sys.path if entry not in ours), os.getcwd()]
+    users = [*(entry for entry in sys.path if entry not in ours), os.getcwd()]
+    # As in a model process: the user's module wins, also in a folder with the name of one of ours.
+    spec = _module_spec(dotted, users) or _module_spec(dotted, ours)
+    if spec is None:
+        raise ModuleNotFoundError(f"no module {dotted} on this host")
+    origin = spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _module_spec(dotted: str, path: Sequence[str]) -> ModuleSpec | None:
     spec = None
     for depth in range(1, dotted.count(".") + 2):
-        name = ".".join(dotted.split(".")[:depth])
-        spec = PathFinder.find_spec(name, path) or PathFinder.find_spec(name, ours)
+        spec = PathFinder.find_spec(".".join(dotted.split(".")[:depth]), path)
         if spec is None:
-            raise ModuleNotFoundError(f"no module {name} on this host")
+            return None
         path = list(spec.submodule_search_locations or ())
-    origin = None if spec is None else spec.origin
-    return Path(origin) if origin is not None and origin.endswith(".py") else None
+    return spec
 
 
 def weights(deployment: Deployment) -> Iterator[CheckResult]:

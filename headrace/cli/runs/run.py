@@ -186,7 +186,8 @@ class _Run:
         if state == "ended":
             self._message(self._summary(seconds, already=already))
             if not progress.ended:
-                output.message(f"warning: {self.source} has no inputs")
+                source = "standard input" if self.source == "-" else self.source
+                output.message(f"warning: {source} has no inputs")
             self._print_first_failure()
             if progress.failed:
                 self._message("to run the failed inputs again, add --only-failed to the command")

@@ -195,7 +195,7 @@ def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: s
     Raises:
         Conflict: they belong to different runs.
     """
-    new_run = f"Use another output, or remove {output} and its .run to start a new run."
+    new_run = f"use another output, or remove {output} and its .run to start a new run."
     pairs: list[tuple[str, Any, Any]] = [
         ("model", found.model, spec.model),
         ("output", found.output, output),
@@ -205,19 +205,24 @@ def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: s
     for what, was, now in pairs:
         if was != now:
             raise Conflict(
-                f"{output} is the output of a run whose {what} is {was}, not {now}", hint=new_run
+                f"{output} is the output of a run whose {what} is {_given(was)}, not {_given(now)}",
+                hint=f"Repeat its command, {new_run}",
             )
     changes = [
         "a file's name, size or time is another"
         if what == "version"
-        else f"{what} {was} is now {now}"
+        else f"{what} {_given(was)} is now {_given(now)}"
         for what, was, now in _differences("", found.source, source)
     ]
     if changes:
         raise Conflict(
             f"the source of the run {found.run} has changed since it began: {'; '.join(changes)}",
-            hint=f"Restore it. {new_run}",
+            hint=f"Restore it, {new_run}",
         )
+
+
+def _given(value: Any) -> Any:
+    return "(not given)" if value is None else value
 
 
 def _differences(what: str, was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:

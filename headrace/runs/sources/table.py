@@ -176,7 +176,7 @@ def check_twice(columns: Sequence[str], of: str) -> None:
     if len(set(columns)) == len(columns):
         return
     twice = next(name for name, count in Counter(columns).items() if count > 1)
-    raise ConfigError(f"{of}: two columns are called {twice!r}")
+    raise ConfigError(f"{of}: two columns are called {twice!r}", hint="Rename one of them.")
 
 
 def check_column(columns: Collection[str], wanted: str, of: str) -> str:

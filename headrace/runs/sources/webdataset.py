@@ -131,14 +131,14 @@ class TarSource(TableSource):
 
     def _item(self, file: SourceFile, sample: _Sample, at: Any) -> Item:
         try:
-            found = self._input_kinds(sample) if not sample.wrong else []
+            if sample.wrong:
+                raise ValueError(sample.wrong)  # noqa: TRY301
+            found = self._input_kinds(sample)
             carried: Carried = {
                 kind: _json(_value(kind, body))
                 for kind, body in sample.kept.items()
                 if kind not in found and _is_carried(kind)
             }
-            if sample.wrong:
-                raise ValueError(sample.wrong)  # noqa: TRY301
             values = [_value(kind, sample.kept[kind]) for kind in found]
         except (ValueError, msgspec.DecodeError) as error:
             wrong = InvalidRequest(f"{file.name}, sample {sample.name!r}: {error}")

@@ -278,6 +278,8 @@ def test_the_first_inputs_of_a_source_and_one_without_inputs(cli: Commands) -> N
     (cli.folder / "empty.csv").write_text("a,b\n")
     printed = cli.complaint("run", "steps", "empty.csv", "-o", "empty.jsonl", rc=0)
     assert "warning: empty.csv has no inputs" in printed
+    printed = cli.complaint("run", "steps", "-", "-o", "none.jsonl", rc=0)
+    assert "warning: standard input has no inputs" in printed
 
 
 def test_a_cancel_from_elsewhere_ends_it_and_what_is_under_way(

@@ -223,6 +223,15 @@ def test_a_pillow_image_is_as_upright_as_its_file(
         assert (found.getpixel(corner) == (0, 0, 0)) == (wanted.getpixel(corner) == (0, 0, 0))
 
 
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "image/tiff"])
+def test_a_tiff_that_is_not_read_yet_is_turned_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "scan.tif"
+    Image.new("RGB", (16, 8), "white").save(path, exif=oriented(6))
+    with Image.open(path) as opened:
+        body = received(opened, kind)[0]
+    assert decode(body, formats=("PNG", "JPEG", "TIFF")).size == (8, 16)
+
+
 def test_wide_tones_of_a_pillow_image_are_sent_whole_or_refused() -> None:
     tones = [258, 772, 1286, 65535]
     big = Image.frombytes("I;16B", (4, 1), b"".join(tone.to_bytes(2, "big") for tone in tones))

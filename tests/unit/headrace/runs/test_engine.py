@@ -26,6 +26,7 @@ from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sources.limited import LimitedSource
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 
@@ -419,7 +420,8 @@ def test_another_run_does_not_take_the_output(out: Path) -> None:
     for words, source, changes in (
         ("whose model is m, not other", Counted(10, raw), {"model": "other"}),
         ("count 10 is now 11", Counted(11, raw), {}),
-        ("option version is None, not 2", Counted(10, raw), {"version": "2"}),
+        (r"limit \(not given\) is now 4", LimitedSource(Counted(10, raw), 4), {}),
+        (r"option version is \(not given\), not 2", Counted(10, raw), {"version": "2"}),
         ("run id is r, not s", Counted(10, raw), {"run_id": "s"}),
     ):
         with pytest.raises(errors.Conflict, match=words):

@@ -142,21 +142,22 @@ def test_names_that_are_not_utf8(tmp_path: Path, form: int) -> None:
     assert msgspec.json.encode(entry["key"])
 
 
+@pytest.mark.parametrize("form", ["bin", "json"])
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_a_sample_of_a_link_fails_alone(tmp_path: Path, kind: bytes) -> None:
+def test_a_sample_of_a_link_fails_alone(tmp_path: Path, kind: bytes, form: str) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as tar:
-        for name in ("1.bin", "2.bin", "3.bin"):
+        for name in (f"1.{form}", f"2.{form}", f"3.{form}"):
             info = tarfile.TarInfo(name)
-            if name == "2.bin":
-                info.type, info.linkname = kind, "1.bin"
+            if name == f"2.{form}":
+                info.type, info.linkname = kind, f"1.{form}"
             else:
                 info.size = 1
-            tar.addfile(info, io.BytesIO(b"x"))
+            tar.addfile(info, io.BytesIO(b"1"))
     entries = resumes_everywhere(lambda: opened(path))
     assert [entry["key"] for entry in entries] == ["1", "2", "3"]
     (message,) = errors(opened(path))
-    assert "sample '2': its member 'bin' is a" in message
+    assert f"sample '2': its member {form!r} is a" in message
     assert "--hard-dereference" in message
 
 

@@ -43,14 +43,14 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
     declared = request.header(b"content-length")
     if declared and int(declared) > limit_bytes:
         # A client with `Expect: 100-continue` then does not send it.
-        raise _too_large(limit_bytes, f"has {int(declared)} bytes", fixed)
+        raise _too_large(request, limit_bytes, f"has {int(declared)} bytes", fixed)
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
         if len(body) > limit_bytes:
-            raise _too_large(limit_bytes, f"has {len(body)} bytes", fixed)
+            raise _too_large(request, limit_bytes, f"has {len(body)} bytes", fixed)
     else:
         body = await _read_rest(request, limit_bytes, body, fixed)
     request.body_bytes = len(body)
@@ -61,7 +61,7 @@ async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bo
     chunks, size = [first], len(first)
     while True:
         if size > limit_bytes:
-            raise _too_large(limit_bytes, f"has more than {limit_bytes} bytes", fixed)
+            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -72,7 +72,8 @@ async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bo
             return b"".join(chunks)
 
 
-def _too_large(limit_bytes: int, what: str, fixed: bool) -> PayloadTooLarge:
+def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> PayloadTooLarge:
+    request.drain = True
     if fixed:
         hint = "Send a smaller body. The limit of this route is fixed."
     else:

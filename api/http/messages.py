@@ -92,12 +92,13 @@ class Request:
         path: decoded.
         receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
+        drain: the body was refused before all of it was received.
         body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "body_bytes", "caller", "headers", "method", "path", "query_string",
+        "_headers", "body_bytes", "caller", "drain", "headers", "method", "path", "query_string",
         "receive",
     )  # fmt: skip
 
@@ -106,6 +107,7 @@ class Request:
         self.path: str = scope["path"]
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
+        self.drain = False
         self.body_bytes = 0
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]

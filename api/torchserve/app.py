@@ -79,7 +79,7 @@ class TorchServe:
             return False
         headers = (*answer.headers, *self._headers)
         has_id = bool(answer.headers) and answer.headers[0][0] == REQUEST_ID
-        if answer.status == 413:  # it has no further headers
+        if request.drain:  # the 413 for a body that is too large has no further headers
             headers = answer.headers
         elif trace is not None and trace.id:  # the access log adds the id
             headers = headers[1:] if has_id else headers

@@ -41,6 +41,9 @@ _HALF_PAIR: Final = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+(\\u[^\"]{4})",
     re.DOTALL,
 )
+#: Where msgspec has found an error, and what many libraries write there that is no JSON.
+_PLACE: Final = re.compile(r"\(byte (\d+)\)$")
+_NO_NUMBER: Final = re.compile(rb"[^N\-]?(NaN|-?Infinity)\b")
 _DATA_URL: Final = re.compile(rb"\s*data:[^,]{0,255};base64,", re.IGNORECASE)
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 _SPACES: Final = b" \t\n\r\v\f"
@@ -84,6 +87,9 @@ def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
             f"it has half of a surrogate pair, {half.decode()}, which is no character; perhaps "
             "a text was cut in an emoji"
         )
+    place = _PLACE.search(str(error))
+    if place and (number := _NO_NUMBER.match(text, max(0, int(place[1]) - 1))):
+        return f"it has {number[1].decode()}, which JSON does not have; send null in its place"
     return str(error)
 
 

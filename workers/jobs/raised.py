@@ -16,7 +16,7 @@ _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)", re.MULTILINE)
 #: Files whose frames are not the handler's own: libraries, and the model process.
 _LIBRARY: Final = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|model_process)/|^<")
-#: The handlers of TorchServe, which the author's handler extends: a frame of the author says more.
+#: The handlers that the author's handler extends: a frame of the author comes before theirs.
 _TORCHSERVE: Final = f"{Path(__file__).parents[2] / 'handlers' / 'torchserve'}/"
 _PACKAGE: Final = f"{Path(__file__).parents[2] / 'headrace'}/"
 

@@ -108,10 +108,15 @@ async def create_file(services: Services, request: Request) -> Reply:
     require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
     limit_bytes = services.settings.file_limit_bytes
     declared = request.header(b"content-length")
-    if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
-        raise file_too_large(limit_bytes)
-    upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
-    return json_reply(file_object(await _receive(services.files, request, upload)))
+    try:
+        if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
+            raise file_too_large(limit_bytes)
+        upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
+        stored = await _receive(services.files, request, upload)
+    except HeadraceError:
+        request.drain = True
+        raise
+    return json_reply(file_object(stored))
 
 
 class _FileReceiver:

@@ -5,6 +5,7 @@ A prediction is a job whose request waits for its end. The native API shows it l
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import msgspec
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
 from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
+from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.submit import REPLAYED, request_of_body
 from api.services import Services
@@ -258,13 +260,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
         raise
     stopped = statuses.why_stopped(validated.model)
     if stopped is not None:
-        services.counters.refused(model.name, NO_WORKER)
-        raise TorchServeError(
-            503,
-            UNAVAILABLE,
-            f"model {model.name} has no worker for this request: {stopped}. "
-            "Scale it up, or correct it and load it again",
-        )
+        raise _no_worker(services, model, stopped)
     limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
     if limit_s <= 0:
         raise TorchServeError(
@@ -275,7 +271,9 @@ async def _predict(target: Target, services: Services, request: Request, body: b
         )
     async with ticket(services, validated.model):
         validated = await take_request(services, validated)
-        return await _run(services, request, validated)
+        if await statuses.waiting_for(model.name, validated.model.asked_version) is None:
+            return await _run(services, request, validated)
+        return await _run_while_loadable(services, request, validated)
 
 
 def _validated(
@@ -356,6 +354,35 @@ def _header(request: Request, target: Target, name: bytes) -> bytes:
     if name == _EXPLAIN.encode():
         return str(target.explain).encode()
     return request.header(name)
+
+
+def _no_worker(services: Services, model: ModelConfig, reason: str) -> TorchServeError:
+    services.counters.refused(model.name, NO_WORKER)
+    return TorchServeError(
+        503,
+        UNAVAILABLE,
+        f"model {model.name} has no worker for this request: {reason}. "
+        "Scale it up, or correct it and load it again",
+    )
+
+
+async def _run_while_loadable(
+    services: Services, request: Request, validated: ValidatedRequest
+) -> Answer:
+    """Run a request whose model is not loaded, until no worker can load the model."""
+    model = validated.model
+    running = asyncio.create_task(_run(services, request, validated))
+    try:
+        while not (await asyncio.wait({running}, timeout=HEARTBEAT_S))[0]:
+            error = await services.model_statuses.load_error(model.name, model.asked_version)
+            if error:
+                running.cancel()
+                await asyncio.wait({running})
+                await cancel_abandoned(services, validated)
+                raise _no_worker(services, model, f"it cannot be loaded: {error}")
+        return running.result()
+    finally:
+        running.cancel()
 
 
 async def _run(services: Services, request: Request, validated: ValidatedRequest) -> Answer:

@@ -16,6 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
+from api.torchserve import inference
 from headrace.jobs.encoding import kombu_bytes
 from headrace.jobs.input_details import read_details
 from headrace.jobs.message import Message
@@ -47,6 +48,8 @@ def _server(
         native={},
         stopped={"total_replicas": 0},
         broken={},
+        late={"handler": "torchserve:handler.py"},
+        late_native={},
     )
     settings = {"torchserve": path, "body_limit_bytes": LIMIT_BYTES}
     with api_server(_servers["valkey9"].url, models, **settings) as server:
@@ -298,6 +301,24 @@ def test_a_model_that_cannot_be_loaded_has_no_worker(api: ApiServer, redis_db: R
 
 
 @pytest.mark.leaves_keys
+@pytest.mark.parametrize("model", ["late", "late_native"])
+def test_a_request_that_waits_for_a_load_ends_when_it_fails(
+    api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr(inference, "HEARTBEAT_S", 0.2)
+    with redis_db.client() as client, ThreadPoolExecutor() as pool:
+        publish_state(client, "w", model, "loading", ready=0)
+        waiting = pool.submit(api.http.post, f"/predictions/{model}")
+        wait_until(lambda: client.llen(keys.queue_name(model)), "it waits")
+        publish_state(client, "w", model, "failed", ready=0, error="Traceback…\nValueError: no")
+        response = waiting.result(60)
+    assert error_of(response) == (503, UNAVAILABLE)
+    assert "ValueError: no" in response.json()["message"]
+    (queue,) = [q for q in api.http.get("/api/v1/queues").json()["queues"] if q["model"] == model]
+    assert sum(queue["depth"].values()) == 0, "its job is cancelled"
+
+
+@pytest.mark.leaves_keys
 def test_a_full_queue_is_told_apart_from_no_worker(api: ApiServer) -> None:
     for _ in range(2):
         deferred = api.http.post("/predictions/mar", headers={"Prefer": "respond-async"})
@@ -357,8 +378,8 @@ def test_the_health_of_the_models_is_that_of_their_workers(
     unhealthy = api.http.get("/ping")
     assert (unhealthy.status_code, unhealthy.text) == (500, '{\n  "status": "Unhealthy"\n}\n')
     with redis_db.client() as client:
-        publish_state(client, "w", "mar", "ready")
-        publish_state(client, "w", "broken", "ready")
+        for model in ("mar", "broken", "late", "late_native"):
+            publish_state(client, "w", model, "ready")
         publish_state(client, "w", "native", "loading", ready=0)
         healthy = api.http.get("/ping")
         assert (healthy.status_code, healthy.text) == (200, '{\n  "status": "Healthy"\n}\n')

@@ -38,6 +38,7 @@ from headrace.jobs.job import Time
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
 from headrace.openai.errors import OpenAIError
+from headrace.queue.failures import GROUP_NAME
 from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
@@ -115,7 +116,7 @@ _PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "model": (MODEL_NAME_PATTERN, "echo"),
     "job_id": (ID, ""),
     "version": (VERSION, "2.0"),
-    "group": (r"^[^\s/]{1,200}$", "echo.0123456789ab"),
+    "group": (GROUP_NAME, "echo.0123456789ab"),
     "run_id": (ID, ""),
     "name": (r"^[^\s/]{1,255}$", ""),
     "queue": (MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),

@@ -27,7 +27,9 @@ RETRY_PORTION: Final = 200
 #: How many of its jobs a group names.
 NEWEST_MAX: Final = 10
 
-_GROUP_NAME: Final = re.compile(r"(.+)\.([0-9a-f]{12})")
+#: The names of groups: the model's name and the group in it, as in JSON Schema.
+GROUP_NAME: Final = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})\.([0-9a-f]{12})$"
+_GROUP_NAME: Final = re.compile(GROUP_NAME)
 
 Outcome = Literal["queued", "gone", "alive", "no-message", "elsewhere"]
 

@@ -22,7 +22,7 @@ from headrace.jobs.ids import ID as ID_PATTERN
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, Time
 from headrace.jobs.serialization import JobObject
-from headrace.queue.failures import split_group
+from headrace.queue.failures import GROUP_NAME, split_group
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.job_search import JobSearch
 from headrace.queue.listing import JobPage, JobPlace, list_failed
@@ -77,6 +77,7 @@ class ListQuery(msgspec.Struct):
             description="Only jobs whose metadata has these members: `name=value` or `name`, "
             "several with commas between, or a JSON object.",
             examples=["customer=42"],
+            extra_json_schema={"pattern": "^[^,=]"},
         ),
     ] = UNSET
     error: Annotated[
@@ -86,7 +87,13 @@ class ListQuery(msgspec.Struct):
             "exception or line."
         ),
     ] = UNSET
-    group: Annotated[str | UnsetType, Meta(description="Only the failures of this group.")] = UNSET
+    group: Annotated[
+        str | UnsetType,
+        Meta(
+            description="Only the failures of this group.",
+            extra_json_schema={"pattern": GROUP_NAME},
+        ),
+    ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs per page.")] = PAGE_DEFAULT
     cursor: Annotated[
         str | UnsetType,

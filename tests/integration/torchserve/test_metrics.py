@@ -101,7 +101,19 @@ def test_a_handlers_metrics_and_those_of_the_server_are_on_the_page(
         run(api, JOBS, 3)
         run(api, JOBS_OF_VERSION, 1)
         assert api.http.get("/api/v1/jobs/unknown").status_code == 404
-        wait_until(lambda: "Seen{" in scrape(api), "the metrics of the handler")
+        # A worker reports soon after a batch, and what belongs to one job may come in two reports.
+        reported = (
+            r"Seen{.*} 4\.0\n",
+            r'ts_inference_requests_total{.*="default".*} 3\.0\n',
+            r'ts_inference_requests_total{.*="1\.0".*} 1\.0\n',
+            r'ts_inference_latency_microseconds{.*="1\.0".*}',
+        )
+
+        def complete() -> bool:
+            text = scrape(api)
+            return all(re.search(pattern, text) for pattern in reported)
+
+        wait_until(complete, "all of the jobs is reported")
         wait_until(lambda: "CPUUtilization{" in scrape(api), "the worker has measured its host")
         text = scrape(api)
 

@@ -156,12 +156,12 @@ def nothing_leaks(client: redis.Redis) -> None:
 
 def inputs_of_failures(client: redis.Redis) -> set[str]:
     """The stored inputs that failed jobs need for a retry; the sweep deletes them later."""
-    entries: Any = client.zrange("hr:payloads", 0, -1) if client.exists("hr:payloads") else []
+    entries: Any = client.zrange(keys.PAYLOADS, 0, -1) if client.exists(keys.PAYLOADS) else []
     rows = [entry.decode().split(" ") for entry in entries]
     return {
-        f"hr:payload:{row[0].partition(':')[2]}"
+        keys.payload(row[0].partition(":")[2])
         for row in rows
-        if row[-1] == "i" and client.exists(f"hr:failed:{row[1]}")
+        if row[-1] == "i" and client.exists(keys.failed(row[1]))
     }
 
 
@@ -179,17 +179,6 @@ def leaked_keys(client: redis.Redis) -> list[str]:
             or name.endswith(".pidbox")
         ):
             continue
-        if client.ttl(raw) == -1 and not _is_needed(client, name):
+        if client.ttl(raw) == -1:
             leaked.append(name)
     return sorted(leaked)
-
-
-def _is_needed(client: redis.Redis, key: str) -> bool:
-    """Whether a key is the stored input of a failed job, which lives as long as its message."""
-    prefix = keys.payload("")
-    if not key.startswith(prefix):
-        return False
-    ref = f"redis:{key.removeprefix(prefix)}"
-    entries: Any = client.zrange(keys.PAYLOADS, 0, -1)
-    rows = [entry.decode().split() for entry in entries]
-    return any(row[0] == ref and client.exists(keys.failed(row[1])) for row in rows)

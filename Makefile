@@ -32,7 +32,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN  := $(VENV)/bin
 PY   := $(BIN)/python
-CODE := headrace api workers handlers tests benchmarks examples
+CODE := headrace api workers handlers extensions tests benchmarks examples
 
 DEV_STAMP  := $(VENV)/.installed-dev
 DEMO_STAMP := $(VENV)/.installed-demo

@@ -1,8 +1,8 @@
 """Imports in a process that runs a user's code: the servers' packages have private names there.
 
-`api`, `workers` and `handlers` are names that users choose too. In such a process the names of ours
-begin with `headrace._server`. An `import workers` in our code gets ours. In any other code it gets
-the user's, or ours if the user has none.
+`api`, `workers`, `handlers` and `extensions` are names that users choose too. In such a process the
+names of ours begin with `headrace._server`. An `import workers` in our code gets ours. In any other
+code it gets the user's, or ours if the user has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.config.paths import server_root
 
 _PRIVATE: Final = "headrace._server"
 _ROOT: Final = str(server_root())
-_PACKAGES: Final = ("api", "workers", "handlers")
+_PACKAGES: Final = ("api", "workers", "handlers", "extensions")
 _FOLDERS: Final = tuple(os.path.join(_ROOT, package, "") for package in _PACKAGES)
 #: In a checkout the folder has others with names that users choose, such as `tests`.
 _NEIGHBOURS: Final = {entry.name for entry in os.scandir(_ROOT)}.difference(_PACKAGES, ["headrace"])

@@ -70,7 +70,7 @@ FIELDS: Final[Mapping[str, str]] = {
 #: The most jobs that a line names.
 JOBS_MAX: Final = 100
 #: Only these log at `debug`: libraries log much at that level, and private data.
-OWN_PACKAGES: Final = ("api", "workers", "headrace", "handlers", "runner")
+OWN_PACKAGES: Final = ("api", "workers", "headrace", "handlers", "extensions", "runner")
 #: These log a line per request, or the mistakes of clients.
 _QUIETER: Final = {
     "httpx2": logging.WARNING,

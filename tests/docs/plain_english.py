@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The folders whose Python and Lua is read.
-CODE = ("headrace", "api", "workers", "handlers")
+CODE = ("headrace", "api", "workers", "handlers", "extensions")
 #: The documents outside of `docs` that are read.
 DOCUMENTS: Final = frozenset({"README.md", "CHANGELOG.md", "examples/README.md"})
 #: Speech for data, persons for things, archaisms, and the names that the glossary replaced.

@@ -121,7 +121,7 @@ def test_every_variable_that_the_code_names_is_one_that_the_servers_take() -> No
     known = {ENV_PREFIX + field.name.upper() for field in fields(Settings)} | OTHER_VARIABLES
     used = {
         name: path.name
-        for folder in ("headrace", "api", "workers", "handlers", "examples")
+        for folder in ("headrace", "api", "workers", "handlers", "extensions", "examples")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r"\bHEADRACE_[A-Z_]*[A-Z]\b", path.read_text())
     }

@@ -53,7 +53,7 @@ def test_it_holds_one_package_and_all_its_data(wheel: Path) -> None:
         names = set(archive.namelist())
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"headrace"}
-    for folder in ("api", "workers", "handlers", "headrace"):
+    for folder in ("api", "workers", "handlers", "extensions", "headrace"):
         inside = f"headrace/_server/{folder}" if folder != "headrace" else folder
         sources = {str(p.relative_to(ROOT / folder)) for p in (ROOT / folder).rglob("*.py")}
         assert {f"{inside}/{source}" for source in sources} <= names

@@ -9,7 +9,7 @@ from typing import Final
 from tests.harness.servers.up import ROOT
 
 VERSION: Final = "9.9.9"
-PACKAGES: Final = ("headrace", "api", "workers", "handlers")
+PACKAGES: Final = ("headrace", "api", "workers", "handlers", "extensions")
 #: A field of job records that this version does not know.
 RECORD_FIELD: Final = "zz"
 

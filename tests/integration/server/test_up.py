@@ -49,7 +49,7 @@ def only_line(stderr: str) -> str:
 
 def test_up_serves_a_job_says_where_and_leaves_nothing(tmp_path: Path) -> None:
     # Folders of these names in the user's own project must not be taken for ours.
-    for name in ("api", "workers", "handlers"):
+    for name in ("api", "workers", "handlers", "extensions"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
     with running_up(tmp_path) as up:

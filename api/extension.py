@@ -1,0 +1,53 @@
+"""What an extension adds to the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from api.http.messages import Receive, Reply, Scope, Send
+from api.routes.table import Operation
+from api.services import Services
+from headrace.config.extensions import parts
+from headrace.errors import HeadraceError
+
+
+class Surface(Protocol):
+    """Answers requests before the router, such as those of another server's clients."""
+
+    async def start(self) -> None:
+        """Start with the process."""
+
+    async def stop(self) -> None:
+        """Close the connections."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer a request; return False to leave it to the router."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiPart:
+    """What an extension adds to each API process.
+
+    Attributes:
+        routes: rows of the table of operations, and of the API's description.
+        surface: builds its surface; None if the settings do not ask for it.
+        error_reply: returns an error in the form that the clients of a path expect; None for a
+            path that is not of this extension.
+        hint: returns what to use in place of an unknown path; None if it knows nothing better.
+        header_prefixes: how request headers begin that pages of other origins may send.
+    """
+
+    routes: Sequence[Operation] = ()
+    surface: Callable[[Services], Surface | None] | None = None
+    error_reply: Callable[[str, HeadraceError], Reply | None] | None = None
+    hint: Callable[[str, str], str | None] | None = None
+    header_prefixes: tuple[str, ...] = ()
+
+
+@cache
+def api_parts() -> tuple[ApiPart, ...]:
+    """Return the parts of all extensions."""
+    return tuple(parts("api", ApiPart).values())

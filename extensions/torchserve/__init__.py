@@ -1,0 +1,1 @@
+"""TorchServe's URLs, handlers, archives, logs, metrics and command."""

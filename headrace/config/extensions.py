@@ -1,0 +1,142 @@
+"""Extensions: what adds a surface or a tool to Headrace without a line in the core.
+
+Python's entry points of the group `headrace.extensions` name the objects, so that any distribution
+can publish one. docs/architecture/extensions.md has the rules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, TypeVar
+
+from headrace.config.paths import server_root
+
+GROUP: Final = "headrace.extensions"
+#: The package of the extensions that Headrace brings.
+PACKAGE: Final = "extensions"
+_PRIVATE: Final = "headrace._server"
+
+logger = logging.getLogger("headrace.extensions")
+_Part = TypeVar("_Part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of `headrace`.
+
+    Attributes:
+        load: imports it: a function with typer's options, or a `typer.Typer` with commands.
+        context: settings of click's context.
+    """
+
+    load: Callable[[], Any]
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What an extension adds. Each part is a function that imports it, called by who needs it.
+
+    Attributes:
+        name: one word; also the key of its settings.
+        summary: what it adds, in a sentence, for `headrace doctor`.
+        commands: of the command line, by name.
+        settings: returns the type of its value in the settings: a struct, or a simple type.
+        api: returns an `api.extension.ApiPart`.
+        workers: returns a `workers.extension.WorkerPart`.
+        handlers: returns a `handlers.extension.HandlerPart`.
+        models: returns a `headrace.models.extension.ModelsPart`.
+        server: returns a `headrace.server.extension.ServerPart`.
+        logs: returns a `headrace.observability.extension.LogsPart`.
+        checks: returns the checks that it adds to `headrace doctor`.
+    """
+
+    name: str
+    summary: str
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    settings: Callable[[], Any] | None = None
+    api: Callable[[], object] | None = None
+    workers: Callable[[], object] | None = None
+    handlers: Callable[[], object] | None = None
+    models: Callable[[], object] | None = None
+    server: Callable[[], object] | None = None
+    logs: Callable[[], object] | None = None
+    checks: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The extensions of this Python.
+
+    Attributes:
+        extensions: those that can be used, by name.
+        problems: why others cannot, by the name of their entry point.
+    """
+
+    extensions: dict[str, Extension] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+@cache
+def found() -> Found:
+    """Return the extensions that are installed. One that cannot be imported stops nothing."""
+    result = Found()
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            extension = _loaded(entry)
+        except Exception as error:  # noqa: BLE001 - code of any distribution
+            result.problems[entry.name] = f"it cannot be imported: {type(error).__name__}: {error}"
+            continue
+        if not isinstance(extension, Extension) or extension.name != entry.name:
+            result.problems[entry.name] = f"{entry.value} is no Extension of that name"
+        elif extension.name not in result.extensions:  # a checkout may be installed twice
+            result.extensions[extension.name] = extension
+    return result
+
+
+def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
+    """Return the parts of all extensions for one point, by the extension's name.
+
+    A part that cannot be imported is left out, with a warning and a line in `headrace doctor`.
+
+    Args:
+        point: the field of `Extension`.
+        kind: the class of its parts.
+    """
+    result: dict[str, _Part] = {}
+    for name, extension in found().extensions.items():
+        load: Callable[[], object] | None = getattr(extension, point)
+        if load is None:
+            continue
+        try:
+            part = load()
+        except ImportError as error:
+            _report(name, f"its part `{point}` cannot be imported: {error}")
+            continue
+        if isinstance(part, kind):
+            result[name] = part
+        else:
+            _report(name, f"its part `{point}` is no {kind.__name__}")
+    return result
+
+
+def _report(name: str, problem: str) -> None:
+    if found().problems.setdefault(name, problem) == problem:
+        logger.warning("the extension %s is left out: %s", name, problem)
+
+
+def _loaded(entry: EntryPoint) -> object:
+    if entry.module.partition(".")[0] != PACKAGE:
+        return entry.load()
+    # Ours, although a user may have a package of that name.
+    if str(server_root()) in getattr(sys.modules.get(_PRIVATE), "__path__", ()):
+        return getattr(importlib.import_module(f"{_PRIVATE}.{entry.module}"), entry.attr)
+    if str(server_root()) not in sys.path:
+        sys.path.append(str(server_root()))
+    return entry.load()

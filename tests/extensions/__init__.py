@@ -1,0 +1,1 @@
+"""The tests of the extensions, a folder for each."""

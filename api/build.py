@@ -102,7 +102,7 @@ def build(
         services.torchserve_reporter = _torchserve_reporter(services, services.torchserve)
         counters.torchserve = services.torchserve_reporter
     for service in (part.service(services) for part in api_parts() if part.service is not None):
-        services.of_extensions[type(service)] = service
+        services.added[type(service)] = service
     if declared is not None:
         services.registry = _registry(services, declared)
     return services

@@ -66,7 +66,7 @@ class Services:
         describe: returns the OpenAPI description, with the models that declare inputs or without.
         authenticator: authenticates requests; None if no API keys are required.
         client: the connection to Redis.
-        of_extensions: what the extensions add, by its class.
+        added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
         check_token: refuses a native request without a token of TorchServe; None if none are
@@ -109,11 +109,11 @@ class Services:
     torchserve: TorchServeConfig | None = None
     torchserve_reporter: TorchServeReporter | None = None
     tickets: Counter[str] = field(default_factory=Counter)
-    of_extensions: dict[type[Service], Service] = field(default_factory=dict)
+    added: dict[type[Service], Service] = field(default_factory=dict)
 
     def of(self, kind: type[_Service]) -> _Service:
         """Return what an extension has added, by its class."""
-        service = self.of_extensions[kind]
+        service = self.added[kind]
         assert isinstance(service, kind)  # noqa: S101 - `build` sorts them by class
         return service
 
@@ -158,7 +158,7 @@ class Services:
             await self.authenticator.stop()
         await self.queue.close()
         self.input_store.close()
-        for service in self.of_extensions.values():
+        for service in self.added.values():
             service.close()
         await self.client.aclose()
         if self.spans is not None:

@@ -13,6 +13,7 @@ import redis
 from api.components.files import FileService
 from api.services import Services
 from headrace.access.api_key import EVERYBODY, Caller, Scope
+from headrace.batches.redis import keys as batch_keys
 from headrace.batches.store import JOBS_ENDPOINT, BatchSpec
 from headrace.redis import keys
 from headrace.redis.keys import Prefix
@@ -56,7 +57,7 @@ def files_of(services: Services) -> Kind:
 
     return Kind(
         "/v1/files", keys.file, lambda owner: store.begin("in.jsonl", owner).finish("batch").id,
-        page, (keys.FILES, keys.files_of),
+        page, (batch_keys.FILES, batch_keys.files_of),
     )  # fmt: skip
 
 
@@ -73,8 +74,8 @@ def batches_of(services: Services) -> Kind:
         found = store.page(caller, after=after, limit=limit)
         return [batch.id for batch in found.items], found.has_more
 
-    names = (keys.BATCHES, keys.batches_of)
-    return Kind("/v1/batches", keys.batch, create, page, names)
+    names = (batch_keys.BATCHES, batch_keys.batches_of)
+    return Kind("/v1/batches", batch_keys.batch, create, page, names)
 
 
 @dataclass

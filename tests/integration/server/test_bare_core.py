@@ -25,12 +25,12 @@ importlib.metadata.entry_points = entry_points
 def test_a_core_without_extensions_serves(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_EXTENSIONS)
-    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(ROOT)))}
-    with running_up(tmp_path, runner=True, background=True, **path) as up:
+    path = os.pathsep.join((str(tmp_path / "site"), str(ROOT)))
+    with running_up(tmp_path, runner=True, background=True, PYTHONPATH=path) as up:
         assert up.result_of(up.submit("echo", {"x": 1})) == {"x": 1}
         assert "runner" not in up.record()["pids"]
         status, body = up.request("GET", "/v1/models")
         assert (status, body["type"]) == (404, "/problems/not-found")
         status, body = up.request("GET", "/openapi.json")
         assert not [path for path in body["paths"] if path.startswith("/v1/")]
-    assert headrace("runner", cwd=tmp_path, **path).returncode == 2
+    assert headrace("runner", cwd=tmp_path, PYTHONPATH=path).returncode == 2

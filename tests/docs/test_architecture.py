@@ -23,6 +23,7 @@ NOT_CLASSES = frozenset({"Reason"})
 ELSEWHERE = frozenset(
     [
         "headrace.digits",  # a queue
+        "headrace.extensions",  # a group of entry points
         "headrace.predict",  # a task
         # Attributes of spans.
         "headrace.attempt",

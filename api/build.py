@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import redis.asyncio
 
@@ -66,6 +67,7 @@ def build(
     waiters = Waiters(client, api_id)
     counter_reporter = CounterReporter(client, counters, waiters)
     input_store = build_input_store(settings, redis_url)
+    torchserve = settings.of("torchserve", Path)
     services = Services(
         settings=settings,
         catalog=catalog,
@@ -94,7 +96,7 @@ def build(
         send_buffers=SendBuffers(),
         shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         spans=api_spans(os.environ),
-        torchserve=read_config(settings.torchserve) if settings.torchserve is not None else None,
+        torchserve=None if torchserve is None else read_config(torchserve),
     )
     if services.torchserve is not None:
         if not services.torchserve.disable_token_authorization:

@@ -100,9 +100,8 @@ def torchserve_files(settings: Settings) -> LogFiles | None:
     Raises:
         ConfigError: the configuration cannot be read, or the files cannot be written.
     """
-    if settings.torchserve is None:
-        return None
-    return log_files_of(read_config(settings.torchserve), settings)
+    file = settings.of("torchserve", Path)
+    return None if file is None else log_files_of(read_config(file), settings)
 
 
 def log_files_of(config: TorchServeConfig, settings: Settings) -> LogFiles | None:

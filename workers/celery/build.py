@@ -141,10 +141,11 @@ def _torchserve_metrics(settings: Settings, figures: Callable[[], Figures]) -> W
     Raises:
         SystemExit: their configuration cannot be read.
     """
-    if settings.torchserve is None:
+    file = settings.of("torchserve", Path)
+    if file is None:
         return None
     try:
-        config = read_config(settings.torchserve)
+        config = read_config(file)
         metrics = TorchServeMetrics(config, "worker", torchserve_output(settings.log_format))
     except ConfigError as error:
         raise SystemExit(f"headrace: {error.message} ({error.hint})") from None

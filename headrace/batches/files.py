@@ -104,7 +104,6 @@ class FileStore:
         self._lists = IdLists(
             client,
             keys.FILES,
-            keys.INDEXED_FILES,
             keys.files_of,
             self._read,
             lambda file: file.owner,

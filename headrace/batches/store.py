@@ -226,7 +226,7 @@ class BatchStore:
         self._keep_s = keep_s
         self._lease_s = lease_s
         self._lists = IdLists(
-            client, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of, self._read,
+            client, keys.BATCHES, keys.batches_of, self._read,
             lambda batch: batch.spec.owner,
         )  # fmt: skip
 

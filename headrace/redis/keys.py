@@ -203,8 +203,8 @@ background_sending: Final = Prefix("hr:background:sending:")
 
 # Webhooks (headrace/webhooks).
 
-#: hash, 7 days from an end, webhook_retry_s and webhook_log_ttl_s from a try: s, en: how and when
-#: the job last ended, if a webhook wants it; e:<key>: both, for the job of an API key;
+#: hash, 7 days from an end, webhook_retry_s and webhook_log_ttl_s from a try:
+#: e:<key>: how and when the job of an API key last ended, if a webhook wants it;
 #: <delivery>: JSON, its state; b:<delivery>: what it sends, while that may be sent again;
 #: m:<delivery>: the background task of its next try.
 deliveries: Final = Prefix("hr:hook:")
@@ -218,16 +218,12 @@ DUE_DELIVERIES: Final = "hr:hooks"
 file: Final = Prefix("hr:file:")
 #: zset, FILES_TTL_S from the last: ids of finished files.
 FILES: Final = "hr:files"
-#: zset, FILES_TTL_S from the last: those of them that are in the list of their API key.
-INDEXED_FILES: Final = "hr:files:indexed"
 #: zset, FILES_TTL_S from the last: ids of the finished files of one API key.
 files_of: Final = Prefix("hr:files:of:")
 #: hash: the record, fields in `BatchField`; until its window has passed, then as long as a file.
 batch: Final = Prefix("hr:batch:")
 #: zset, FILES_TTL_S from the last: ids of batches, in order.
 BATCHES: Final = "hr:batches"
-#: zset, FILES_TTL_S from the last: those of them that are in the list of their API key.
-INDEXED_BATCHES: Final = "hr:batches:indexed"
 #: zset, FILES_TTL_S from the last: ids of the batches of one API key, in order.
 batches_of: Final = Prefix("hr:batches:of:")
 #: zset, FILES_TTL_S from the last: batch that has not ended -> until when a runner has leased it.

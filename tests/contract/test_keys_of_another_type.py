@@ -129,7 +129,7 @@ def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
     _, token, *_ = claimed(queue)
     file = ("output", "-", 3, 60, "", 1, "redis:0a", 0)
     said = ("a", token, LEASE_US, "in_progress", 60, 2, "total", 5, "f1", *file, "f2", *file)
-    lists = (keys.FILES, keys.INDEXED_FILES, keys.files_of("-"))
+    lists = (keys.FILES, keys.files_of("-"))
     for name in (*lists, keys.file("f2"), keys.file_parts("f2")):
         with refused_whole(queue.client, name):
             queue.call("batches/save", [], *said)
@@ -140,11 +140,11 @@ def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
 
 def test_an_id_is_in_every_list_of_its_kind_or_in_none(queue: Queue) -> None:
     queue.call("files/begin", [], "f", 60_000, "n", "in", "k", "me", "b", 0)
-    for name in (keys.FILES, keys.INDEXED_FILES, keys.files_of("me")):
+    for name in (keys.FILES, keys.files_of("me")):
         with refused_whole(queue.client, name):
             queue.call("files/finish", [], "f", "batch", 60)
     queue.call("files/finish", [], "f", "batch", 60)
-    for name in (keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES):
+    for name in (keys.BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES):
         with refused_whole(queue.client, name):
             batch(queue, "a")
     batch(queue, "a")

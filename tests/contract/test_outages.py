@@ -290,7 +290,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
         "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
-        "runs/save_status": ["r", "{}", "", 60, 10, "-"], "runs/list": ["-", 10],
+        "runs/save_status": ["r", "{}", "", 60, 10, "-"],
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
         "background/hold": ["w", "t", "x"],
@@ -318,7 +318,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.execute(*command)
     queue.client.delete(
         keys.WORKERS, keys.worker("w"), keys.rate("k"), keys.RUNS, keys.runs_of("-"), keys.run("r"),
-        keys.PAYLOADS, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
+        keys.PAYLOADS, keys.BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
         keys.background_held("w"), keys.profile("p"), keys.PROFILES, keys.REGISTRY,
     )  # fmt: skip
     assert queue.client.dbsize() == 0

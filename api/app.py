@@ -15,12 +15,8 @@ from typing_extensions import override
 
 from api.build import build
 from api.extension import api_parts, operations
-from api.observability.access_log import (
-    AccessLog,
-    RequestTrace,
-    incoming_request_id,
-    observe_request,
-)
+from api.observability.access_log import AccessLog, observe_request
+from api.observability.request_trace import RequestTrace, incoming_request_id
 from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from api.observability.request_trace import RequestTrace
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
-
-if TYPE_CHECKING:
-    from api.observability.access_log import RequestTrace
 
 #: From this status on the server failed, not the client.
 _SERVER_ERROR: Final = 500

@@ -1,4 +1,4 @@
-"""From the first version of a model to a fast one, a step at a time: docs/case-study.md.
+"""From the first version of a model to a fast one, a step at a time: docs/performance-guide.md.
 
 `python -m benchmarks.case_study --write` serves each step with a `headrace up` of its own, and
 measures it with `headrace bench`. detector.py has the detector.

@@ -20,7 +20,7 @@ from headrace.config.optimize import OPTIMIZED
 from headrace.tune.deployment import PrivateDeployment
 from headrace.tune.space import Candidate
 
-STUDY: Final = DOC.with_name("case-study.md")
+STUDY: Final = DOC.with_name("performance-guide.md")
 CLIENTS: Final = (1, 10)
 #: What two cores cost for an hour in this study, in any unit.
 PRICE_PER_HOUR: Final = 0.10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -463,9 +462,3 @@ def _name_problem(name: object, what: str = "model") -> str:
     if not isinstance(name, str):
         return f"a {what}'s name must be text; write {shown(name)} in quotes"
     return f"a {what}'s name has 1 to 64 of A-Z a-z 0-9 _ . - and does not begin with . or -"
-
-
-if __name__ == "__main__":  # python -m headrace.config.model_catalog > configs/models.schema.json
-    from headrace.config.models_schema import schema_text
-
-    sys.stdout.write(schema_text())

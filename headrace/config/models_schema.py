@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from typing import Any, Final
 
 import msgspec
@@ -48,3 +49,7 @@ def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
 def schema_text() -> str:
     """Return the text of `configs/models.schema.json`."""
     return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":  # python -m headrace.config.models_schema > configs/models.schema.json
+    sys.stdout.write(schema_text())

@@ -10,15 +10,12 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError, StoreFull, StoreUnavailable
-from headrace.payloads.store import PayloadStore, missing, name_in
-
-if TYPE_CHECKING:
-    from headrace.payloads.index import PayloadIndex
+from headrace.payloads.store import Note, PayloadStore, missing, name_in
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,8 +31,8 @@ class FilePayloadStore(PayloadStore):
 
     name: ClassVar[str] = "file"
 
-    def __init__(self, index: PayloadIndex, folder: Path) -> None:
-        super().__init__(index)
+    def __init__(self, note: Note, folder: Path) -> None:
+        super().__init__(note)
         self.folder = folder.absolute()
 
     @override

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import redis
 from redis.exceptions import RedisError
 from typing_extensions import override
 
 from headrace.errors import BrokerError, HeadraceError, PayloadTooLarge
+from headrace.payloads.index import PayloadIndex
 from headrace.payloads.store import PayloadEntry, PayloadStore, missing, name_in
 from headrace.redis import keys
 from headrace.redis.outages import translate
-
-if TYPE_CHECKING:
-    from headrace.payloads.index import PayloadIndex
 
 #: Redis' own limit of a string (proto-max-bulk-len).
 VALUE_MAX_BYTES: Final = 512 * 1024 * 1024
@@ -28,7 +26,8 @@ class RedisPayloadStore(PayloadStore):
     together: ClassVar[bool] = True
 
     def __init__(self, index: PayloadIndex, client: redis.Redis) -> None:
-        super().__init__(index)
+        super().__init__(index.note)
+        self.index = index
         self._client: Any = client
 
     @override

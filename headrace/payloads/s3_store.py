@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError
 from headrace.payloads.s3_client import Bucket
-from headrace.payloads.store import PayloadStore, name_in
-
-if TYPE_CHECKING:
-    from headrace.payloads.index import PayloadIndex
+from headrace.payloads.store import Note, PayloadStore, name_in
 
 #: A request takes tens of milliseconds, whatever its size.
 S3_CHUNK_BYTES: Final = 2 * 1024 * 1024
@@ -27,8 +24,8 @@ class S3PayloadStore(PayloadStore):
     name: ClassVar[str] = "s3"
     chunk_bytes: int = S3_CHUNK_BYTES
 
-    def __init__(self, index: PayloadIndex, bucket: Bucket, prefix: str) -> None:
-        super().__init__(index)
+    def __init__(self, note: Note, bucket: Bucket, prefix: str) -> None:
+        super().__init__(note)
         self._bucket = bucket
         self._prefix = prefix
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from headrace.errors import HeadraceError, InputUnavailable
 from headrace.jobs.ids import PAYLOAD_REFERENCE
-
-if TYPE_CHECKING:
-    from headrace.payloads.index import PayloadIndex
 
 #: Bytes of one read of a payload that is streamed.
 CHUNK_BYTES: Final = 256 * 1024
@@ -81,6 +78,13 @@ def name_in(ref: str, store: str) -> str:
     return found[2]
 
 
+class Note(Protocol):
+    """Adds the entry of a payload: `PayloadIndex.note`."""
+
+    def __call__(self, entry: PayloadEntry, *, size: int, bounded: bool) -> None:
+        """Add the entry of a payload of `size` bytes that the store writes."""
+
+
 class PayloadStore(ABC):
     """A place for payloads. Its methods block, and any thread may call them."""
 
@@ -90,8 +94,8 @@ class PayloadStore(ABC):
     #: Whether `put_all` is one round trip. If not, callers should use threads.
     together: ClassVar[bool] = False
 
-    def __init__(self, index: PayloadIndex) -> None:
-        self.index = index
+    def __init__(self, note: Note) -> None:
+        self._note = note
 
     def put(
         self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
@@ -109,7 +113,7 @@ class PayloadStore(ABC):
             PayloadTooLarge, StoreFull, StoreUnavailable, BrokerError: a part may be written; the
                 sweep deletes it.
         """
-        self.index.note(entry, size=len(body), bounded=bounded)
+        self._note(entry, size=len(body), bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
 
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:

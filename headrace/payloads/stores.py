@@ -141,12 +141,12 @@ def build_stores(settings: Settings, redis_url: str, s3_tries: int = TRIES) -> P
     index = PayloadIndex(client, settings.max_payload_memory_bytes, settings.payload_bytes_per_key)
     stores: list[PayloadStore] = [RedisPayloadStore(index, client)]
     if settings.payload_dir is not None:
-        stores.append(FilePayloadStore(index, settings.payload_dir))
+        stores.append(FilePayloadStore(index.note, settings.payload_dir))
     if settings.payload_bucket is not None:
         url = settings.payload_endpoint_url
         s3 = s3_client(url, THREADS, s3_tries, PAYLOAD_READ_TIMEOUT_S)
         bucket = Bucket(settings.payload_bucket, s3)
-        stores.append(S3PayloadStore(index, bucket, settings.payload_prefix))
+        stores.append(S3PayloadStore(index.note, bucket, settings.payload_prefix))
     wanted = {"file": "payload_dir", "s3": "payload_bucket"}
     if settings.payload_store not in {store.name for store in stores}:
         raise ConfigError(

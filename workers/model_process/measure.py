@@ -97,7 +97,7 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
             yield one.variant()
         if running[0].without_module and len(wanted) > 1:
             _print(
-                f"the handler of {frame['model']} has no module to optimise, so eager alone is "
+                f"the handler of {frame['model']} has no module to optimize, so eager alone is "
                 "measured; to offer one, give the handler `exportable()` (docs/optimize.md)"
             )
         for size in frame["sizes"] if frame["rounds"] > FIRST_ROUNDS else ():

@@ -51,7 +51,7 @@ def install_variant(
         What was found; None if the frame names no variant.
 
     Raises:
-        ConfigError: the handler has no module to optimise, or a package or a file is missing.
+        ConfigError: the handler has no module to optimize, or a package or a file is missing.
     """
     if not config.get("optimize"):
         return None
@@ -76,7 +76,7 @@ def install_variant(
 
 
 def exportable_of(executor: BatchExecutor) -> Exportable:
-    """Return the module that can be optimised.
+    """Return the module that can be optimized.
 
     Raises:
         ConfigError: the handler names none.
@@ -84,14 +84,14 @@ def exportable_of(executor: BatchExecutor) -> Exportable:
     exportable = _offered(executor)
     if exportable is None:
         raise ConfigError(
-            f"model {executor.context.model_name}: its handler has no module to optimise",
+            f"model {executor.context.model_name}: its handler has no module to optimize",
             hint="leave `optimize` out, or return an Exportable from the handler's exportable()",
         )
     return exportable
 
 
 def has_module(executor: BatchExecutor) -> bool:
-    """Return whether the handler offers a module that can be optimised."""
+    """Return whether the handler offers a module that can be optimized."""
     return _offered(executor) is not None
 
 

@@ -11,16 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from redis.exceptions import NoPermissionError, RedisError
 
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from headrace.cli.doctor.deployment import Deployment
 
 CONFIG: Final = "Configuration"
 REDIS: Final = "Redis"
@@ -62,10 +60,6 @@ class CheckResult:
     hint: str = ""
     code: ExitCode = ExitCode.FAILED
     parts: tuple[tuple[str, str], ...] = ()
-
-
-class CheckSkipped(Exception):
-    """A check has nothing to check, or lacks permission; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from headrace.cli.doctor.check import CheckSkipped
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
@@ -30,6 +29,10 @@ from headrace.server.state_dir import read_record
 TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
+
+
+class CheckSkipped(Exception):
+    """A check has nothing to check, or lacks permission; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

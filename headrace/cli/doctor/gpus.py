@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
-from headrace.cli.doctor.deployment import Deployment, read_once
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment, read_once
 from headrace.cli.shared.output import count
 from headrace.server.gpus import parse_listing, visible_gpus
 

@@ -17,8 +17,8 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, warn
-from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.output import error_line, size
 from headrace.errors import HeadraceError
 from headrace.payloads.index import PayloadIndex

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, ok, warn
-from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.check import CheckResult, ok, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.output import count
 from headrace.observability.worker_report import DeviceFigures, ModelState, WorkerReport
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
-from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.doctor.host import FULL, free_space
 from headrace.cli.shared.output import size
 

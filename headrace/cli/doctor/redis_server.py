@@ -20,8 +20,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, warn
-from headrace.cli.doctor.deployment import TIMEOUT_S, Deployment
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, warn
+from headrace.cli.doctor.deployment import TIMEOUT_S, CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn
-from headrace.cli.doctor.deployment import Deployment, WorkerSeen
+from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment, WorkerSeen
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.config.capacity import Host, needs_of, why_no_worker

@@ -2,13 +2,13 @@
 
 The first row names the columns. A quoted cell may contain line feeds. A broken row becomes an item
 with an error, and the rows behind it are read as usual. Broken means too many or too few cells, a
-quote that is never closed, or bytes that are not UTF-8.
+quote in the wrong place, or bytes that are not UTF-8. After a quote that is never closed, nothing
+more of the file can be read: its error is the last item.
 """
 
 from __future__ import annotations
 
 import csv
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -52,50 +52,38 @@ class _RowTooLong(Exception):
 
 
 class _Lines:
-    """A file's lines for csv.reader; knows which lines belong to the row that is being read.
+    """A file's lines for csv.reader; `at` and `number` are where the last one ends.
 
     A line that is not UTF-8 does not end the row: its cells can still be counted.
     """
 
     def __init__(self, stream: BinaryIO, at: int, number: int) -> None:
         self._stream = stream
-        self._again: deque[bytes] = deque()
-        self._taken: list[bytes] = []
-        self._taken_bytes = 0
         self.at = at
         self.number = number
-        self.undecodable = ""
+        self.next_row()
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else self._stream.readline(ROW_MAX_BYTES + 1)
+        line = self._stream.readline(ROW_MAX_BYTES + 1)
         if not line:
             raise StopIteration
-        self._taken.append(line)
-        self._taken_bytes += len(line)
-        if self._taken_bytes > ROW_MAX_BYTES:
+        self.at += len(line)
+        self.number += 1
+        if self.at - self._row_at > ROW_MAX_BYTES:
             raise _RowTooLong
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            place = self.number + len(self._taken)
-            self.undecodable = f"byte {error.start + 1} of line {place} is not UTF-8"
+            self.undecodable = f"byte {error.start + 1} of line {self.number} is not UTF-8"
             return line.decode("utf-8", "replace")
 
     def next_row(self) -> None:
-        """Begin the next row behind the lines of this one."""
-        self.at += self._taken_bytes
-        self.number += len(self._taken)
-        self._taken, self._taken_bytes, self.undecodable = [], 0, ""
-
-    def retry_from_second_line(self) -> None:
-        """Begin the next row at the second line of this one, which is broken."""
-        self._again.extendleft(reversed(self._taken[1:]))
-        self._taken = self._taken[:1]
-        self._taken_bytes = len(self._taken[0]) if self._taken else 0
-        self.next_row()
+        """Begin the next row."""
+        self._row_at = self.at
+        self.undecodable = ""
 
 
 class _Row(NamedTuple):
@@ -107,33 +95,27 @@ class _Row(NamedTuple):
     at: Any
 
 
-class _Rows:
-    """The rows of a file from a place on."""
-
-    def __init__(self, stream: BinaryIO, delimiter: str, at: int, number: int) -> None:
-        self.lines = _Lines(stream, at, number)
-        self._rows = csv.reader(self.lines, delimiter=delimiter, strict=True)
-
-    def __iter__(self) -> _Rows:
-        return self
-
-    def __next__(self) -> _Row:
-        lines = self.lines
-        first = lines.number + 1
-        try:
-            cells = next(self._rows)
-        except csv.Error as error:
-            # The wrong quote may be far above the error, so only the row's first line is given up.
-            lines.retry_from_second_line()
-            return _Row(first, [], _reason(error), [lines.at, lines.number])
-        except _RowTooLong:
-            lines.retry_from_second_line()
-            return _Row(
-                first, [], f"it has more than {ROW_MAX_BYTES} bytes", [lines.at, lines.number]
-            )
-        wrong = lines.undecodable
+def _rows(stream: BinaryIO, delimiter: str, at: int, number: int) -> Iterator[_Row]:
+    """Yield the rows of a file from a place on, the last one of a file that cannot go on too."""
+    lines = _Lines(stream, at, number)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
         lines.next_row()
-        return _Row(first, cells, wrong, [lines.at, lines.number])
+        first = lines.number + 1
+        cells: list[str] = []
+        try:
+            cells = next(reader)
+            wrong = lines.undecodable
+        except StopIteration:
+            return
+        except csv.Error as error:
+            wrong = _reason(error)
+            if lines.number > first:
+                wrong += f" (up to line {lines.number})"
+        except _RowTooLong:
+            yield _Row(first, [], f"it has more than {ROW_MAX_BYTES} bytes", END)
+            return
+        yield _Row(first, cells, wrong, [lines.at, lines.number])
 
 
 class _Header(NamedTuple):
@@ -189,7 +171,7 @@ class CsvSource(TableSource):
         last: Any = [start, number]
         try:
             with closing(open_unpacked(file, start)) as stream:
-                for row in _Rows(stream, self._delimiter, start, number):
+                for row in _rows(stream, self._delimiter, start, number):
                     last = row.at
                     if row.wrong or row.cells:
                         yield self._item(file, header, row)
@@ -239,7 +221,7 @@ class CsvSource(TableSource):
             try:
                 begin = text_start(file.name, stream.read(len(BOM)))
                 stream.seek(begin)
-                row = next(_Rows(stream, self._delimiter, begin, 0), None)
+                row = next(_rows(stream, self._delimiter, begin, 0), None)
             except BROKEN as error:
                 raise ConfigError(cut_off(file, error).message) from None
         if row is None or not (row.cells or row.wrong):
@@ -285,7 +267,7 @@ def _delimiter(text: str) -> str:
 def _reason(error: csv.Error) -> str:
     text = str(error)
     if text.startswith("unexpected end"):
-        text = "a quote is opened in it and never closed"
+        text = "a quote is opened in it and never closed, and what follows is lost"
     elif text.startswith("new-line character"):
         text = "it contains a carriage return alone; lines end with LF or CRLF"
     return f"the row cannot be read: {text}"

@@ -30,23 +30,18 @@ def put(store: RedisPayloadStore, job_id: str, kind: str = "i", body: bytes = BO
     return entry
 
 
-def index_of(store: RedisPayloadStore) -> PayloadIndex:
-    assert isinstance(store.index, PayloadIndex)
-    return store.index
-
-
 def total(client: redis.Redis) -> int:
     return int(client.hget(keys.PAYLOAD_SIZES, "") or 0)
 
 
 def there(store: RedisPayloadStore, entry: PayloadEntry) -> bool:
     key = keys.payload(entry.ref.partition(":")[2])
-    return bool(index_of(store).client.exists(key))
+    return bool(store.index.client.exists(key))
 
 
 def sweep(queue: Queue, store: RedisPayloadStore) -> int:
     make_due(queue.client)
-    return index_of(store).due()[0]
+    return store.index.due()[0]
 
 
 def end(queue: Queue, job_id: str, **options: str) -> None:
@@ -63,7 +58,7 @@ def test_a_payload_is_counted_and_looked_at_later(queue: Queue, store: RedisPayl
     due_us = queue.client.zscore(keys.PAYLOADS, entry.text)
     assert isinstance(due_us, float)
     assert GRACE_S - 60 < due_us / 1e6 - now_s <= GRACE_S + 1
-    assert index_of(store).due() == (0, [])
+    assert store.index.due() == (0, [])
     assert sweep(queue, store) == 1  # its job never came
     assert not there(store, entry)
     assert (noted(queue.client), total(queue.client)) == ([], 0)
@@ -151,7 +146,7 @@ def test_at_maxmemory_an_input_is_refused_and_a_result_passes(
         assert {key: queue.client.dump(key) for key in queue.client.keys("*")} == before
         result = put(store, "result", "r")
         assert store.get(result.ref) == BODY
-        index_of(store).look(kept)
+        store.index.look(kept)
         assert not there(store, kept)
     sweep(queue, store)
     assert not there(store, result)
@@ -160,7 +155,7 @@ def test_at_maxmemory_an_input_is_refused_and_a_result_passes(
 def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisPayloadStore) -> None:
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref)
-    assert index_of(store).look(entry) == []
+    assert store.index.look(entry) == []
     sweep(queue, store)
     leased = queue.claim_one()
     sweep(queue, store)
@@ -169,7 +164,7 @@ def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisPayl
     assert there(store, entry)
     assert queue.sweep()[0] == 1
     end(queue, "j")
-    assert index_of(store).look(entry) == []
+    assert store.index.look(entry) == []
     assert not there(store, entry)
     assert noted(queue.client) == []
 
@@ -179,10 +174,10 @@ def test_a_repeats_own_input_is_dropped_though_the_job_waits(
 ) -> None:
     first, repeat = put(store, "j"), put(store, "j")
     queue.submit_one(id="j", input_ref=first.ref)
-    index_of(store).look(first, repeat)
+    store.index.look(first, repeat)
     assert (there(store, first), there(store, repeat)) == (True, False)
     end(queue, "j")
-    index_of(store).look(first)
+    store.index.look(first)
 
 
 def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPayloadStore) -> None:
@@ -266,7 +261,7 @@ def test_a_cancelled_job_has_its_input_looked_at_at_once(
         assert queue.settle(leased) == [3]
     else:
         assert queue.cancel("j") == ["removed"]
-    assert index_of(store).due()[0] == 1
+    assert store.index.due()[0] == 1
     assert not there(store, entry)
     assert queue.claim().jobs == []
 
@@ -275,7 +270,7 @@ def test_what_lies_elsewhere_is_named_and_stays_in_the_account(
     queue: Queue, store: RedisPayloadStore
 ) -> None:
     entry = new_entry("file", "j", "m", "i")
-    index = index_of(store)
+    index = store.index
     index.note(entry)
     make_due(queue.client)
     assert index.due() == (1, [entry])
@@ -289,12 +284,12 @@ def test_what_lies_elsewhere_is_named_and_stays_in_the_account(
 def test_entries_that_nobody_made_are_removed(queue: Queue, store: RedisPayloadStore) -> None:
     for text in ("", "junk", "redis:zz a b i", "redis:00 a b", "redis:00 a b x", "\xff" * 9):
         queue.client.zadd(keys.PAYLOADS, {text: 0})
-    assert index_of(store).due() == (6, [])
+    assert store.index.due() == (6, [])
     assert noted(queue.client) == []
 
 
 def test_a_sweep_is_bounded(queue: Queue, store: RedisPayloadStore) -> None:
     for n in range(150):
-        index_of(store).note(new_entry("redis", f"job-{n}", "m", "i"))
+        store.index.note(new_entry("redis", f"job-{n}", "m", "i"))
     make_due(queue.client)
-    assert [index_of(store).due()[0] for _ in range(3)] == [100, 50, 0]
+    assert [store.index.due()[0] for _ in range(3)] == [100, 50, 0]

@@ -140,7 +140,7 @@ def test_inputs_that_the_handler_refuses_are_not_measured(tmp_path: Path) -> Non
 def test_a_model_without_a_module_is_told(tmp_path: Path) -> None:
     write_models(tmp_path, echo={"handler": "echo"})
     done = headrace("optimize", "echo", "--variants", "torchscript", cwd=tmp_path)
-    assert "echo cannot be measured" in done.stderr or "no module to optimise" in done.stderr
+    assert "echo cannot be measured" in done.stderr or "no module to optimize" in done.stderr
 
 
 @pytest.mark.parametrize(

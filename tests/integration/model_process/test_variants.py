@@ -26,7 +26,7 @@ def failed(worker: Worker, name: str) -> str:
     return wait_until(error, "the load has failed", timeout_s=LOAD_S)
 
 
-def test_a_model_that_cannot_be_optimised_says_so(redis_db: RedisServer, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_optimized_says_so(redis_db: RedisServer, tmp_path: Path) -> None:
     # In a folder of its own: torch would import other handlers as modules of their names.
     shutil.copy(HANDLERS / "compiled.py", tmp_path)
     path = write_models(
@@ -41,7 +41,7 @@ def test_a_model_that_cannot_be_optimised_says_so(redis_db: RedisServer, tmp_pat
         celery_worker(redis_db.url, path, tmp_path) as worker,
         Client(redis_db.url, path) as client,
     ):
-        assert "its handler has no module to optimise" in failed(worker, "none")
+        assert "its handler has no module to optimize" in failed(worker, "none")
         assert "optimize.calibrate: there is no folder" in failed(worker, "gone")
         assert "tensorrt needs" in failed(worker, "trt")
         worker.wait_ready("rough", timeout_s=LOAD_S)

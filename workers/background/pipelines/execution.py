@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -42,14 +42,40 @@ from workers.background.pipelines.values import (
 )
 from workers.jobs.leased_job import LeasedJob
 
-if TYPE_CHECKING:
-    from workers.background.pipelines.stage_jobs import StageJobs
-
 #: Seconds for which a stage's ended job is kept, beyond twice the time that its pipeline's job may
 #: take (another worker may resume it).
 KEPT_S: Final = 3_600
 #: Seconds by which the deadline of a stage's job is later than its pipeline's, which is reported.
 LATER_S: Final = 5.0
+
+
+class Backend(Protocol):
+    """What an execution needs of Redis and the payload stores; see `StageJobs`."""
+
+    inline_limit_bytes: int
+
+    async def read(self, stretch: PayloadRange) -> bytes:
+        """Return a range of a payload."""
+
+    async def view(self, ids: Sequence[str]) -> list[Job | None]:
+        """Return jobs with their results; None for a job that Redis does not have."""
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Delete stages' jobs that have ended, so that they can run again."""
+
+    async def saved_stages(self, execution: PipelineExecution) -> bytes:
+        """Return the states that were saved last; b"" if none were saved."""
+
+    async def save_stages(self, execution: PipelineExecution) -> None:
+        """Save the states of the stages for readers; a failure is only logged."""
+
+    async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
+        """Save the states, and free these stages' results; return whether it was done."""
+
+    async def run_job(
+        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
+    ) -> Job:
+        """Submit a stage's job, unless it exists, and wait for its end."""
 
 
 class StageFailed(HeadraceError):
@@ -86,7 +112,7 @@ class PipelineExecution:
     """
 
     def __init__(
-        self, pipeline: PipelineConfig, job: LeasedJob, backend: StageJobs, deadline: float
+        self, pipeline: PipelineConfig, job: LeasedJob, backend: Backend, deadline: float
     ) -> None:
         self.pipeline = pipeline
         self.job = job

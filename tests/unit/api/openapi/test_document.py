@@ -145,16 +145,6 @@ def test_every_example_is_one() -> None:
             raise AssertionError(f"the example at {where} does not fit: {error}") from error
 
 
-def test_whatever_is_asked_for_or_answered_has_an_example() -> None:
-    for method, path, operation in described_operations():
-        bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
-        for media in (media for body in bodies for media in body.get("content", {}).values()):
-            schema = media["schema"]
-            if "example" in media or "examples" in media or "$ref" not in schema:
-                continue
-            assert resolved(schema).get("examples"), f"{method} {path}: {schema}"
-
-
 def test_a_problem_of_another_type_does_not_fit() -> None:
     queue_full = DOCUMENT["components"]["examples"]["queue-full"]["value"]
     with pytest.raises(Exception, match="/problems/conflict"):

@@ -1,4 +1,4 @@
-"""docs/openapi.json is the API's description as clients know it; a change of it is said to them."""
+"""docs/openapi.json is the API's description as clients know it; the changelog has its changes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,17 @@ def test_the_api_is_as_recorded() -> None:
     assert not wrong, wrong
 
 
+def released() -> bool:
+    """Whether there is a version whose clients a change could break."""
+    tags = subprocess.run(
+        ["git", "tag", "--list", "v*"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return bool(tags.stdout)
+
+
 def test_the_changelog_names_what_is_recorded() -> None:
+    if not released():
+        pytest.skip("nothing has been released")
     wrong = unsaid(CHANGELOG.read_text("utf-8"), json.loads(RECORDED.read_text("utf-8")))
     assert not wrong, wrong
 

@@ -20,7 +20,6 @@ from headrace.cli.doctor.check import (
     Check,
     CheckResult,
     CheckRun,
-    CheckSkipped,
     fail,
     ok,
     run_checks,
@@ -29,7 +28,7 @@ from headrace.cli.doctor.check import (
     worst,
 )
 from headrace.cli.doctor.command import exit_code_of
-from headrace.cli.doctor.deployment import Deployment
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (

@@ -77,7 +77,6 @@ def test_a_column_names_the_inputs(tmp_path: Path) -> None:
     [
         ("a", "line 2: the row has 1 cells, and the first row names 2 columns"),
         ("a,b,c", "line 2: the row has 3 cells"),
-        ('"a,b', "line 2: the row cannot be read: a quote is opened in it and never closed"),
         ('"a"b,c', "line 2: the row cannot be read"),
         (b"a,\xff", "line 2: byte 3 of line 2 is not UTF-8"),
         ("a\rb,c", "line 2: the row cannot be read: it contains a carriage return alone"),
@@ -93,15 +92,30 @@ def test_a_broken_row_fails_alone(tmp_path: Path, row: str | bytes, why: str) ->
     assert why in message
 
 
-def test_a_quote_that_is_never_closed_costs_its_own_line_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_table, "ROW_MAX_BYTES", 64)
-    rows = "".join(f"{number},x\n" for number in range(50))
-    path = _file(tmp_path, 'text,b\n1,"6 inches\n' + rows)
+def test_a_quote_in_the_wrong_place_costs_the_lines_of_its_row(tmp_path: Path) -> None:
+    path = _file(tmp_path, 'text,b\n1,"6 inches\n2,x\n3,"y"\n4,z\n')
     entries = resumes_everywhere(lambda: opened(path, input="text"))
-    assert len(entries) == 51
-    assert errors(opened(path, input="text")) == [f"{path}, line 2: it has more than 64 bytes"]
+    assert [entry["input"] for entry in entries[1:]] == ["4"]
+    (message,) = errors(opened(path, input="text"))
+    assert "line 2: the row cannot be read" in message
+    assert message.endswith("(up to line 4)")
+
+
+@pytest.mark.parametrize(
+    ("row_max", "why"),
+    [(1 << 20, "a quote is opened in it and never closed"), (64, "it has more than 64 bytes")],
+)
+def test_a_quote_that_is_never_closed_ends_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_max: int, why: str
+) -> None:
+    monkeypatch.setattr(csv_table, "ROW_MAX_BYTES", row_max)
+    rows = "".join(f"{number},x\n" for number in range(50))
+    path = _file(tmp_path, 'text,b\n0,x\n1,"6 inches\n' + rows)
+    entries = resumes_everywhere(lambda: opened(path, input="text"))
+    assert len(entries) == 2
+    (message,) = errors(opened(path, input="text"))
+    assert message.startswith(f"{path}, line 3: ")
+    assert why in message
 
 
 def test_compressed_data_that_is_cut_off_fails_at_its_end(tmp_path: Path) -> None:

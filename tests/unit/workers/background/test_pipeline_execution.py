@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +15,6 @@ from headrace.config.pipelines import PipelineConfig, PipelineSection, Stage, bu
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import PayloadRange
 from workers.background.pipelines.execution import PipelineExecution, StageFailed
-from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.stage_state import stage_job_id
 from workers.background.pipelines.values import Value, parts_of
 
@@ -96,7 +95,7 @@ class Redis:
         stages = json.loads(self.note or b"[]")
         return {stage["name"] for stage in stages if stage["status"] == "succeeded"}
 
-    async def saved_stages(self, _: PipelineExecution) -> bytes:
+    async def saved_stages(self, execution: PipelineExecution) -> bytes:
         return self.note
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
@@ -129,7 +128,7 @@ class Redis:
         """One more life."""
         message = SimpleNamespace(source=None, input=b'"the input"')
         job: Any = SimpleNamespace(id=ID, message=message)
-        return PipelineExecution(self.pipeline, job, cast(StageJobs, self), deadline=1e12)
+        return PipelineExecution(self.pipeline, job, self, deadline=1e12)
 
     def run(self) -> tuple[Any, PipelineExecution]:
         """Live until the end; what it gave."""

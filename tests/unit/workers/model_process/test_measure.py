@@ -232,7 +232,7 @@ def test_each_step_is_printed_and_only_eager_is_measured_without_a_module(
     else:
         assert set(names) == {"eager"}
         assert printed[0] == "headrace: loads eager float"
-        reason = "the handler of m has no module to optimise, so eager alone is measured"
+        reason = "the handler of m has no module to optimize, so eager alone is measured"
         assert reason in printed[1]
         assert printed[2:] == [
             "headrace: measures batches of 1: eager float",

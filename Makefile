@@ -16,6 +16,8 @@ GPU_PYTHON ?= 3.12
 TORCHSERVE ?= .venv-torchserve
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
+# A folder of the product: `make test ROOM=workers/batching` runs its tests and those of what imports it.
+ROOM   ?=
 
 # `make chaos`: how many jobs, under how many kills; SEED repeats a schedule, FLAVOUR is the Redis
 # (valkey9, redis7, redis62), FSYNC its appendfsync (always, everysec).
@@ -66,8 +68,8 @@ contracts: $(DEV_STAMP)  ## Check who imports whom
 
 PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test: $(DEV_STAMP)  ## Run the tests, without those that tests/conftest.py lists as slow
-	$(PYTEST) -m "not slow" $(ARGS)
+test: $(DEV_STAMP)  ## Run the tests, without the slow ones of tests/conftest.py (ROOM=folder)
+	$(PYTEST) -m "not slow" $(if $(ROOM),$$($(PY) -m tests.room $(ROOM))) $(ARGS)
 
 test-slow: $(DEV_STAMP)  ## Run the slow tests alone (whole systems, browsers, kills)
 	$(PYTEST) -m slow $(ARGS)

@@ -9,10 +9,10 @@ import redis.asyncio
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
-from api.components.files import build_file_service
 from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
 from api.components.stream_limit import StreamLimit
+from api.extension import api_parts
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
@@ -88,7 +88,6 @@ def build(
         exposition=Exposition(),
         input_checks=InputChecks(catalog.served),
         input_store=input_store,
-        files=build_file_service(settings, redis_url),
         authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
         webhook_policy=WebhookPolicy(settings),
         webhook_deliveries=DeliveryStore(queue),
@@ -104,6 +103,8 @@ def build(
             services.check_token = check_native
         services.torchserve_reporter = _torchserve_reporter(services, services.torchserve)
         counters.torchserve = services.torchserve_reporter
+    for service in (part.service(services) for part in api_parts() if part.service is not None):
+        services.added[type(service)] = service
     if declared is not None:
         services.registry = _registry(services, declared)
     return services

@@ -81,8 +81,8 @@ SLOW: Final = (
     "unit/handlers/optimize/test_backends.py",
     "unit/handlers/test_language_model.py",
 )
-#: The kind of Redis that only `make test-slow` runs the tests of every kind on: the oldest one.
-SLOW_FLAVOUR: Final = "redis62"
+#: The kinds of Redis that only `make test-slow` runs the tests of every kind on.
+SLOW_FLAVOURS: Final = frozenset(FLAVOURS[1:])
 #: The modules that take longest. They begin first, as one that begins last would run alone.
 LONGEST: Final = (
     "integration/tune/test_tune.py",
@@ -140,7 +140,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         given = getattr(getattr(item, "callspec", None), "params", {})
         flavours = given.get("any_redis"), given.get("any_flavour")
-        if is_slow(item.path) or SLOW_FLAVOUR in flavours:
+        if is_slow(item.path) or SLOW_FLAVOURS.intersection(flavours):
             item.add_marker(pytest.mark.slow)
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from api.auth.foreign_pages import refuse_foreign_page
+from api.extension import operations
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -25,7 +26,6 @@ from api.http.messages import (
     Send,
     segments_of,
 )
-from api.routes.table import TABLE
 from api.services import Services
 from api.torchserve import descriptions, inference, management, metrics, tokens
 from api.torchserve.endpoints import Found, Interfaces
@@ -37,10 +37,10 @@ from headrace.torchserve.config import TorchServeConfig
 #: The label of requests for unknown paths in metrics, as in api.router.
 _NO_ROUTE: Final = "none"
 #: The first segments of the native API's paths.
-_NATIVE: Final = frozenset(one.path.split("/")[1] for one in TABLE) - {"", "v1"}
+_NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {"", "v1"}
 #: The second segments of OpenAI's paths.
 _NATIVE_V1: Final = frozenset(
-    one.path.split("/")[2] for one in TABLE if one.path.startswith("/v1/")
+    one.path.split("/")[2] for one in operations() if one.path.startswith("/v1/")
 )
 _METRICS: Final = "metrics"
 _HTTPS_PORT: Final = 443

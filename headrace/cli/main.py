@@ -112,7 +112,7 @@ def up(
         workers=workers,
         flower=not no_flower,
         background=not no_background,
-        runner=not no_runner,
+        without=["runner"] if no_runner else [],
         reload=reload,
     )
     Up(settings, options, os.environ).run()
@@ -153,14 +153,6 @@ def background(models: ModelsOption = None) -> None:
     from headrace.server.component import run_background
 
     run_background(_settings(models_file=models), os.environ)
-
-
-@app.command()
-def runner(host: HostOption = None, port: PortOption = None) -> None:
-    """Run the batch runner, with the API at HEADRACE_URL and the Redis at HEADRACE_REDIS_URL."""
-    from headrace.server.component import run_runner
-
-    run_runner(_settings(host=host, port=port), os.environ)
 
 
 @app.command()

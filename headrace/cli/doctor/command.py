@@ -21,17 +21,22 @@ from headrace.cli.doctor import (
     redis_server,
     workers,
 )
-from headrace.cli.doctor.check import Check, CheckRun, Verdict, run_checks
+from headrace.cli.doctor.check import (
+    CONFIG,
+    DEVICES,
+    GROUPS,
+    HOST,
+    REDIS,
+    WORK,
+    WORKERS,
+    Check,
+    CheckRun,
+    Verdict,
+    run_checks,
+)
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
-
-CONFIG: Final = "Configuration"
-REDIS: Final = "Redis"
-WORKERS: Final = "Workers and API"
-WORK: Final = "Work"
-DEVICES: Final = "Devices"
-HOST: Final = "This host"
 
 #: The core's checks, in the order of the report.
 CHECKS: Final = (
@@ -73,7 +78,6 @@ CHECKS: Final = (
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
     Check("background", WORK, queues.background_tasks),
-    Check("batches", WORK, queues.batches),
     Check("gpus", DEVICES, gpus.gpus, limit_s=30),
     Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),
     Check("threads", DEVICES, gpus.threads),
@@ -98,7 +102,7 @@ _PARTS_MAX: Final = 10
 def all_checks() -> list[Check]:
     """Return all checks, in the order of the report. A test compares docs/doctor.md with them."""
     checks = [*CHECKS, *extensions.extension_checks()]
-    groups = list(dict.fromkeys(check.group for check in checks))
+    groups = list(dict.fromkeys([*GROUPS, *(check.group for check in checks)]))
     return sorted(checks, key=lambda check: groups.index(check.group))
 
 

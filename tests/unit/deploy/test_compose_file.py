@@ -28,6 +28,7 @@ from headrace.config.settings import (
     load_settings,
 )
 from headrace.server import components, health_probe
+from headrace.server.extension import processes
 from headrace.server.gpus import Device
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.containers import seconds
@@ -235,7 +236,7 @@ def test_there_is_time_to_stop_in_order() -> None:
         "worker": worker.stop_timeout_s,
         "background": components.background_child(settings, environ, print).stop_timeout_s,
         "api": components.API_STOP_S,
-        "runner": components.runner_child(settings, environ, print).stop_timeout_s,
+        "runner": processes()["runner"].stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():

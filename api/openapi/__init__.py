@@ -187,7 +187,8 @@ def _tag(path: str, needs: Needs) -> str:
         return "health"
     if "/dead-letters" in path:
         return "dead letters"
-    return "jobs" if path.endswith("/jobs") else path.removeprefix("/api").split("/")[2]
+    # An extension may have paths without a version.
+    return "jobs" if path.endswith("/jobs") else path.removeprefix("/api").split("/")[1:3][-1]
 
 
 def _path_parameter(name: str, path: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ can publish one. docs/architecture/extensions.md has the rules.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -165,5 +166,17 @@ def _extension_of(entry: EntryPoint) -> object:
     if str(server_root()) in getattr(sys.modules.get(_PRIVATE), "__path__", ()):
         return getattr(importlib.import_module(f"{_PRIVATE}.{entry.module}"), entry.attr)
     if str(server_root()) not in sys.path:
-        sys.path.append(str(server_root()))
+        sys.path.append(str(server_root()))  # a command has no path to the servers' packages
+    if PACKAGE not in sys.modules:
+        _import_ours()
     return entry.load()
+
+
+def _import_ours() -> None:
+    """Import our package, although another one of that name may be before it on the path."""
+    file = server_root() / PACKAGE / "__init__.py"
+    spec = importlib.util.spec_from_file_location(PACKAGE, file)
+    assert spec is not None  # noqa: S101 - it has a suffix that Python loads
+    assert spec.loader is not None  # noqa: S101
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[PACKAGE])

@@ -40,6 +40,7 @@ from tests.harness.clients.doctor import (
     site,
     verdict,
 )
+from tests.harness.extensions import installed
 from tests.harness.servers.certificates import Authority
 from tests.harness.workers.worker import write_models
 
@@ -126,7 +127,8 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
         Check("fourth", "Two", lambda _: skip("away"), background=True),
     )
     monkeypatch.setattr(command, "CHECKS", checks)
-    assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
+    with installed():
+        assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
     shown = capsysbinary.readouterr().out.decode()
     name = len("second")
     assert shown.splitlines() == [
@@ -156,7 +158,8 @@ def test_several_findings_of_one_check_are_a_line_each(
         *(fail(str(n), "z") for n in range(9)),
     ]
     monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: iter([*found_, ok("d")])),))
-    command.examine(None, None, None, strict=False, as_json=False)
+    with installed():
+        command.examine(None, None, None, strict=False, as_json=False)
     shown = capsysbinary.readouterr().out.decode().splitlines()
     indent = 10 + len("one")
     assert [line[indent:] for line in shown[1:-2]] == [

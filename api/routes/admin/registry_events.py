@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from api.components.model_registry import ModelRegistry
-from api.http.messages import ClientGone, Request, StreamingReply, Write, hung_up
+from api.http.messages import ClientGone, HangUp, Request, StreamingReply, Write
 from api.routes.admin.registry import registry_of
 from api.routes.jobs.events import (
     EVENT_STREAM,
@@ -65,17 +65,15 @@ class _ChangeStream:
     async def run(self, write: Write) -> None:
         """Write changes until the client is gone, or this process stops."""
         try:
-            with self._registry.listening() as changed:
-                gone = asyncio.create_task(hung_up(self._request.receive))
-                gone.add_done_callback(lambda _: changed.set())
-                try:
-                    await self._send(write, changed, gone)
-                finally:
-                    gone.cancel()
+            with (
+                self._registry.listening() as changed,
+                HangUp(self._request.receive, changed.set) as client,
+            ):
+                await self._send(write, changed, client)
         finally:
             self._services.stream_limit.leave(self._request.caller.key_id)
 
-    async def _send(self, write: Write, changed: asyncio.Event, gone: asyncio.Task[None]) -> None:
+    async def _send(self, write: Write, changed: asyncio.Event, client: HangUp) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._services.settings.event_stream_max_s
         # The id alone: a client whose connection is lost before the first change misses none.
@@ -92,7 +90,7 @@ class _ChangeStream:
                     await asyncio.wait_for(changed.wait(), seconds)
             except TimeoutError:
                 await put(write, HEARTBEAT)
-            if gone.done():
+            if client.gone:
                 raise ClientGone
 
     async def _send_new(self, write: Write) -> bool:

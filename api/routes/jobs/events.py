@@ -25,12 +25,12 @@ from api.http.messages import (
     NO_CONTENT,
     NO_STORE,
     ClientGone,
+    HangUp,
     Header,
     Reply,
     Request,
     StreamingReply,
     Write,
-    hung_up,
 )
 from api.routes.jobs.job import visible_job, write_nothing
 from api.services import Services
@@ -100,20 +100,17 @@ class _EventStream:
         self._request = request
         self._job = job
         self._sequence = EventSequence(job.id, last_id)
-        self._gone = False
 
     async def run(self, write: Write) -> None:
         """Write events until the job has ended, the client is gone or this process stops."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._services.settings.event_stream_max_s
+        until = asyncio.get_running_loop().time() + self._services.settings.event_stream_max_s
         try:
-            with self._services.watcher.watch(self._job) as watch:
-                watching = loop.create_task(self._until_gone(watch))
-                try:
-                    await put(write, HEAD)
-                    await self._send_events(write, watch, until)
-                finally:
-                    watching.cancel()
+            with (
+                self._services.watcher.watch(self._job) as watch,
+                HangUp(self._request.receive, watch.wake) as self._client,
+            ):
+                await put(write, HEAD)
+                await self._send_events(write, watch, until)
         finally:
             self._services.stream_limit.leave(self._request.caller.key_id)
 
@@ -137,7 +134,7 @@ class _EventStream:
             if self._sequence.held:
                 soon_s = self._sequence.soon(loop.time())
             await watch.woken(max(0.0, min(soon_s, beat_at - loop.time(), until - loop.time())))
-            if self._gone:
+            if self._client.gone:
                 raise ClientGone
             if loop.time() >= beat_at:
                 await put(write, HEARTBEAT)
@@ -154,7 +151,7 @@ class _EventStream:
                 job = await self._services.queue.read(self._job.id)
             except BrokerError:
                 await watch.woken(LOOK_AGAIN_S)
-                if self._gone:
+                if self._client.gone:
                     raise ClientGone from None
                 continue
             if job is None or not job.state.final or job.created_us != self._job.created_us:
@@ -174,11 +171,6 @@ class _EventStream:
     async def _still_admitted(self) -> bool:
         authenticator = self._services.authenticator
         return authenticator is None or await authenticator.still_admits(self._request.caller)
-
-    async def _until_gone(self, watch: JobWatch) -> None:
-        await hung_up(self._request.receive)
-        self._gone = True
-        watch.wake()
 
 
 class StreamEvent(NamedTuple):

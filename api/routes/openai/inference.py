@@ -17,6 +17,7 @@ import msgspec
 from api.http.bodies import read_body, require_json
 from api.http.messages import (
     NO_STORE,
+    HangUp,
     Reply,
     Request,
     StreamingReply,
@@ -28,7 +29,6 @@ from api.routes.jobs.stream import Ended, Missing, PieceEvent, Pieces, Restarted
 from api.routes.openai.jobs import (
     PORTION,
     Following,
-    HangUp,
     RequestJobs,
     check_success,
     job_requests,
@@ -119,13 +119,13 @@ async def _start_stream(
     caller = request.caller
     keyed = services.authenticator is not None
     services.stream_limit.take(caller.key_id, keyed=keyed, count=jobs.count)
-    hang_up = HangUp(request.receive)
+    client = HangUp(request.receive).__enter__()
     answers: list[_AnswerStream] = []
 
     async def close(*, ended: bool) -> None:
         for one in answers:
             await one.close()
-        hang_up.close()
+        client.__exit__()
         services.stream_limit.leave(caller.key_id, jobs.count)
         if not ended:
             await jobs.cancel()
@@ -135,7 +135,7 @@ async def _start_stream(
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
             following = follow_pieces(
-                services, caller, job, hang_up.receive, after=Place(), most_s=math.inf
+                services, caller, job, client.receive, after=Place(), most_s=math.inf
             )
             following = while_loadable(services, job, following)
             place = asked.place_of(index, len(submitted))

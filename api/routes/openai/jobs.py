@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
+from api.http.messages import HangUp, Header, Reply, Request
 from api.http.openai_errors import envelope
 from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.stream import PieceEvent
@@ -95,31 +95,6 @@ def at_place(error: HeadraceError, place: str) -> HeadraceError:
     return error
 
 
-class HangUp:
-    """Lets several waits notice that their client hangs up; only one of them could receive."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._gone = asyncio.Event()
-        self._watcher = asyncio.create_task(self._watch(receive))
-
-    async def _watch(self, receive: Receive) -> None:
-        await hung_up(receive)
-        self._gone.set()
-
-    async def receive(self) -> Message:
-        """Wait until the client hangs up."""
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    def end_waits(self) -> None:
-        """Let all waits end as if the client had hung up."""
-        self._gone.set()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._watcher.cancel()
-
-
 class RequestJobs:
     """The jobs of one request.
 
@@ -155,13 +130,16 @@ class RequestJobs:
             BrokerUnavailable: Redis does not answer, or this process stops.
             HeadraceError: a job is refused, or has failed.
         """
-        hang_up = HangUp(self._request.receive)
-        loading = asyncio.create_task(self._watch_load(hang_up))
+        with HangUp(self._request.receive) as client:
+            return await self._wait(client)
+
+    async def _wait(self, client: HangUp) -> list[Job]:
+        loading = asyncio.create_task(self._watch_load(client))
         waits: list[asyncio.Task[Job]] = []
         failed: list[int] = []
         try:
             for n, one in enumerate(self._requests):
-                waits.append(asyncio.create_task(self._success(n, one, hang_up, failed)))
+                waits.append(asyncio.create_task(self._success(n, one, client, failed)))
                 if n % PORTION == PORTION - 1:
                     await asyncio.sleep(0)
                 if failed:
@@ -170,7 +148,7 @@ class RequestJobs:
             return await asyncio.gather(*waits)
         except BaseException as error:
             # A submit on its way must arrive first: a cancel before it would find no job.
-            hang_up.end_waits()
+            client.end_waits()
             for wait in waits if isinstance(error, asyncio.CancelledError) else ():
                 wait.cancel()
             await asyncio.wait(waits)
@@ -180,11 +158,10 @@ class RequestJobs:
             raise
         finally:
             loading.cancel()
-            hang_up.close()
             # Their errors hold this frame.
             waits.clear()
 
-    async def _watch_load(self, hang_up: HangUp) -> HeadraceError:
+    async def _watch_load(self, client: HangUp) -> HeadraceError:
         """End the waits once no worker can load the model, and return the error."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -192,14 +169,14 @@ class RequestJobs:
             if error := await load_problem(
                 self._services, fields.model.name, fields.model.asked_version
             ):
-                hang_up.end_waits()
+                client.end_waits()
                 return error
 
     async def _success(
-        self, index: int, request: ValidatedRequest, hang_up: HangUp, failed: list[int]
+        self, index: int, request: ValidatedRequest, client: HangUp, failed: list[int]
     ) -> Job:
         try:
-            job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
+            job = (await submit_and_wait(self._services, request, client.receive, math.inf)).job
             check_success(job, self._asked.place_of(index, self.count))
         except BaseException:
             failed.append(index)

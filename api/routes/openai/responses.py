@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from api.http.bodies import read_body, require_json
-from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
+from api.http.messages import HangUp, Reply, Request, StreamingReply, Write, json_reply
 from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
 from api.routes.jobs.job import visible_job
 from api.routes.jobs.stream import (
@@ -27,7 +27,6 @@ from api.routes.jobs.stream import (
 )
 from api.routes.openai.jobs import (
     Following,
-    HangUp,
     RequestJobs,
     check_success,
     job_requests,
@@ -199,13 +198,13 @@ async def _start_stream(
     """
     caller = request.caller
     services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
-    hang_up = HangUp(request.receive)
+    client = HangUp(request.receive).__enter__()
     last_piece = _pieces_before(after)
     if job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
         last_piece = max(0, last_piece - TAIL_EVENTS)
     following = follow_pieces(
-        services, caller, job, hang_up.receive, after=Place(last_piece), most_s=math.inf
+        services, caller, job, client.receive, after=Place(last_piece), most_s=math.inf
     )
     cancelled = jobs is not None and not _echo(job)[0].background
     if cancelled:
@@ -214,7 +213,7 @@ async def _start_stream(
 
     async def close(*, ended: bool) -> None:
         await following.aclose()
-        hang_up.close()
+        client.__exit__()
         services.stream_limit.leave(caller.key_id)
         if jobs is not None and cancelled and not ended:
             await jobs.cancel()

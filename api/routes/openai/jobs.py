@@ -13,7 +13,6 @@ import msgspec
 
 from api.http.messages import HangUp, Header, Reply, Request
 from api.http.openai_errors import envelope
-from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.stream import PieceEvent
 from api.routes.openai.limits import admit_jobs
 from api.services import Services
@@ -134,7 +133,11 @@ class RequestJobs:
             return await self._wait(client)
 
     async def _wait(self, client: HangUp) -> list[Job]:
-        loading = asyncio.create_task(self._watch_load(client))
+        model = self._requests[0].model
+        failed_load = asyncio.create_task(
+            self._services.model_statuses.load_failed(model.name, model.asked_version)
+        )
+        failed_load.add_done_callback(lambda _: client.end_waits())
         waits: list[asyncio.Task[Job]] = []
         failed: list[int] = []
         try:
@@ -153,24 +156,13 @@ class RequestJobs:
                 wait.cancel()
             await asyncio.wait(waits)
             await self._cancel(len(waits))
-            if loading.done():
-                raise loading.result() from None
+            if failed_load.done():
+                raise not_loaded(model.name, failed_load.result()) from None
             raise
         finally:
-            loading.cancel()
+            failed_load.cancel()
             # Their errors hold this frame.
             waits.clear()
-
-    async def _watch_load(self, client: HangUp) -> HeadraceError:
-        """End the waits once no worker can load the model, and return the error."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            fields = self._requests[0]
-            if error := await load_problem(
-                self._services, fields.model.name, fields.model.asked_version
-            ):
-                client.end_waits()
-                return error
 
     async def _success(
         self, index: int, request: ValidatedRequest, client: HangUp, failed: list[int]
@@ -272,11 +264,8 @@ def restarted() -> ReplicaLost:
 Following = AsyncGenerator[list[PieceEvent], None]
 
 
-async def load_problem(services: Services, model: str, version: str) -> ModelNotLoaded | None:
+def not_loaded(model: str, reason: str) -> ModelNotLoaded:
     """Return the error for requests that wait for a model which no worker can load."""
-    reason = await services.model_statuses.load_error(model, version)
-    if not reason:
-        return None
     hint = f"`headrace models {model}` shows the whole error."
     return ModelNotLoaded(f"no worker can load model {model}: {reason}", hint=hint)
 
@@ -291,8 +280,9 @@ async def while_loadable(services: Services, job: Job, following: Following) -> 
     async with aclosing(following):
         async for events in following:
             begun = begun or bool(events)
-            if not begun and (error := await load_problem(services, job.model, job.asked_version)):
-                raise error
+            load_error = services.model_statuses.load_error
+            if not begun and (reason := await load_error(job.model, job.asked_version)):
+                raise not_loaded(job.model, reason)
             yield events
 
 

@@ -77,7 +77,7 @@ class PendingWait:
     )  # fmt: skip
 
     def __init__(
-        self, pending_waits: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive
+        self, pending_waits: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive | None
     ) -> None:
         self.late = False
         self.began = pending_waits.loop.time()
@@ -112,7 +112,8 @@ class PendingWait:
         loop = self._pending_waits.loop
         if self._seconds < math.inf:
             self._timer = loop.call_at(self.began + self._seconds, self._expire)
-        self._hang_up = HangUp(self._receive, self._wait.wake).__enter__()
+        if self._receive is not None:
+            self._hang_up = HangUp(self._receive, self._wait.wake).__enter__()
 
     def _expire(self) -> None:
         self.late = True
@@ -136,8 +137,11 @@ class PendingWaits:
         """The loop of this process; on Python 3.11 getting it is a system call each time."""
         return asyncio.get_running_loop()
 
-    def begin(self, wait: JobWaiter, seconds: float, receive: Receive) -> PendingWait:
-        """Return a pending wait; it lasts while it is entered."""
+    def begin(self, wait: JobWaiter, seconds: float, receive: Receive | None) -> PendingWait:
+        """Return a pending wait; it lasts while it is entered.
+
+        Without `receive` the caller notices the hang-up of the client.
+        """
         return PendingWait(self, wait, seconds, receive)
 
     def add(self, pending: PendingWait) -> None:

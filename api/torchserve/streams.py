@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from api.http.event_stream import put
 from api.http.messages import (
     ClientGone,
     Header,
@@ -23,7 +24,7 @@ from api.http.messages import (
     StreamingReply,
     Write,
 )
-from api.routes.jobs.events import LOOK_AGAIN_S, put
+from api.routes.jobs.events import LOOK_AGAIN_S
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
 from api.submission.submit import AcceptedJob, submit_and_wait

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from api.http.event_stream import EventStream
 from api.http.messages import HangUp, Header, Reply, Request
 from api.http.openai_errors import envelope
 from api.routes.jobs.stream import PieceEvent
@@ -261,42 +261,35 @@ def restarted() -> ReplicaLost:
     )
 
 
-Following = AsyncGenerator[list[PieceEvent], None]
-
-
 def not_loaded(model: str, reason: str) -> ModelNotLoaded:
     """Return the error for requests that wait for a model which no worker can load."""
     hint = f"`headrace models {model}` shows the whole error."
     return ModelNotLoaded(f"no worker can load model {model}: {reason}", hint=hint)
 
 
-async def while_loadable(services: Services, job: Job, following: Following) -> Following:
-    """Follow a job; before its first piece, a silence ends if no worker can load its model.
-
-    Raises:
-        ModelNotLoaded: no worker can load the model.
-    """
-    begun = False
-    async with aclosing(following):
-        async for events in following:
-            begun = begun or bool(events)
-            load_error = services.model_statuses.load_error
-            if not begun and (reason := await load_error(job.model, job.asked_version)):
-                raise not_loaded(job.model, reason)
-            yield events
+async def check_loadable(services: Services, job: Job) -> None:
+    """Raise ModelNotLoaded if no worker can load the model of a job."""
+    reason = await services.model_statuses.load_error(job.model, job.asked_version)
+    if reason:
+        raise not_loaded(job.model, reason)
 
 
-async def next_events(following: Following) -> list[PieceEvent]:
-    """Wait for the next pieces of a job, or for a heartbeat.
+async def first_events(
+    services: Services, stream: EventStream[PieceEvent], job: Job
+) -> Sequence[PieceEvent]:
+    """Wait for the first pieces of a job, or for a heartbeat.
 
     Raises:
         ClientGone: the client hung up.
         BrokerUnavailable: the stream is over before its job has ended.
+        ModelNotLoaded: no worker can load the model.
     """
-    try:
-        return await anext(following)
-    except StopAsyncIteration:
-        raise cut_off() from None
+    events = await stream.begin()
+    if events is None:
+        raise cut_off()
+    if not events:
+        await check_loadable(services, job)
+    return events
 
 
 def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:

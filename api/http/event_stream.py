@@ -76,7 +76,7 @@ class Writer(Protocol[Event_contra]):
         """What is sent in place of nothing."""
 
     async def text(self, events: Sequence[Event_contra]) -> bytes:
-        """Return what the client gets for these events; there are none in a silence."""
+        """Return what the client gets for these events; a silence has no events."""
 
     def end(self) -> None:
         """Note that no event comes any more. It raises where the client misses something."""

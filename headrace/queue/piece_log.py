@@ -100,21 +100,55 @@ class LogRead(NamedTuple):
     entries: list[LogEntry]
 
 
+class Pieces(NamedTuple):
+    """New pieces, up to this place; `head` as in a `LogEntry`."""
+
+    place: Place
+    pieces: list[msgspec.Raw]
+    head: bytes = b""
+
+
+class Restarted(NamedTuple):
+    """The job runs again from its beginning: the pieces that the client has no longer count.
+
+    The new pieces are behind this place. If the log has lost the client's place, it is the
+    beginning of the log.
+    """
+
+    place: Place
+
+
+class Missing(NamedTuple):
+    """The pieces from this index up to this place are not in the log any more."""
+
+    first: int
+    place: Place
+
+
+LogEvent = Pieces | Restarted | Missing
+
+
 class LogFollower:
     """One client that follows one log. Inside its context, publications wake it.
 
     Attributes:
+        place: how far the client has the log.
         keeps: the channel of its model is kept for KEEP_S, as the next client may come soon.
         early: it came before the channel was subscribed to, so a publication may be missed.
     """
 
-    __slots__ = ("_event", "_log", "early", "job_id", "keeps", "model")
+    __slots__ = ("_event", "_has_pieces", "_log", "early", "job_id", "keeps", "model", "place")
 
-    def __init__(self, log: PieceLog, model: str, job_id: str, *, keeps: bool) -> None:
+    def __init__(
+        self, log: PieceLog, model: str, job_id: str, after: Place, *, keeps: bool
+    ) -> None:
         self.model = model
         self.job_id = job_id
         self.keeps = keeps
         self.early = False
+        self.place = after
+        # Whether the client has pieces, from now or from an earlier stream.
+        self._has_pieces = after.piece > 0
         self._log = log
         self._event = asyncio.Event()
 
@@ -134,15 +168,49 @@ class LogFollower:
         """Whether the log of a job that has ended is worth reading."""
         return self.early or self._log.has_published(self.model)
 
-    async def read(self, after: Place) -> LogRead:
-        """Return the next entries behind a place; none if the log has not grown.
+    async def read(self) -> list[LogEvent]:
+        """Return what the log has behind `place`, which moves; nothing if it has not grown.
 
         Raises:
             BrokerError: Redis does not answer.
         """
-        # Pieces that are published from now on may not be in the reply.
-        self._event.clear()
-        return await self._log.read(self.job_id, after)
+        while True:
+            # Pieces that are published from now on may not be in the reply.
+            self._event.clear()
+            read = await self._log.read(self.job_id, self.place)
+            events = self._events(read)
+            if events or not read.entries:
+                return events
+
+    def _events(self, read: LogRead) -> list[LogEvent]:
+        self.place, restarts, entries = read
+        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
+        if marks:
+            # What an earlier attempt wrote counts no more.
+            mark, *entries = entries[marks[-1] :]
+            self.place, restarts = mark.place, True
+        events: list[LogEvent] = []
+        if restarts:
+            if self._has_pieces:
+                events.append(Restarted(self.place))
+            self._has_pieces = False
+        pieces: list[msgspec.Raw] = []
+        head = b""
+        for entry in entries:
+            if entry.first > self.place.piece + 1:
+                if pieces:
+                    events.append(Pieces(self.place, pieces, head))
+                    pieces, head = [], b""
+                before = Place(entry.first - 1, entry.place.run)
+                events.append(Missing(self.place.piece + 1, before))
+                self.place = before
+            head = head or entry.head
+            pieces += entry.pieces[self.place.piece - entry.first + 1 :]
+            self.place = entry.place
+        if pieces:
+            events.append(Pieces(self.place, pieces, head))
+            self._has_pieces = True
+        return events
 
     async def published(self) -> None:
         """Wait for a publication since the last `read`, a new subscription, or a `wake`."""
@@ -185,9 +253,9 @@ class PieceLog:
             await self._subscription.stop()
         await self._reads.close()
 
-    def follow(self, model: str, job_id: str, *, keeps: bool = False) -> LogFollower:
-        """Return a context within which a client follows a job's log."""
-        return LogFollower(self, model, job_id, keeps=keeps)
+    def follow(self, model: str, job_id: str, after: Place, *, keeps: bool = False) -> LogFollower:
+        """Return a context within which a client follows a job's log, from a place on."""
+        return LogFollower(self, model, job_id, after, keeps=keeps)
 
     def has_published(self, model: str) -> bool:
         """Return whether any log of a model has grown since its channel is subscribed to."""

@@ -45,7 +45,14 @@ from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
-from headrace.queue.piece_log import LogFollower, LogRead, Place
+from headrace.queue.piece_log import (
+    LogEvent,
+    LogFollower,
+    Missing,
+    Pieces,
+    Place,
+    Restarted,
+)
 
 #: A place in a log: the index of the last piece, and its run.
 _PLACE: Final = r"\d{1,15}(?:\.\d{1,20})?"
@@ -129,30 +136,6 @@ async def submit_and_stream(
     return _stream(services, request, job, Place(), _EVENTS(), headers)
 
 
-class Pieces(NamedTuple):
-    """New pieces, up to this place."""
-
-    place: Place
-    pieces: list[msgspec.Raw]
-
-
-class Restarted(NamedTuple):
-    """The job runs again from its beginning: the pieces that the client has no longer count.
-
-    The new pieces are behind this place. If the log has lost the client's place, it is the
-    beginning of the log.
-    """
-
-    place: Place
-
-
-class Missing(NamedTuple):
-    """The pieces from this index up to this place are not in the log any more."""
-
-    first: int
-    place: Place
-
-
 class Ended(NamedTuple):
     """The job has ended, after the piece at this place."""
 
@@ -160,7 +143,7 @@ class Ended(NamedTuple):
     job: Job
 
 
-PieceEvent = Pieces | Restarted | Missing | Ended
+PieceEvent = LogEvent | Ended
 
 
 @contextlib.contextmanager
@@ -172,9 +155,9 @@ def pieces_of(services: Services, job: Job, after: Place) -> Iterator[_JobPieces
     # The stream notices the hang-up of the client.
     ending = asyncio.create_task(wait_for_end(services, job, None, math.inf))
     try:
-        with services.piece_log.follow(job.model, job.id) as follower:
+        with services.piece_log.follow(job.model, job.id, after) as follower:
             ending.add_done_callback(lambda _: follower.wake())
-            yield _JobPieces(follower, ending, after)
+            yield _JobPieces(follower, ending)
     finally:
         if not ending.cancel() and not ending.cancelled():
             ending.exception()  # asyncio logs one that was never read
@@ -183,72 +166,32 @@ def pieces_of(services: Services, job: Job, after: Place) -> Iterator[_JobPieces
 class _JobPieces:
     """The source of `pieces_of`."""
 
-    def __init__(self, follower: LogFollower, ending: asyncio.Task[Job], after: Place) -> None:
+    def __init__(self, follower: LogFollower, ending: asyncio.Task[Job]) -> None:
         self._follower = follower
         self._ending = ending
-        self._reader = _LogReader(after)
         self.over = False
         self.wake = follower.wake
         self.woken = follower.woken
 
     async def look(self) -> list[PieceEvent]:
-        while True:
-            ended = self._ending.done()  # before the read: an ended job's log is complete
-            try:
-                read = await self._follower.read(self._reader.place)
-            except BrokerError:
-                self.over = ended
-                return []
-            if events := self._reader.events(read):
-                return events
-            if not read.entries:
-                self.over = ended
-                return self._end() if ended else []
+        ended = self._ending.done()  # before the read: an ended job's log is complete
+        events: list[PieceEvent] = []
+        try:
+            events += await self._follower.read()
+        except BrokerError:
+            self.over = ended
+            return []
+        if ended and not events:
+            self.over = True
+            return self._end()
+        return events
 
     def _end(self) -> list[PieceEvent]:
         try:
             job = self._ending.result()
         except (JobNotFound, BrokerError):
             return []
-        return [Ended(self._reader.place, job)] if job.state.final else []
-
-
-class _LogReader:
-    """Turns what is read of a log into events. `place` is how far the client has it."""
-
-    def __init__(self, after: Place) -> None:
-        self.place = after
-        # Whether the client has pieces, from this stream or an earlier one.
-        self._has_pieces = after.piece > 0
-
-    def events(self, read: LogRead) -> list[PieceEvent]:
-        """Return the events of what was read, and count its pieces as sent."""
-        self.place, restarts, entries = read
-        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
-        if marks:
-            # What an earlier attempt wrote counts no more.
-            mark, *entries = entries[marks[-1] :]
-            self.place, restarts = mark.place, True
-        events: list[PieceEvent] = []
-        if restarts:
-            if self._has_pieces:
-                events.append(Restarted(self.place))
-            self._has_pieces = False
-        pieces: list[msgspec.Raw] = []
-        for entry in entries:
-            if entry.first > self.place.piece + 1:
-                if pieces:
-                    events.append(Pieces(self.place, pieces))
-                    pieces = []
-                before = Place(entry.first - 1, entry.place.run)
-                events.append(Missing(self.place.piece + 1, before))
-                self.place = before
-            pieces += entry.pieces[self.place.piece - entry.first + 1 :]
-            self.place = entry.place
-        if pieces:
-            events.append(Pieces(self.place, pieces))
-            self._has_pieces = True
-        return events
+        return [Ended(self._follower.place, job)] if job.state.final else []
 
 
 def _stream(

@@ -31,7 +31,7 @@ from api.http.messages import (
     Write,
 )
 from api.http.openai_errors import envelope
-from api.routes.jobs.stream import Ended, Missing, PieceEvent, Pieces, Restarted, pieces_of
+from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.routes.openai.jobs import (
     PORTION,
     RequestJobs,
@@ -67,7 +67,7 @@ from headrace.openai.requests import (
     OpenAIRequest,
     read_request,
 )
-from headrace.queue.piece_log import Place
+from headrace.queue.piece_log import Missing, Pieces, Place, Restarted
 from headrace.redis.clock import US_PER_S
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -211,7 +211,7 @@ class _Answer:
         parts = []
         for event in events:
             match event:
-                case Pieces(_, pieces):
+                case Pieces(pieces=pieces):
                     if not self._gap:
                         parts.append(self._more(read_part(pieces, self._asked.model)))
                 case Restarted():

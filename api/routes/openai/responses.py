@@ -23,14 +23,7 @@ from api.http.event_stream import (
 )
 from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.jobs.job import visible_job
-from api.routes.jobs.stream import (
-    Ended,
-    Missing,
-    PieceEvent,
-    Pieces,
-    Restarted,
-    pieces_of,
-)
+from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.routes.openai.jobs import (
     RequestJobs,
     check_loadable,
@@ -63,7 +56,7 @@ from headrace.openai.responses import (
     error_event,
     response_of,
 )
-from headrace.queue.piece_log import Place
+from headrace.queue.piece_log import Missing, Pieces, Place, Restarted
 
 #: Seconds for which a deletion waits until the cancelled job has ended.
 _END_S = 5.0

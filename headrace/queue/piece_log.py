@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
-import redis.asyncio
 from typing_extensions import override
 
 from headrace.queue.asyncio_tasks import cancel_and_wait
@@ -226,13 +225,10 @@ class LogFollower:
 class PieceLog:
     """The logs that clients of one API process follow."""
 
-    def __init__(self, client: redis.asyncio.Redis, queue: JobQueue, api_id: str) -> None:
+    def __init__(self, subscription: Subscription, queue: JobQueue) -> None:
         self._queue = queue
-        # A channel of its own, as the subscription needs at least one.
-        base = keys.piece_channel(f"/{api_id}")
-        self._subscription = Subscription(
-            client, "piece", [base], self._read_publication, on_reconnect=self._wake_all
-        )
+        self._subscription = subscription
+        subscription.add(self._read_publication, on_reconnect=self._wake_all)
         self._reads = Coalescer[tuple[str, int, str], LogRead](
             self._read_many, max_items=READ_MAX_LOGS
         )
@@ -242,15 +238,12 @@ class PieceLog:
         self._published: set[str] = set()
         self._kept: dict[str, asyncio.TimerHandle] = {}
         self._subscribing: set[asyncio.Task[None]] = set()
-        self._started = False
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """Read nothing more."""
         for timer in self._kept.values():
             timer.cancel()
         await cancel_and_wait(*self._subscribing)
-        if self._started:
-            await self._subscription.stop()
         await self._reads.close()
 
     def follow(self, model: str, job_id: str, after: Place, *, keeps: bool = False) -> LogFollower:
@@ -271,10 +264,6 @@ class PieceLog:
 
     def add(self, follower: LogFollower) -> None:
         """Begin to wake a client."""
-        if not self._started:
-            # The subscription begins with the first client, and lasts until the process stops.
-            self._started = True
-            self._subscription.start()
         jobs = self._followers.get(follower.model)
         if jobs is None:
             jobs = self._followers[follower.model] = {}
@@ -302,11 +291,13 @@ class PieceLog:
             return
         del self._followers[model]
         self._published.discard(model)
-        self._in_background(self._subscription.unsubscribe(keys.piece_channel(model)))
+        self._in_background(
+            self._subscription.unsubscribe(self._read_publication, keys.piece_channel(model))
+        )
 
     async def _subscribe(self, model: str) -> None:
         channel = keys.piece_channel(model)
-        await self._subscription.subscribe(channel)
+        await self._subscription.subscribe(self._read_publication, channel)
         await self._subscription.confirmed(channel)
         # Earlier publications were lost.
         self._wake(self._followers.get(model, {}))

@@ -28,32 +28,26 @@ class Channels:
         self.confirmation = asyncio.Event()
         self.calls: list[str] = []
 
-    def start(self) -> None:
-        self.calls.append("start")
+    def add(self, *_: Any, **__: Any) -> None:
+        self.calls.append("add")
 
-    async def subscribe(self, channel: str) -> None:
+    async def subscribe(self, _: Any, channel: str) -> None:
         self.calls.append(f"subscribe {channel}")
 
-    async def unsubscribe(self, channel: str) -> None:
+    async def unsubscribe(self, _: Any, channel: str) -> None:
         self.calls.append(f"unsubscribe {channel}")
 
     async def confirmed(self, channel: str) -> None:
         await self.confirmation.wait()
 
-    async def stop(self) -> None:
-        self.calls.append("stop")
 
-
-def test_a_client_reads_again_once_redis_has_confirmed_its_channel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_reads_again_once_redis_has_confirmed_its_channel() -> None:
     """What was published between its first read and the confirmation did not arrive."""
 
     async def run() -> None:
-        anything: Any = None
-        log = PieceLog(anything, anything, "api")
-        channels = Channels()
-        monkeypatch.setattr(log, "_subscription", channels)
+        queue: Any = None
+        channels: Any = Channels()
+        log = PieceLog(channels, queue)
         with log.follow("m", "job", Place()) as follower:
             waiting = asyncio.create_task(follower.woken(3600))
             for _ in range(10):
@@ -64,7 +58,7 @@ def test_a_client_reads_again_once_redis_has_confirmed_its_channel(
                 await asyncio.sleep(0)
             assert waiting.done()
         await asyncio.sleep(0)
-        assert [call.split()[0] for call in channels.calls] == ["start", "subscribe", "unsubscribe"]
+        assert [call.split()[0] for call in channels.calls] == ["add", "subscribe", "unsubscribe"]
         await log.stop()
 
     asyncio.run(run())

@@ -65,15 +65,15 @@ class Source(Protocol[Event_co]):
 
 
 class Writer(Protocol[Event_contra]):
-    """How the events of one stream are written."""
+    """How the events of one stream are written.
 
-    @property
-    def head(self) -> bytes:
-        """What comes before the first event."""
+    Attributes:
+        head: what comes before the first event.
+        heartbeat: what is sent in place of nothing.
+    """
 
-    @property
-    def heartbeat(self) -> bytes:
-        """What is sent in place of nothing."""
+    head: bytes
+    heartbeat: bytes
 
     async def text(self, events: Sequence[Event_contra]) -> bytes:
         """Return what the client gets for these events; a silence has no events."""

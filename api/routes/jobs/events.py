@@ -100,13 +100,13 @@ class _JobEvents:
         return self._complete or self._watch.unknown or self._services.watcher.dismissed
 
     async def look(self) -> list[StreamEvent]:
-        if self._watch.unknown:
-            return []
-        status = self._watch.status or status_of(self._job)
-        now = asyncio.get_running_loop().time()
-        events = self._sequence.due(status, now, await self._waits_for(status))
-        if events and not events[-1].data:
-            self._end = events.pop()
+        events: list[StreamEvent] = []
+        if self._end is None and not self._watch.unknown:
+            status = self._watch.status or status_of(self._job)
+            now = asyncio.get_running_loop().time()
+            events = self._sequence.due(status, now, await self._waits_for(status))
+            if events and not events[-1].data:
+                self._end = events.pop()
         if self._end is not None:
             events += await self._ended(self._end.name)
         return events

@@ -185,16 +185,13 @@ class _Answer:
         self._place = place
         self._job = job
         self._begun = False
+        role = chunks.begin(index)
+        self.head = b"" if role is None else _event(role)
         # How long the text is that was sent, and how many log probabilities were.
         self._sent = self._logprobs = 0
         # Whether the next pieces do not follow the pieces that were sent.
         self._gap = False
         self.generation: Generation | None = None
-
-    @property
-    def head(self) -> bytes:
-        role = self._chunks.begin(self._index)
-        return b"" if role is None else _event(role)
 
     async def check(self, first: Sequence[PieceEvent]) -> None:
         """Raise a HeadraceError if the answer ends with one, in its first events."""

@@ -195,7 +195,6 @@ async def _start_stream(
     After the first text comes, so that an error before it has its status, unless the client only
     reads a response that exists.
     """
-    take_stream(services, request)
     last_piece = _pieces_before(after)
     if job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
@@ -204,6 +203,7 @@ async def _start_stream(
     writer = _ResponseWriter(services, job, after, checks_load=cancelled)
     pieces = pieces_of(services, job, Place(last_piece))
     stream = EventStream(services, request, pieces, writer)
+    take_stream(services, request)
 
     async def close() -> None:
         await stream.close()
@@ -270,15 +270,12 @@ class _ResponseWriter:
         self._after = -1 if after is None else after
         self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
+        head = response_of(job, *_echo(job), None)
+        self.head = self._text(self._events.head(head)) or HEARTBEAT
         self._sent = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
         self._gap = False
-
-    @property
-    def head(self) -> bytes:
-        head = response_of(self._job, *_echo(self._job), None)
-        return self._text(self._events.head(head)) or HEARTBEAT
 
     async def text(self, events: Sequence[PieceEvent]) -> bytes:
         if not events and self._checks_load:

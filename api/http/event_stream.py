@@ -152,8 +152,8 @@ class EventStream(Generic[Event]):
         try:
             await self.run(write)
         finally:
-            await self.close()
             self._services.stream_limit.leave(self._caller.key_id)
+            await self.close()
 
     async def _follow(
         self, source: AbstractContextManager[Source[Event]]

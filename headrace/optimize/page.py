@@ -10,12 +10,12 @@ import msgspec
 
 from headrace.observability.machine import busy_warning
 from headrace.optimize.report import LATE, BatchTime, Comparison, Variant, age
-from headrace.pages.charts import COLOURS, Bar, bar_chart
+from headrace.pages.charts import Bar, bar_chart, missing
 from headrace.pages.elements import element
 from headrace.pages.page import facts, figure, page, section, warning
 from headrace.pages.page import table as html_table
 
-#: The kinds of bars, with their colours. A bar has one part, at the place of its colour.
+#: The kinds of bars, with their colours.
 _KINDS: Final = {"eager": 7, "variant": 0, "refused": 1}
 
 
@@ -131,7 +131,6 @@ def html(comparison: Comparison) -> str:
         "inputs": comparison.inputs,
         **{key.replace("_", " "): str(value) for key, value in comparison.environment.items()},
     }
-    charts = [_chart(comparison, size) for size in sizes_of(comparison)]
     return page(
         f"Variants of {comparison.model}",
         warning(busy_warning(comparison.environment)),
@@ -144,14 +143,7 @@ def html(comparison: Comparison) -> str:
             for one in comparison.variants if one.refused and one.refused != LATE
         ),
         element("p", f"{cut_text(comparison)}.", class_="bad") if comparison.cut else None,
-        section(
-            "Time of a batch",
-            element(
-                "p", "Bars are medians, and lines are 95 % intervals. All variants ran in turns.",
-                class_="soft",
-            ),
-            element("div", *charts, class_="figures"),
-        ) if charts else None,
+        _charts(comparison),
         section("Environment", facts((name, text) for name, text in known.items() if text)),
     )  # fmt: skip
 
@@ -162,6 +154,21 @@ def _html_table(comparison: Comparison) -> Element:
     return html_table([one.lstrip(">") for one in columns], rows, texts=texts)
 
 
+def _charts(comparison: Comparison) -> Element | None:
+    if missing() or not sizes_of(comparison):
+        return element("p", missing()) if missing() else None
+    return section(
+        "Time of a batch",
+        element(
+            "p", "Bars are medians, and lines are 95 % intervals. All variants ran in turns.",
+            class_="soft",
+        ),
+        element(
+            "div", *(_chart(comparison, size) for size in sizes_of(comparison)), class_="figures"
+        ),
+    )  # fmt: skip
+
+
 def _chart(comparison: Comparison, size: int) -> Element:
     bars, shown = [], set()
     for n, variant in enumerate(comparison.variants):
@@ -170,12 +177,10 @@ def _chart(comparison: Comparison, size: int) -> Element:
             continue
         kind = "refused" if variant.refused else ("variant" if n else "eager")
         shown.add(kind)
-        parts = [0.0] * COLOURS
-        parts[_KINDS[kind]] = time.inference_ms
-        bars.append(Bar(variant.optimize.name, parts, time.low_ms, time.high_ms))
+        part = (_KINDS[kind], time.inference_ms)
+        bars.append(Bar(variant.optimize.name, [part], time.low_ms, time.high_ms))
     title = f"Batches of {size}"
-    names = ["time"] * COLOURS
-    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, names, "milliseconds")
+    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, "milliseconds")
     legend = [(colour, kind) for kind, colour in _KINDS.items() if kind in shown]
     return figure(title, chart, legend=legend)
 

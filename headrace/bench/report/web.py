@@ -32,6 +32,7 @@ from headrace.pages.charts import (
     bar_chart,
     column_chart,
     line_chart,
+    missing,
 )
 from headrace.pages.elements import NOTHING, Child, element, number, shorter
 from headrace.pages.page import facts, figure, page, section, table, warning
@@ -65,9 +66,7 @@ def html(measurements: Sequence[Measurement]) -> str:
         *(_verdict(one) for one in measurements),
         _comparison(measurements),
         _summary(measurements),
-        _charts(measurements, loads),
-        _batches(loads),
-        _over_time(loads),
+        element("p", missing()) if missing() else _charts(measurements, loads),
         _usage(measurements),
         *(_environment(one) for one in measurements),
     )
@@ -141,12 +140,14 @@ def _summary(measurements: Sequence[Measurement]) -> Element | None:
     return section("Loads", table(header, rows, texts=(0, 1) if many else (0,)))
 
 
-def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
+def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> list[Element | None]:
     figures = [_throughput(measurements), _latencies(measurements, loads), _stages(loads)]
-    shown = [one for one in figures if one is not None]
-    if not shown:
-        return None
-    return section("Throughput and latency", element("div", *shown, class_="figures"))
+    shown = element("div", *figures, class_="figures")
+    return [
+        section("Throughput and latency", shown) if len(shown) else None,
+        _batches(loads),
+        _over_time(loads),
+    ]
 
 
 def _limits(measurements: Sequence[Measurement]) -> list[Limit]:
@@ -225,10 +226,10 @@ def _stages(loads: Sequence[_Named]) -> Element | None:
         return None
     parts = list(dict.fromkeys(name for _, load in shown for name in load.stages))
     bars = [
-        Bar(name, [load.stages[part].mean if part in load.stages else 0.0 for part in parts])
+        Bar(name, [(parts.index(part), time.mean) for part, time in load.stages.items()])
         for name, load in shown
     ]
-    chart = bar_chart("Mean time by stage", bars, parts, "mean time of a request, ms")
+    chart = bar_chart("Mean time by stage", bars, "mean time of a request, ms")
     legend = list(enumerate(part.replace("_", " ") for part in parts))
     caption = "The mean time of a request, by what it waited for."
     return figure("Stages", chart, caption + _left_out(with_stages, shown), legend)

@@ -9,11 +9,12 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from headrace.observability.machine import busy_warning
-from headrace.optimize.report import LATE, BatchTime, Comparison, Variant, age
+from headrace.optimize.report import LATE, BatchTime, Comparison, Variant
 from headrace.pages.charts import Bar, bar_chart, missing
 from headrace.pages.elements import element
 from headrace.pages.page import facts, figure, page, section, warning
 from headrace.pages.page import table as html_table
+from headrace.text import duration
 
 #: The kinds of bars, with their colours.
 _KINDS: Final = {"eager": 7, "variant": 0, "refused": 1}
@@ -78,7 +79,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
 def kept_text(comparison: Comparison) -> str:
     """Return how old the kept comparisons of outputs are; "" if all are of this run."""
     ages = [
-        f"{variant.optimize.name} ({age(variant.kept_s)})"
+        f"{variant.optimize.name} ({duration(variant.kept_s)} ago)"
         for variant in comparison.variants
         if variant.kept_s
     ]

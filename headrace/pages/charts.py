@@ -17,7 +17,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
 
-from headrace.pages.elements import clean, number, shorter
+from headrace.pages.elements import clean
+from headrace.text import number, shorter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -203,6 +203,6 @@ def holder(port: int) -> str:
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN
-            if listens and connection.laddr.port == port and connection.pid:
+            if listens and connection.laddr[1:] == (port,) and connection.pid:
                 return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""

@@ -34,8 +34,9 @@ from headrace.pages.charts import (
     line_chart,
     missing,
 )
-from headrace.pages.elements import NOTHING, Child, element, number, shorter
+from headrace.pages.elements import Child, element
 from headrace.pages.page import facts, figure, page, section, table, warning
+from headrace.text import NOTHING, number, shorter
 
 #: How many charts of one kind, and how many bars of one chart, a reader looks at.
 _SMALL_MAX: Final = 6

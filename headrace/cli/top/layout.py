@@ -12,8 +12,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.shared.output import one_line, size
+from headrace.cli.shared.output import one_line
 from headrace.cli.top.view import STEPS, ModelRow, PlaceRow, View
+from headrace.text import short_duration, short_number, short_rate, size
 
 #: Terminal widths from which further columns are shown.
 MEDIUM: Final = 70
@@ -83,37 +84,6 @@ class Column:
     least: int = 0
 
 
-def number(value: float | None) -> str:
-    """Return a count: `1,234`, `56.7k`, `1.2M`."""
-    if value is None:
-        return ""
-    if value < 10_000:
-        return f"{value:,.0f}"
-    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
-
-
-def rate(value: float | None) -> str:
-    """Return a rate per second: `0`, `0.4`, `12`, `3,400`."""
-    if value is None:
-        return ""
-    return f"{value:.1f}" if 0.05 <= value < 10 else number(value)
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
-    if seconds < 100:
-        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
-    minutes, left_s = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{left_s:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
-
-
 def bar(share: float | None, *, warn: bool = True) -> Text:
     """Return a share as a bar followed by its percentage.
 
@@ -143,7 +113,7 @@ def _state(row: ModelRow) -> Text:
 def _time_to_empty(row: ModelRow) -> Text:
     if row.eta_s is None:
         return Text("")
-    return Text("never", WARN) if math.isinf(row.eta_s) else Text(duration(row.eta_s))
+    return Text("never", WARN) if math.isinf(row.eta_s) else Text(short_duration(row.eta_s))
 
 
 def _nonzero(value: float | None, style: str, show: Callable[[float | None], str]) -> Text:
@@ -152,11 +122,11 @@ def _nonzero(value: float | None, style: str, show: Callable[[float | None], str
 
 
 def _waiting_at(step: str) -> Callable[[ModelRow], Text]:
-    return lambda row: _nonzero(row.waits[step], "", number)
+    return lambda row: _nonzero(row.waits[step], "", short_number)
 
 
 def _age(row: ModelRow) -> str:
-    return duration(row.oldest_s) if row.oldest_s >= 0.05 else ""
+    return short_duration(row.oldest_s) if row.oldest_s >= 0.05 else ""
 
 
 def _used_of_host(row: PlaceRow, what: str) -> Text:
@@ -176,37 +146,40 @@ def _shown(value: float | None, show: Callable[[float], str]) -> str:
 MODELS: Final = (
     Column("MODEL", lambda r: one_line(r.name), left=True),
     Column("STATE", _state, left=True, least=7),
-    Column("WAIT", lambda r: number(r.waiting), sort=lambda r: r.waiting, least=5),
+    Column("WAIT", lambda r: short_number(r.waiting), sort=lambda r: r.waiting, least=5),
     Column(
         "OLDEST",
         _age,
         MEDIUM,
         sort=lambda r: r.oldest_s,
     ),
-    Column("LEASED", lambda r: number(r.leased), MEDIUM, sort=lambda r: r.leased),
-    Column("IN/S", lambda r: rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
-    Column("OUT/S", lambda r: rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
-    Column("P50", lambda r: duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
-    Column("P99", lambda r: duration(r.p99_s), MEDIUM, sort=lambda r: r.p99_s or 0, least=5),
+    Column("LEASED", lambda r: short_number(r.leased), MEDIUM, sort=lambda r: r.leased),
+    Column("IN/S", lambda r: short_rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
+    Column("OUT/S", lambda r: short_rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
+    Column("P50", lambda r: short_duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
+    Column("P99", lambda r: short_duration(r.p99_s), MEDIUM, sort=lambda r: r.p99_s or 0, least=5),
     Column("BATCH", lambda r: _shown(r.batch, "{:.1f}".format), LARGE),
     Column(
-        "FAIL/S", lambda r: _nonzero(r.failed_s, BAD, rate), MEDIUM, sort=lambda r: r.failed_s or 0
+        "FAIL/S",
+        lambda r: _nonzero(r.failed_s, BAD, short_rate),
+        MEDIUM,
+        sort=lambda r: r.failed_s or 0,
     ),
-    Column("DEAD", lambda r: _nonzero(r.dead, WARN, number), LARGE, sort=lambda r: r.dead),
+    Column("DEAD", lambda r: _nonzero(r.dead, WARN, short_number), LARGE, sort=lambda r: r.dead),
     Column("EMPTY IN", _time_to_empty, WIDE, least=8),
     Column("READY", lambda r: f"{r.ready}/{r.replicas}", WIDE),
-    Column("SCHED", lambda r: _nonzero(r.scheduled, "", number), WIDE),
-    Column("RETRY/S", lambda r: _nonzero(r.retried_s, WARN, rate), FULL),
-    Column("REFUSED/S", lambda r: _nonzero(r.rejected_s, WARN, rate), FULL),
-    Column("RESTARTS", lambda r: _nonzero(r.restarts, WARN, number), FULL),
+    Column("SCHED", lambda r: _nonzero(r.scheduled, "", short_number), WIDE),
+    Column("RETRY/S", lambda r: _nonzero(r.retried_s, WARN, short_rate), FULL),
+    Column("REFUSED/S", lambda r: _nonzero(r.rejected_s, WARN, short_rate), FULL),
+    Column("RESTARTS", lambda r: _nonzero(r.restarts, WARN, short_number), FULL),
     Column("MEMORY", lambda r: size(r.memory) if r.memory else "", WIDE),
     *(Column(f"WAIT P{step}", _waiting_at(step), FULL) for step in STEPS),
 )
 #: Only where a model counts tokens.
 TOKENS: Final = (
-    Column("TOKENS", lambda r: number(r.tokens), LARGER),
-    Column("TOK IN", lambda r: rate(r.tokens_in_s), LARGER),
-    Column("TOK OUT", lambda r: rate(r.tokens_out_s), MEDIUM),
+    Column("TOKENS", lambda r: short_number(r.tokens), LARGER),
+    Column("TOK IN", lambda r: short_rate(r.tokens_in_s), LARGER),
+    Column("TOK OUT", lambda r: short_rate(r.tokens_out_s), MEDIUM),
 )
 #: The column behind which these are, and the one that makes room for them.
 _TOKENS_AFTER: Final = "OUT/S"
@@ -297,15 +270,15 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
     if options.note:
         first.append(f"  {one_line(options.note)}", style=BAD if options.bad else WARN)
     jobs = _facts(
-        ("waiting", number(sum(row.waiting for row in view.models))),
-        ("leased", number(sum(row.leased for row in view.models))),
+        ("waiting", short_number(sum(row.waiting for row in view.models))),
+        ("leased", short_number(sum(row.leased for row in view.models))),
         ("in", _per_s(view.sum_of(lambda row: row.in_s))),
         ("out", _per_s(view.sum_of(lambda row: row.out_s))),
         ("failed", _per_s(view.sum_of(lambda row: row.failed_s))),
-        ("dead", number(sum(row.dead for row in view.models))),
+        ("dead", short_number(sum(row.dead for row in view.models))),
     )
     tokens = _facts(
-        ("tokens", number(sum(row.tokens or 0 for row in view.models))),
+        ("tokens", short_number(sum(row.tokens or 0 for row in view.models))),
         ("tokens in", _per_s(view.sum_of(lambda row: row.tokens_in_s))),
         ("tokens out", _per_s(view.sum_of(lambda row: row.tokens_out_s))),
     )
@@ -315,7 +288,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
     servers = _facts(
         ("API", _per_s(view.requests_s)),
         ("5xx", _per_s(view.errors_s) if view.errors_s else ""),
-        ("waiters", number(view.waiters)),
+        ("waiters", short_number(view.waiters)),
         ("Redis", memory if view.broker else "does not answer"),
         ("round trips", _per_s(view.trips_s)),
     )
@@ -324,7 +297,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
 
 
 def _per_s(value: float | None) -> str:
-    return "" if value is None else f"{rate(value)}/s"
+    return "" if value is None else f"{short_rate(value)}/s"
 
 
 def _facts(*facts: tuple[str, str]) -> Text:

@@ -1,27 +1,12 @@
 from __future__ import annotations
 
-import math
 import re
 from xml.etree.ElementTree import tostring
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.pages.charts import Bar, Point, Series, bar_chart, line_chart
-from headrace.pages.elements import NOTHING, number
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (0.0012345, "0.00123"), (9.999, "10"), (99.96, "100"), (100, "100"),
-        (1234.5, "1,234"), (-2.5, "-2.5"), (None, NOTHING), (math.inf, NOTHING),
-        (math.nan, NOTHING), (2e-70, "2.00e-70"),
-    ],
-)  # fmt: skip
-def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20), st.booleans())

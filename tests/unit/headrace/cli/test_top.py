@@ -34,7 +34,7 @@ from headrace.cli.top.view import View, view_of
 from headrace.errors import ServerUnreachable
 
 GIB = 1 << 30
-HEADS = [column.head for column in MODELS]
+HEADS = [column.head for column in MODELS if column.is_shown(200, extended=False)]
 
 
 def sample(at_s: float, *models: str, scale: float = 0.0, **given: float) -> Sample:

@@ -106,7 +106,7 @@ class Bar:
 
 
 def missing() -> str:
-    """Return what a page says in place of its charts; "" if they can be drawn."""
+    """Return the text in place of charts; "" if they can be drawn."""
     return "" if find_spec("matplotlib") else MISSING
 
 
@@ -255,7 +255,7 @@ def _draw_line(axes: Axes, line: Series, points: Sequence[Point]) -> None:
 
 
 def _draw_labels(axes: Axes, points: Sequence[Point]) -> None:
-    """Write labels beside points where they cover nothing; others are left out."""
+    """Write labels next to points where they cover nothing; others are left out."""
     at = [tuple(axes.transData.transform((p.x, p.y))) for p in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
     frame = axes.bbox

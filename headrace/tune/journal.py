@@ -58,8 +58,8 @@ class Journal:
 
     Attributes:
         entries: the trials that it has.
-        confirmation: those of the last confirmation. Trials of an earlier one were not in turns
-            with them. Whoever begins another one empties the list.
+        confirmation: those of the last confirmation, as trials of an earlier one were not in turns
+            with them. The caller empties it to begin another one.
     """
 
     def __init__(self, path: Path) -> None:

@@ -179,7 +179,7 @@ MODELS: Final = (
     Column("P50", lambda r: r.p50_s, short_duration, LARGE, sort=True, least=5),
     Column("P99", lambda r: r.p99_s, short_duration, MEDIUM, sort=True, least=5),
     Column("BATCH", lambda r: r.batch, _as("{:.1f}"), LARGE),
-    # Beside the tokens it has no room at 80 columns.
+    # With the tokens it has no room at 80 columns.
     Column("FAIL/S", lambda r: r.failed_s, _nonzero(BAD, short_rate), MEDIUM, LARGE, sort=True),
     Column("DEAD", lambda r: r.dead, _nonzero(WARN, short_number), LARGE, sort=True),
     Column("EMPTY IN", lambda r: r.eta_s, _time_to_empty, WIDE, least=8),

@@ -90,7 +90,9 @@ def kept_text(comparison: Comparison) -> str:
 
 def cut_text(comparison: Comparison) -> str:
     """Return what was not measured for want of time."""
-    late = ", ".join(one.optimize.name for one in comparison.variants if one.refused == LATE)
+    late = ", ".join(
+        variant.optimize.name for variant in comparison.variants if variant.refused == LATE
+    )
     what = f"not built and loaded in time: {late}" if late else "not all rounds were run"
     return f"{what}; builds are kept, so another run measures more"
 
@@ -100,15 +102,15 @@ def fastest(comparison: Comparison) -> Variant | None:
     sizes = sizes_of(comparison)
     usable = [
         (time.inference_ms, n)
-        for n, one in enumerate(comparison.variants)
-        if not one.refused and sizes and (time := time_of(one, sizes[-1])) is not None
+        for n, variant in enumerate(comparison.variants)
+        if not variant.refused and sizes and (time := time_of(variant, sizes[-1])) is not None
     ]
     return comparison.variants[min(usable)[1]] if usable else None
 
 
 def sizes_of(comparison: Comparison) -> list[int]:
     """Return the batch sizes that were measured."""
-    return sorted({time.size for one in comparison.variants for time in one.times})
+    return sorted({time.size for variant in comparison.variants for time in variant.times})
 
 
 def time_of(variant: Variant, size: int) -> BatchTime | None:
@@ -139,9 +141,9 @@ def html(comparison: Comparison) -> str:
         element("p", f"{kept}.", class_="soft") if (kept := kept_text(comparison)) else None,
         _html_table(comparison),
         *(
-            element("p", element("span", f"{one.optimize.name} ", class_="bad"),
-                    f"is refused: {one.refused}.")
-            for one in comparison.variants if one.refused and one.refused != LATE
+            element("p", element("span", f"{variant.optimize.name} ", class_="bad"),
+                    f"is refused: {variant.refused}.")
+            for variant in comparison.variants if variant.refused and variant.refused != LATE
         ),
         element("p", f"{cut_text(comparison)}.", class_="bad") if comparison.cut else None,
         _charts(comparison),
@@ -151,8 +153,8 @@ def html(comparison: Comparison) -> str:
 
 def _html_table(comparison: Comparison) -> Element:
     columns, rows = table(comparison)
-    texts = [n for n, one in enumerate(columns) if not one.startswith(">")]
-    return html_table([one.lstrip(">") for one in columns], rows, texts=texts)
+    texts = [n for n, column in enumerate(columns) if not column.startswith(">")]
+    return html_table([column.lstrip(">") for column in columns], rows, texts=texts)
 
 
 def _charts(comparison: Comparison) -> Element | None:
@@ -204,6 +206,6 @@ def _share(value: float | None) -> str:
 def markdown(comparison: Comparison) -> str:
     """Return the table in Markdown."""
     columns, rows = table(comparison)
-    names = [one.lstrip(">") for one in columns]
-    rule = ["---:" if one.startswith(">") else "---" for one in columns]
+    names = [column.lstrip(">") for column in columns]
+    rule = ["---:" if column.startswith(">") else "---" for column in columns]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, rule, *rows))

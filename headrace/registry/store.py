@@ -344,10 +344,10 @@ def _generation(answer: Sequence[Any]) -> int:
 
 
 def _entries(entries: Any) -> list[tuple[str, LoggedChange]]:
-    found = []
+    changes = []
     for entry_id, fields in entries:
         values = list(fields.values()) if isinstance(fields, Mapping) else fields[1::2]
         with contextlib.suppress(msgspec.MsgspecError):  # of another version
             change = msgspec.json.decode(values[0], type=LoggedChange)
-            found.append((_text(entry_id), change))
-    return found
+            changes.append((_text(entry_id), change))
+    return changes

@@ -109,22 +109,22 @@ def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socke
     Raises:
         ConfigError: the port is taken, or the address cannot be listened on.
     """
-    found: list[socket.socket] = []
+    listeners: list[socket.socket] = []
     missing: OSError | None = None
     try:
         for family, address in _addresses(host, port):
             try:
-                found.append(_listener(family, address))
+                listeners.append(_listener(family, address))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise
                 missing = error
-        if missing is not None and not found:
+        if missing is not None and not listeners:
             raise missing
     except OSError as error:
-        close_all(found)
+        close_all(listeners)
         raise _cannot_listen(what, host, port, error, change) from error
-    return found
+    return listeners
 
 
 def listen_unix(what: str, path: Path) -> socket.socket:
@@ -155,8 +155,8 @@ def close_all(listeners: Sequence[socket.socket]) -> None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    found = socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    local = socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in local))
 
 
 def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:

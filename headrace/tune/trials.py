@@ -109,10 +109,10 @@ class Trials:
         Raises:
             BudgetSpent: the budget has no time for it, besides that for the confirmation.
         """
-        found = self._journal.recorded(
+        trial = self._journal.recorded(
             "search", candidate, 0, lambda: self._measure("search", candidate, floor)
         )
-        return self._noted(found, "search")
+        return self._noted(trial, "search")
 
     def again(self, candidate: Candidate, number: int) -> Trial:
         """Measure a candidate in a round of the confirmation.
@@ -120,20 +120,20 @@ class Trials:
         Raises:
             BudgetSpent: the budget has no time for it.
         """
-        found = self._journal.recorded(
+        trial = self._journal.recorded(
             "confirm", candidate, number, lambda: self._measure("confirm", candidate, 0.0)
         )
-        return self._noted(found, f"round {number + 1}")
+        return self._noted(trial, f"round {number + 1}")
 
-    def _noted(self, found: Trial, stage: str) -> Trial:
+    def _noted(self, trial: Trial, stage: str) -> Trial:
         if stage == "search":
-            self._known[found.candidate.key] = found
-        if not found.cut and not found.error:
+            self._known[trial.candidate.key] = trial
+        if not trial.cut and not trial.error:
             self._usual_s = (
-                self._usual_s * 0.5 + found.seconds * 0.5 if self._usual_s else found.seconds
+                self._usual_s * 0.5 + trial.seconds * 0.5 if self._usual_s else trial.seconds
             )
-        self._on_trial(found, stage)
-        return found
+        self._on_trial(trial, stage)
+        return trial
 
     @property
     def left(self) -> int:
@@ -219,10 +219,10 @@ class Trials:
             self._deployment.check()  # a server that has ended explains all other errors
             raise
         self._deployment.check()
-        found = _trial(candidate, measured, floor)
+        trial = _trial(candidate, measured, floor)
         if known is None:
-            return found
-        return msgspec.structs.replace(found, measurement=self._kept(candidate, measured))
+            return trial
+        return msgspec.structs.replace(trial, measurement=self._kept(candidate, measured))
 
     def _kept(self, candidate: Candidate, measured: Measurement) -> str:
         """Write all figures of a confirmation; return the name of the file in the folder."""

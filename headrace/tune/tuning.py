@@ -244,12 +244,14 @@ def _measurements(folder: Path, report: TuneReport) -> list[Measurement]:
     if report.confirmation is None:
         return []
     shown = [report.confirmation.present, *report.confirmation.others[:1]]
-    files = [one.trials[-1].measurement for one in shown]
-    found = [read_measurement(folder / name) for name in files if name]
+    files = [confirmed.trials[-1].measurement for confirmed in shown]
+    measurements = [read_measurement(folder / name) for name in files if name]
     # Before each trial the machine has the load of the trial before it.
     return [
-        msgspec.structs.replace(one, environment={**one.environment, **report.environment})
-        for one in found
+        msgspec.structs.replace(
+            measurement, environment={**measurement.environment, **report.environment}
+        )
+        for measurement in measurements
     ]
 
 
@@ -286,16 +288,16 @@ def _calibration(
             file.write_bytes(msgspec.json.encode(comparison))
         except OSError as error:
             raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    found = calibrated(comparison, plan.objective.latency_ms)
-    for one in found.left_out:
-        progress.on_text(f"leaves out {one.what}: {one.reason}")
-    if not found.variants:
+    calibration = calibrated(comparison, plan.objective.latency_ms)
+    for part in calibration.left_out:
+        progress.on_text(f"leaves out {part.what}: {part.reason}")
+    if not calibration.variants:
         raise ConfigError(
             f"no variant of {plan.model} can meet {plan.objective.latency_ms:g} ms: the smallest "
             "batch takes longer",
             hint="give a longer --slo, or a smaller model",
         )
-    return found
+    return calibration
 
 
 def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:

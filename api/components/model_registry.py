@@ -285,7 +285,7 @@ class ModelRegistry:
     async def _apply_file(self) -> None:
         """Make the models file the declared state, unless it was applied last."""
         by = f"models file {self._catalog.path.name}"
-        for change in await self._store.apply_new(self._declared, by):
+        for change in await self._store.apply(self._declared, by, prune=True, again=False):
             logger.info("%s", change.what, extra={"model": change.name})
         self._applied = True
         await self._adopt()

@@ -107,11 +107,3 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
     middle, half = (len(ordered) - 1) / 2, _HALF * math.sqrt(len(ordered))
     low, high = math.floor(middle - half), math.ceil(middle + half)
     return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
-
-
-def age(seconds: float) -> str:
-    """Return how long ago something was, such as `3 h ago`."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

@@ -33,6 +33,7 @@ from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.piece_log import PieceLog
 from headrace.queue.scrape import Scraper
+from headrace.queue.subscription import Subscription
 from headrace.queue.waiters import Waiters
 from headrace.queue.watcher import JobWatcher
 from headrace.queue.webhook_deliveries import DeliveryStore
@@ -64,7 +65,8 @@ def build(
     counters = Counters()
     # A new id for each start: a restarted process must not receive its predecessor's completions.
     api_id = os.urandom(6).hex()
-    waiters = Waiters(client, api_id)
+    subscription = Subscription(client)
+    waiters = Waiters(subscription, api_id)
     counter_reporter = CounterReporter(client, counters, waiters)
     input_store = build_input_store(settings, redis_url)
     torchserve = settings.of("torchserve", Path)
@@ -76,9 +78,10 @@ def build(
         dead_letters=DeadLetters(queue),
         failures=Failures(queue, settings.failed_ttl_s),
         runs=RunRecords(queue),
+        subscription=subscription,
         waiters=waiters,
-        watcher=JobWatcher(client, queue, api_id),
-        piece_log=PieceLog(client, queue, api_id),
+        watcher=JobWatcher(subscription, queue),
+        piece_log=PieceLog(subscription, queue),
         stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
         model_statuses=ModelStatuses(queue, catalog),
         counters=counters,
@@ -88,7 +91,9 @@ def build(
         exposition=Exposition(),
         input_checks=InputChecks(catalog.served),
         input_store=input_store,
-        authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
+        authenticator=Authenticator(settings, queue, subscription)
+        if settings.asks_for_keys
+        else None,
         webhook_policy=WebhookPolicy(settings),
         webhook_deliveries=DeliveryStore(queue),
         client=client,
@@ -128,4 +133,6 @@ def _registry(services: Services, declared: DeclaredModels) -> ModelRegistry:
         services.scraper = _scraper(client, catalog, services.counter_reporter)
 
     reader = ConfigReader(services.settings, catalog, lenient=True)
-    return ModelRegistry(client, services.queue, catalog, declared, reader, models_changed)
+    return ModelRegistry(
+        services.subscription, services.queue, catalog, declared, reader, models_changed
+    )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.queue.job_queue import JobQueue
     from headrace.queue.piece_log import PieceLog
     from headrace.queue.scrape import Scraper
+    from headrace.queue.subscription import Subscription
     from headrace.queue.waiters import Waiters
     from headrace.queue.watcher import JobWatcher
     from headrace.queue.webhook_deliveries import DeliveryStore
@@ -84,6 +85,7 @@ class Services:
     dead_letters: DeadLetters
     failures: Failures
     runs: RunRecords
+    subscription: Subscription
     waiters: Waiters
     watcher: JobWatcher
     piece_log: PieceLog
@@ -133,29 +135,26 @@ class Services:
         """Start to listen for ended jobs, to report counters and to expire jobs."""
         if self.registry is not None:
             await self.registry.start()
-        await self.waiters.start()
+        self.subscription.start()
         await self.counter_reporter.start()
         if self.torchserve_reporter is not None:
             await self.torchserve_reporter.start()
         await self.expiry_task.start()
         await self.shadow_copies.start()
-        if self.authenticator is not None:
-            await self.authenticator.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
         if self.registry is not None:
             await self.registry.stop()
-        await self.waiters.stop()
+        self.waiters.stop()
         await self.watcher.stop()
         await self.piece_log.stop()
+        await self.subscription.stop()
         await self.expiry_task.stop()
         await self.shadow_copies.stop()
         await self.counter_reporter.stop()
         if self.torchserve_reporter is not None:
             await self.torchserve_reporter.stop()
-        if self.authenticator is not None:
-            await self.authenticator.stop()
         await self.queue.close()
         self.input_store.close()
         for service in self.added.values():

@@ -14,8 +14,6 @@ import time
 from enum import Enum
 from typing import Final
 
-import redis.asyncio
-
 from api.auth.rate_limit import RateLimiter
 from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
@@ -78,28 +76,18 @@ class _CachedKey:
 class Authenticator:
     """Authenticates the requests of one API process."""
 
-    def __init__(self, settings: Settings, queue: JobQueue, client: redis.asyncio.Redis) -> None:
+    def __init__(self, settings: Settings, queue: JobQueue, subscription: Subscription) -> None:
         self._open = open_operations(settings)
         self._queue = queue
         self.rates = RateLimiter(queue)
         self._cache: dict[str, _CachedKey] = {}
         self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
-        self._subscription = Subscription(
-            client,
-            "API key",
-            [keys.API_KEY_CHANGES],
+        subscription.add(
             self._forget,
+            keys.API_KEY_CHANGES,
             on_reconnect=self._missed_changes,
             on_lost=self._expire_all,
         )
-
-    async def start(self) -> None:
-        """Start to listen for created and revoked keys, in the background."""
-        self._subscription.start()
-
-    async def stop(self) -> None:
-        """Stop listening."""
-        await self._subscription.stop()
 
     async def admit(self, request: Request, needs: Needs | None) -> None:
         """Set the `caller` of a request, or refuse it.

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
-import redis.asyncio
-
 from headrace.config.model_catalog import Catalog
 from headrace.config.suggestions import listing
 from headrace.errors import (
@@ -57,7 +55,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        subscription: Subscription,
         queue: JobQueue,
         catalog: Catalog,
         declared: DeclaredModels,
@@ -78,12 +76,8 @@ class ModelRegistry:
         self._task: asyncio.Task[None] | None = None
         self._applied = False
         self._problems = ProblemLog(logger, "the registry of models is not followed at present")
-        self._subscription = Subscription(
-            client,
-            "model registry",
-            [keys.MODEL_CHANGES],
-            lambda _channel, _data: self._wake(),
-            on_reconnect=self._wake,
+        subscription.add(
+            lambda _channel, _data: self._wake(), keys.MODEL_CHANGES, on_reconnect=self._wake
         )
 
     async def start(self) -> None:
@@ -96,12 +90,10 @@ class ModelRegistry:
             await self._apply_file()
         except Exception as error:  # noqa: BLE001 - `_follow` tries again, and the file is served
             self._problems.report(error)
-        self._subscription.start()
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
         """Follow no more."""
-        await self._subscription.stop()
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -293,7 +285,7 @@ class ModelRegistry:
     async def _apply_file(self) -> None:
         """Make the models file the declared state, unless it was applied last."""
         by = f"models file {self._catalog.path.name}"
-        for change in await self._store.apply_new(self._declared, by):
+        for change in await self._store.apply(self._declared, by, prune=True, again=False):
             logger.info("%s", change.what, extra={"model": change.name})
         self._applied = True
         await self._adopt()

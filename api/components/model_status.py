@@ -28,6 +28,8 @@ from headrace.redis.keys import VERSION_SEPARATOR
 
 #: Seconds for which a cached state is used.
 FRESH_S: Final = 1.0
+#: Seconds between two looks for a request that waits for the load of a model.
+LOAD_LOOK_S: Final = 15.0
 NO_WORKER: Final = "no-worker"
 ModelStateName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*BEST_FIRST, NO_WORKER]})]
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
@@ -233,6 +235,13 @@ class ModelStatuses:
         if config is None or ((model, version) if version else model) in self._ready:
             return ""
         return self._load_error(config)
+
+    async def load_failed(self, model: str, version: str = "") -> str:
+        """Wait until no worker can load a model; return the error."""
+        while True:
+            await asyncio.sleep(LOAD_LOOK_S)
+            if error := await self.load_error(model, version):
+                return error
 
     def _config(self, model: str, version: str) -> ModelConfig | None:
         config = self._catalog.models.get(model)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -168,7 +169,49 @@ def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
     return InvalidRequest(f"unknown {what} {shown!r}{did_you_mean(shown, known)}", hint=takes)
 
 
+class HangUp:
+    """Notices while it is entered that a client hangs up; the rest of its request is ignored.
+
+    Args:
+        receive: that of the request. Nothing else may receive meanwhile.
+        then: called once the client is gone.
+
+    Attributes:
+        gone: the client has hung up.
+    """
+
+    __slots__ = ("_over", "_receive", "_then", "_watcher", "gone")
+
+    def __init__(self, receive: Receive, then: Callable[[], object] = lambda: None) -> None:
+        self.gone = False
+        self._receive = receive
+        self._then = then
+        self._over = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        await hung_up(self._receive)
+        self.gone = True
+        self.end_waits()
+        self._then()
+
+    async def receive(self) -> Message:
+        """Wait until the client hangs up. Several waits may do so at the same time."""
+        await self._over.wait()
+        return {"type": "http.disconnect"}
+
+    def end_waits(self) -> None:
+        """Let all that `receive` end as if the client had hung up."""
+        self._over.set()
+
+
 async def hung_up(receive: Receive) -> None:
-    """Wait until the client hangs up; the rest of its request is ignored."""
+    """Wait until the client hangs up; use `HangUp`."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http.bodies import Payload
-from api.http.messages import ClientGone, Receive, ResponseCutShort, Write, hung_up
+from api.http.messages import ClientGone, HangUp, Receive, ResponseCutShort, Write
 from api.submission.job_request import ValidatedRequest
 from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound, StoreUnavailable
@@ -162,15 +162,14 @@ class InputStore:
             ClientGone: the client hung up.
             ResponseCutShort: the rest cannot be read.
         """
-        gone = asyncio.create_task(hung_up(receive))
-        try:
+        with HangUp(receive) as client:
             chunk = first
             while True:
                 await write(chunk)
                 at += len(chunk)
                 if at >= end:
                     return
-                if gone.done():
+                if client.gone:
                     raise ClientGone
                 try:
                     chunk = await self.read(stored, at, end - at)
@@ -179,8 +178,6 @@ class InputStore:
                     raise ResponseCutShort from None
                 if not chunk:
                     raise ResponseCutShort
-        finally:
-            gone.cancel()
 
     async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
         """Call a store on a thread.

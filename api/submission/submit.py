@@ -120,8 +120,10 @@ async def submit_and_wait(
     return AcceptedJob(job, replayed=True)
 
 
-async def wait_for_end(services: Services, job: Job, receive: Receive, wait_s: float) -> Job:
+async def wait_for_end(services: Services, job: Job, receive: Receive | None, wait_s: float) -> Job:
     """Wait for the end of a job, whichever process submitted it.
+
+    Without `receive` the caller notices the hang-up of the client.
 
     Returns:
         The job, ended or as it is after `wait_s` seconds.

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Self
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.messages import ClientGone, Receive, hung_up
+from api.http.messages import ClientGone, HangUp, Receive
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
 from headrace.jobs.job import Amount, Job
 from headrace.queue.waiters import EndedJob, JobWaiter, Waiters
@@ -70,26 +70,23 @@ class PendingWait:
     Attributes:
         began: when it began, by the loop's clock.
         late: the time is up.
-        gone: the client hung up.
     """
 
     __slots__ = (
-        "_pending_waits", "_receive", "_seconds", "_timer", "_wait", "_watcher", "began", "gone",
-        "late",
+        "_hang_up", "_pending_waits", "_receive", "_seconds", "_timer", "_wait", "began", "late",
     )  # fmt: skip
 
     def __init__(
-        self, pending_waits: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive
+        self, pending_waits: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive | None
     ) -> None:
         self.late = False
-        self.gone = False
         self.began = pending_waits.loop.time()
         self._pending_waits = pending_waits
         self._wait = wait
         self._seconds = seconds
         self._receive = receive
         self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._hang_up: HangUp | None = None
 
     def __enter__(self) -> Self:
         if self._seconds > WATCH_AFTER_S:
@@ -102,20 +99,21 @@ class PendingWait:
         self._pending_waits.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        if self._hang_up is not None:
+            self._hang_up.__exit__()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client hung up."""
+        return self._hang_up is not None and self._hang_up.gone
 
     def watch(self) -> None:
         """Notice the end of the time, and when the client hangs up."""
         loop = self._pending_waits.loop
         if self._seconds < math.inf:
             self._timer = loop.call_at(self.began + self._seconds, self._expire)
-        self._watcher = loop.create_task(self._until_gone())
-
-    async def _until_gone(self) -> None:
-        await hung_up(self._receive)
-        self.gone = True
-        self._wait.wake()
+        if self._receive is not None:
+            self._hang_up = HangUp(self._receive, self._wait.wake).__enter__()
 
     def _expire(self) -> None:
         self.late = True
@@ -139,8 +137,11 @@ class PendingWaits:
         """The loop of this process; on Python 3.11 getting it is a system call each time."""
         return asyncio.get_running_loop()
 
-    def begin(self, wait: JobWaiter, seconds: float, receive: Receive) -> PendingWait:
-        """Return a pending wait; it lasts while it is entered."""
+    def begin(self, wait: JobWaiter, seconds: float, receive: Receive | None) -> PendingWait:
+        """Return a pending wait; it lasts while it is entered.
+
+        Without `receive` the caller notices the hang-up of the client.
+        """
         return PendingWait(self, wait, seconds, receive)
 
     def add(self, pending: PendingWait) -> None:

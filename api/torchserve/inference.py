@@ -17,7 +17,6 @@ import msgspec
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
 from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
-from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.submit import REPLAYED, request_of_body
 from api.services import Services
@@ -371,18 +370,20 @@ async def _run_while_loadable(
 ) -> Answer:
     """Run a request whose model is not loaded, until no worker can load the model."""
     model = validated.model
+    statuses = services.model_statuses
     running = asyncio.create_task(_run(services, request, validated))
+    failed = asyncio.create_task(statuses.load_failed(model.name, model.asked_version))
     try:
-        while not (await asyncio.wait({running}, timeout=HEARTBEAT_S))[0]:
-            error = await services.model_statuses.load_error(model.name, model.asked_version)
-            if error:
-                running.cancel()
-                await asyncio.wait({running})
-                await cancel_abandoned(services, validated)
-                raise _no_worker(services, model, f"it cannot be loaded: {error}")
-        return running.result()
+        await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        running.cancel()
+        await asyncio.wait({running})
+        await cancel_abandoned(services, validated)
+        raise _no_worker(services, model, f"it cannot be loaded: {failed.result()}")
     finally:
         running.cancel()
+        failed.cancel()
 
 
 async def _run(services: Services, request: Request, validated: ValidatedRequest) -> Answer:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from api.http.event_stream import put
 from api.http.messages import (
     ClientGone,
     Header,
@@ -23,7 +24,7 @@ from api.http.messages import (
     StreamingReply,
     Write,
 )
-from api.routes.jobs.events import LOOK_AGAIN_S, put
+from api.routes.jobs.events import LOOK_AGAIN_S
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
 from api.submission.submit import AcceptedJob, submit_and_wait
@@ -33,7 +34,7 @@ from headrace.errors import BrokerError, HeadraceError
 from headrace.jobs.encoding import BINARY_FORMS
 from headrace.jobs.job import Job, State
 from headrace.jobs.response import NO_DETAILS, ResponseDetails, error_response
-from headrace.queue.piece_log import LogFollower, LogRead, Place
+from headrace.queue.piece_log import LogEvent, LogFollower, Pieces, Place
 from headrace.torchserve.model_config import CONTINUOUS
 
 _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
@@ -73,7 +74,7 @@ class _ReplyStream:
     """
 
     __slots__ = (
-        "_end", "_follower", "_has_begun", "_place", "_services", "_unwritten", "_validated",
+        "_end", "_follower", "_services", "_unwritten", "_validated",
     )  # fmt: skip
 
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
@@ -81,7 +82,7 @@ class _ReplyStream:
         self._validated = validated
         job_id = validated.identity.job_id
         self._follower: LogFollower = services.piece_log.follow(
-            validated.model.name, job_id, keeps=True
+            validated.model.name, job_id, Place(), keeps=True
         )
         self._follower.__enter__()
         #: Submits the job, and is done when it has ended or the client has hung up.
@@ -89,11 +90,8 @@ class _ReplyStream:
             submit_and_wait(services, validated, request.receive, math.inf)
         )
         self._end.add_done_callback(lambda _: self._follower.wake())
-        #: How far the log was read.
-        self._place = Place()
         #: Pieces that were read before the answer has begun.
         self._unwritten: list[msgspec.Raw] = []
-        self._has_begun = False
 
     def close(self) -> None:
         """Stop to follow the job."""
@@ -108,11 +106,9 @@ class _ReplyStream:
         """
         # Without the log, the client gets the result as a whole.
         with contextlib.suppress(BrokerError, ResponseCutShort):
-            while read := await self._next_read():
-                self._unwritten, head = self._pieces(read)
-                if self._unwritten:
-                    self._has_begun = True
-                    return _DETAILS.decode(head) if head else NO_DETAILS
+            if events := await self._next_events():
+                self._unwritten, head = _pieces(events)
+                return _DETAILS.decode(head) if head else NO_DETAILS
         return None
 
     async def ended_job(self) -> AcceptedJob:
@@ -137,10 +133,10 @@ class _ReplyStream:
                 for data in map(_bytes_of, pieces):
                     if data:
                         await put(write, data)
-                read = await self._next_read()
-                if read is None:
+                events = await self._next_events()
+                if not events:
                     break
-                pieces, _ = self._pieces(read)
+                pieces, _ = _pieces(events)
             job = (await self.ended_job()).job
             if not _is_whole(job):
                 raise ResponseCutShort
@@ -153,8 +149,8 @@ class _ReplyStream:
         finally:
             self.close()
 
-    async def _next_read(self) -> LogRead | None:
-        """Wait for new entries of the log; return None when the job has ended and all are read.
+    async def _next_events(self) -> list[LogEvent]:
+        """Wait until the log has grown; return nothing when the job has ended and all is read.
 
         Raises:
             BrokerError: the job has ended, and Redis does not answer.
@@ -166,41 +162,34 @@ class _ReplyStream:
                 await self._follower.published()
             ended = self._end.done()
             if ended and (self._end.exception() or not self._follower.may_have_pieces):
-                return None
+                return []
             try:
-                read = await self._follower.read(self._place)
+                events = await self._follower.read()
             except BrokerError:
                 if ended:
                     raise
                 await asyncio.sleep(LOOK_AGAIN_S)
                 self._follower.wake()
                 continue
-            if read.entries or read.lost:
-                return read
-            if ended:
-                return None
+            if events or ended:
+                return events
 
-    def _pieces(self, read: LogRead) -> tuple[list[msgspec.Raw], bytes]:
-        """Return the pieces that were read, and the head of the reply as JSON if they begin it.
 
-        Raises:
-            ResponseCutShort: the job has begun again after the client got pieces, or the log has
-                lost pieces that the client has not.
-        """
-        pieces: list[msgspec.Raw] = []
-        head = b""
-        self._place, restarts, entries = read
-        if self._has_begun and (restarts or not all(entry.pieces for entry in entries)):
-            raise ResponseCutShort  # the job has begun again
-        for entry in entries:
-            if not entry.pieces:
-                pieces, head = [], b""
-            elif entry.first > self._place.piece + 1:
-                raise ResponseCutShort
-            head = head or entry.head
-            pieces += entry.pieces[self._place.piece - entry.first + 1 :]
-            self._place = entry.place
-        return pieces, head
+def _pieces(events: list[LogEvent]) -> tuple[list[msgspec.Raw], bytes]:
+    """Return the pieces that were read, and the head of the reply as JSON if they begin it.
+
+    Raises:
+        ResponseCutShort: the job has begun again after the client got pieces, or the log has lost
+            pieces that the client has not.
+    """
+    pieces: list[msgspec.Raw] = []
+    head = b""
+    for event in events:
+        if not isinstance(event, Pieces):
+            raise ResponseCutShort
+        head = head or event.head
+        pieces += event.pieces
+    return pieces, head
 
 
 async def cancel_abandoned(services: Services, validated: ValidatedRequest) -> None:

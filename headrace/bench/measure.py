@@ -104,9 +104,7 @@ class _Session:
         options: LoadOptions,
         objective: Objective | None,
         name: str,
-        earlier: Sequence[Load] = (),
     ) -> None:
-        self._earlier = list(earlier)
         self._target = target
         self._options = options
         self._objective = objective
@@ -128,10 +126,6 @@ class _Session:
 
     def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
         """Send one load, and return what came of it."""
-        if self._earlier and self._earlier[0].offered_rate == scenario.rate:
-            self.loads.append(self._earlier.pop(0))
-            return self.loads[-1]
-        self._earlier.clear()
         options = self._options
         self.probe.wait_until_idle()
         length_s = duration_s or options.duration_s
@@ -264,7 +258,6 @@ def find_peak(
     precision: float = PRECISION,
     growth: float = 2.0,
     name: str = "",
-    earlier: Sequence[Load] = (),
 ) -> Measurement:
     """Return the highest rate of Poisson arrivals that meets an objective, as `peak`.
 
@@ -284,8 +277,6 @@ def find_peak(
             that met it is at most this.
         growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
         name: what the measurement is called in reports.
-        earlier: the loads of a search with the same arguments that was interrupted; they are not
-            sent again.
 
     Raises:
         InvalidRequest: the warm-up leaves nothing to measure.
@@ -295,12 +286,11 @@ def find_peak(
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
     check_warm_up(chosen)
-    session = _Session(target, chosen, objective, name, earlier)
+    session = _Session(target, chosen, objective, name)
     search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured, chosen.longest_s)
     if at_least > 0 and not search.met(at_least):
         return search.result()
-    rate = start or at_least * growth or (earlier[0].offered_rate if earlier else 0)
-    search.bracket(rate or search.lone_rate(), growth)
+    search.bracket(start or at_least * growth or search.lone_rate(), growth)
     search.bisect(precision)
     search.confirm(growth, precision)
     return search.result()

@@ -9,13 +9,14 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from headrace.observability.machine import busy_warning
-from headrace.optimize.report import LATE, BatchTime, Comparison, Variant, age
-from headrace.pages.charts import COLOURS, Bar, bar_chart
+from headrace.optimize.report import LATE, BatchTime, Comparison, Variant
+from headrace.pages.charts import Bar, bar_chart, missing
 from headrace.pages.elements import element
 from headrace.pages.page import facts, figure, page, section, warning
 from headrace.pages.page import table as html_table
+from headrace.text import duration
 
-#: The kinds of bars, with their colours. A bar has one part, at the place of its colour.
+#: The kinds of bars, with their colours.
 _KINDS: Final = {"eager": 7, "variant": 0, "refused": 1}
 
 
@@ -78,7 +79,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
 def kept_text(comparison: Comparison) -> str:
     """Return how old the kept comparisons of outputs are; "" if all are of this run."""
     ages = [
-        f"{variant.optimize.name} ({age(variant.kept_s)})"
+        f"{variant.optimize.name} ({duration(variant.kept_s)} ago)"
         for variant in comparison.variants
         if variant.kept_s
     ]
@@ -89,7 +90,9 @@ def kept_text(comparison: Comparison) -> str:
 
 def cut_text(comparison: Comparison) -> str:
     """Return what was not measured for want of time."""
-    late = ", ".join(one.optimize.name for one in comparison.variants if one.refused == LATE)
+    late = ", ".join(
+        variant.optimize.name for variant in comparison.variants if variant.refused == LATE
+    )
     what = f"not built and loaded in time: {late}" if late else "not all rounds were run"
     return f"{what}; builds are kept, so another run measures more"
 
@@ -99,15 +102,15 @@ def fastest(comparison: Comparison) -> Variant | None:
     sizes = sizes_of(comparison)
     usable = [
         (time.inference_ms, n)
-        for n, one in enumerate(comparison.variants)
-        if not one.refused and sizes and (time := time_of(one, sizes[-1])) is not None
+        for n, variant in enumerate(comparison.variants)
+        if not variant.refused and sizes and (time := time_of(variant, sizes[-1])) is not None
     ]
     return comparison.variants[min(usable)[1]] if usable else None
 
 
 def sizes_of(comparison: Comparison) -> list[int]:
     """Return the batch sizes that were measured."""
-    return sorted({time.size for one in comparison.variants for time in one.times})
+    return sorted({time.size for variant in comparison.variants for time in variant.times})
 
 
 def time_of(variant: Variant, size: int) -> BatchTime | None:
@@ -131,7 +134,6 @@ def html(comparison: Comparison) -> str:
         "inputs": comparison.inputs,
         **{key.replace("_", " "): str(value) for key, value in comparison.environment.items()},
     }
-    charts = [_chart(comparison, size) for size in sizes_of(comparison)]
     return page(
         f"Variants of {comparison.model}",
         warning(busy_warning(comparison.environment)),
@@ -139,27 +141,35 @@ def html(comparison: Comparison) -> str:
         element("p", f"{kept}.", class_="soft") if (kept := kept_text(comparison)) else None,
         _html_table(comparison),
         *(
-            element("p", element("span", f"{one.optimize.name} ", class_="bad"),
-                    f"is refused: {one.refused}.")
-            for one in comparison.variants if one.refused and one.refused != LATE
+            element("p", element("span", f"{variant.optimize.name} ", class_="bad"),
+                    f"is refused: {variant.refused}.")
+            for variant in comparison.variants if variant.refused and variant.refused != LATE
         ),
         element("p", f"{cut_text(comparison)}.", class_="bad") if comparison.cut else None,
-        section(
-            "Time of a batch",
-            element(
-                "p", "Bars are medians, and lines are 95 % intervals. All variants ran in turns.",
-                class_="soft",
-            ),
-            element("div", *charts, class_="figures"),
-        ) if charts else None,
+        _charts(comparison),
         section("Environment", facts((name, text) for name, text in known.items() if text)),
     )  # fmt: skip
 
 
 def _html_table(comparison: Comparison) -> Element:
     columns, rows = table(comparison)
-    texts = [n for n, one in enumerate(columns) if not one.startswith(">")]
-    return html_table([one.lstrip(">") for one in columns], rows, texts=texts)
+    texts = [n for n, column in enumerate(columns) if not column.startswith(">")]
+    return html_table([column.lstrip(">") for column in columns], rows, texts=texts)
+
+
+def _charts(comparison: Comparison) -> Element | None:
+    if missing() or not sizes_of(comparison):
+        return element("p", missing()) if missing() else None
+    return section(
+        "Time of a batch",
+        element(
+            "p", "Bars are medians, and lines are 95 % intervals. All variants ran in turns.",
+            class_="soft",
+        ),
+        element(
+            "div", *(_chart(comparison, size) for size in sizes_of(comparison)), class_="figures"
+        ),
+    )  # fmt: skip
 
 
 def _chart(comparison: Comparison, size: int) -> Element:
@@ -170,12 +180,10 @@ def _chart(comparison: Comparison, size: int) -> Element:
             continue
         kind = "refused" if variant.refused else ("variant" if n else "eager")
         shown.add(kind)
-        parts = [0.0] * COLOURS
-        parts[_KINDS[kind]] = time.inference_ms
-        bars.append(Bar(variant.optimize.name, parts, time.low_ms, time.high_ms))
+        part = (_KINDS[kind], time.inference_ms)
+        bars.append(Bar(variant.optimize.name, [part], time.low_ms, time.high_ms))
     title = f"Batches of {size}"
-    names = ["time"] * COLOURS
-    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, names, "milliseconds")
+    chart = bar_chart(f"Milliseconds of a batch of {size}", bars, "milliseconds")
     legend = [(colour, kind) for kind, colour in _KINDS.items() if kind in shown]
     return figure(title, chart, legend=legend)
 
@@ -198,6 +206,6 @@ def _share(value: float | None) -> str:
 def markdown(comparison: Comparison) -> str:
     """Return the table in Markdown."""
     columns, rows = table(comparison)
-    names = [one.lstrip(">") for one in columns]
-    rule = ["---:" if one.startswith(">") else "---" for one in columns]
+    names = [column.lstrip(">") for column in columns]
+    rule = ["---:" if column.startswith(">") else "---" for column in columns]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, rule, *rows))

@@ -96,11 +96,3 @@ def read_lines(text: bytes) -> Comparison | None:
         found[variant.optimize] = variant
     comparison = msgspec.json.decode(lines[0], type=Comparison)
     return msgspec.structs.replace(comparison, variants=list(found.values()))
-
-
-def age(seconds: float) -> str:
-    """Return how long ago something was, such as `3 h ago`."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

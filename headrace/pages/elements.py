@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Final
 from xml.etree.ElementTree import Element, tostring
@@ -15,9 +14,6 @@ _FORBIDDEN: Final = {
     for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
     if chr(code) not in "\t\n"
 }
-NOTHING: Final = "–"  # noqa: RUF001 - a dash is what a table shows for nothing
-#: Smaller numbers have an exponent.
-_TINY: Final = 1e-6
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Element:
@@ -58,24 +54,3 @@ def clean(text: str) -> str:
 def as_html(root: Element) -> str:
     """Return the document of a root element."""
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
-
-
-def number(value: float | None) -> str:
-    """Return a number with three significant digits, or all digits before the point."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    if value == 0:
-        return "0"
-    if abs(value) < _TINY:
-        return f"{value:.2e}"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    rounded = round(value, digits)
-    # 99.96 is rounded to 100.0 above.
-    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def shorter(text: str, most: int) -> str:
-    """Return a text that is cut off after `most` characters."""
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

@@ -24,7 +24,6 @@ _SHADES: Final = {
 }
 #: Nothing may be loaded from anywhere, even if a text in the page names a URL.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_DASHES: Final = ("", "7 3", "2 3", "10 3 2 3")
 
 
 def _palette(shade: str, colours: Sequence[str]) -> str:
@@ -33,10 +32,7 @@ def _palette(shade: str, colours: Sequence[str]) -> str:
 
 def _style() -> str:
     light, dark = _palette("light", _LIGHT), _palette("dark", _DARK)
-    series = "".join(
-        f".c{n}{{--c:var(--c{n})}}.line.c{n}{{stroke-dasharray:{_DASHES[n // 2 % 4] or 'none'}}}"
-        for n in range(COLOURS)
-    )
+    series = "".join(f".c{n}{{background:var(--c{n})}}" for n in range(COLOURS))
     return f""":root{{color-scheme:light dark;{light}}}
 @media (prefers-color-scheme:dark){{:root{{{dark}}}}}
 {_RULES}{series}
@@ -71,18 +67,10 @@ table.facts td.text{min-width:0}
 gap:1.5rem 2rem;align-items:start}
 figure{margin:0;min-width:0;break-inside:avoid}figcaption{font-size:.85rem}
 svg.chart{display:block;width:100%;height:auto;max-width:44rem}
-svg text{fill:var(--soft);font:12px system-ui,sans-serif}
-svg text.name,svg text.label{fill:var(--ink)}svg text.limit{fill:var(--limit)}
-svg text.label,svg text.limit{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
-svg .grid{stroke:var(--line)}svg .tick,svg .axis{stroke:var(--soft)}
-svg line.limit{stroke:var(--limit);stroke-dasharray:5 3}
-.line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
-.interval{stroke:var(--c);stroke-width:1.5}.interval.of-bar{stroke:var(--ink)}.dot,.part{fill:var(--c)}
-.part{stroke:var(--paper);stroke-width:1}
-.hollow{fill:var(--paper);stroke:var(--c);stroke-width:2}
+svg text{font-family:system-ui,sans-serif;paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 ul.legend{display:flex;flex-wrap:wrap;gap:.15rem 1rem;list-style:none;margin:.25rem 0;padding:0;
 font-size:.85rem}
-ul.legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem;background:var(--c);
+ul.legend i{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem;
 border-radius:2px;vertical-align:-.05rem}
 """
 _PRINT: Final = """*{print-color-adjust:exact;-webkit-print-color-adjust:exact}

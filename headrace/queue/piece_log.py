@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
-import redis.asyncio
 from typing_extensions import override
 
 from headrace.queue.asyncio_tasks import cancel_and_wait
@@ -100,21 +99,55 @@ class LogRead(NamedTuple):
     entries: list[LogEntry]
 
 
+class Pieces(NamedTuple):
+    """New pieces, up to this place; `head` as in a `LogEntry`."""
+
+    place: Place
+    pieces: list[msgspec.Raw]
+    head: bytes = b""
+
+
+class Restarted(NamedTuple):
+    """The job runs again from its beginning: the pieces that the client has no longer count.
+
+    The new pieces are behind this place. If the log has lost the client's place, it is the
+    beginning of the log.
+    """
+
+    place: Place
+
+
+class Missing(NamedTuple):
+    """The pieces from this index up to this place are not in the log any more."""
+
+    first: int
+    place: Place
+
+
+LogEvent = Pieces | Restarted | Missing
+
+
 class LogFollower:
     """One client that follows one log. Inside its context, publications wake it.
 
     Attributes:
+        place: how far the client has the log.
         keeps: the channel of its model is kept for KEEP_S, as the next client may come soon.
         early: it came before the channel was subscribed to, so a publication may be missed.
     """
 
-    __slots__ = ("_event", "_log", "early", "job_id", "keeps", "model")
+    __slots__ = ("_event", "_has_pieces", "_log", "early", "job_id", "keeps", "model", "place")
 
-    def __init__(self, log: PieceLog, model: str, job_id: str, *, keeps: bool) -> None:
+    def __init__(
+        self, log: PieceLog, model: str, job_id: str, after: Place, *, keeps: bool
+    ) -> None:
         self.model = model
         self.job_id = job_id
         self.keeps = keeps
         self.early = False
+        self.place = after
+        # Whether the client has pieces, from now or from an earlier stream.
+        self._has_pieces = after.piece > 0
         self._log = log
         self._event = asyncio.Event()
 
@@ -134,15 +167,49 @@ class LogFollower:
         """Whether the log of a job that has ended is worth reading."""
         return self.early or self._log.has_published(self.model)
 
-    async def read(self, after: Place) -> LogRead:
-        """Return the next entries behind a place; none if the log has not grown.
+    async def read(self) -> list[LogEvent]:
+        """Return what the log has behind `place`, which moves; nothing if it has not grown.
 
         Raises:
             BrokerError: Redis does not answer.
         """
-        # Pieces that are published from now on may not be in the reply.
-        self._event.clear()
-        return await self._log.read(self.job_id, after)
+        while True:
+            # Pieces that are published from now on may not be in the reply.
+            self._event.clear()
+            read = await self._log.read(self.job_id, self.place)
+            events = self._events(read)
+            if events or not read.entries:
+                return events
+
+    def _events(self, read: LogRead) -> list[LogEvent]:
+        self.place, restarts, entries = read
+        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
+        if marks:
+            # What an earlier attempt wrote counts no more.
+            mark, *entries = entries[marks[-1] :]
+            self.place, restarts = mark.place, True
+        events: list[LogEvent] = []
+        if restarts:
+            if self._has_pieces:
+                events.append(Restarted(self.place))
+            self._has_pieces = False
+        pieces: list[msgspec.Raw] = []
+        head = b""
+        for entry in entries:
+            if entry.first > self.place.piece + 1:
+                if pieces:
+                    events.append(Pieces(self.place, pieces, head))
+                    pieces, head = [], b""
+                before = Place(entry.first - 1, entry.place.run)
+                events.append(Missing(self.place.piece + 1, before))
+                self.place = before
+            head = head or entry.head
+            pieces += entry.pieces[self.place.piece - entry.first + 1 :]
+            self.place = entry.place
+        if pieces:
+            events.append(Pieces(self.place, pieces, head))
+            self._has_pieces = True
+        return events
 
     async def published(self) -> None:
         """Wait for a publication since the last `read`, a new subscription, or a `wake`."""
@@ -158,13 +225,10 @@ class LogFollower:
 class PieceLog:
     """The logs that clients of one API process follow."""
 
-    def __init__(self, client: redis.asyncio.Redis, queue: JobQueue, api_id: str) -> None:
+    def __init__(self, subscription: Subscription, queue: JobQueue) -> None:
         self._queue = queue
-        # A channel of its own, as the subscription needs at least one.
-        base = keys.piece_channel(f"/{api_id}")
-        self._subscription = Subscription(
-            client, "piece", [base], self._read_publication, on_reconnect=self._wake_all
-        )
+        self._subscription = subscription
+        subscription.add(self._read_publication, on_reconnect=self._wake_all)
         self._reads = Coalescer[tuple[str, int, str], LogRead](
             self._read_many, max_items=READ_MAX_LOGS
         )
@@ -174,20 +238,17 @@ class PieceLog:
         self._published: set[str] = set()
         self._kept: dict[str, asyncio.TimerHandle] = {}
         self._subscribing: set[asyncio.Task[None]] = set()
-        self._started = False
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """Read nothing more."""
         for timer in self._kept.values():
             timer.cancel()
         await cancel_and_wait(*self._subscribing)
-        if self._started:
-            await self._subscription.stop()
         await self._reads.close()
 
-    def follow(self, model: str, job_id: str, *, keeps: bool = False) -> LogFollower:
-        """Return a context within which a client follows a job's log."""
-        return LogFollower(self, model, job_id, keeps=keeps)
+    def follow(self, model: str, job_id: str, after: Place, *, keeps: bool = False) -> LogFollower:
+        """Return a context within which a client follows a job's log, from a place on."""
+        return LogFollower(self, model, job_id, after, keeps=keeps)
 
     def has_published(self, model: str) -> bool:
         """Return whether any log of a model has grown since its channel is subscribed to."""
@@ -203,10 +264,6 @@ class PieceLog:
 
     def add(self, follower: LogFollower) -> None:
         """Begin to wake a client."""
-        if not self._started:
-            # The subscription begins with the first client, and lasts until the process stops.
-            self._started = True
-            self._subscription.start()
         jobs = self._followers.get(follower.model)
         if jobs is None:
             jobs = self._followers[follower.model] = {}
@@ -234,11 +291,13 @@ class PieceLog:
             return
         del self._followers[model]
         self._published.discard(model)
-        self._in_background(self._subscription.unsubscribe(keys.piece_channel(model)))
+        self._in_background(
+            self._subscription.unsubscribe(self._read_publication, keys.piece_channel(model))
+        )
 
     async def _subscribe(self, model: str) -> None:
         channel = keys.piece_channel(model)
-        await self._subscription.subscribe(channel)
+        await self._subscription.subscribe(self._read_publication, channel)
         await self._subscription.confirmed(channel)
         # Earlier publications were lost.
         self._wake(self._followers.get(model, {}))

@@ -1,11 +1,11 @@
-"""A pub/sub connection of an API process that is made again whenever it breaks."""
+"""The pub/sub connection of a process, which is made again whenever it breaks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import redis.asyncio
@@ -24,33 +24,22 @@ SILENCE_MAX_S: Final = 5.0
 _LOST: Final = (RedisError, OSError, AttributeError)
 
 
-class Subscription:
-    """Listens to channels. A publication is lost if the connection breaks: see `on_reconnect`.
+#: Takes the channel and the data of a publication.
+OnMessage = Callable[[str, bytes], None]
 
-    Args:
-        name: what the channels are for, in log messages.
-        on_message: called with the channel and the data of each publication.
-        on_reconnect: called when Redis has confirmed all channels of a new connection, the first
-            one included. Publications before that may have been lost.
-        on_lost: called when the connection has broken.
+
+class Subscription:
+    """The pub/sub connection of a process, for all of its parts that listen to channels.
+
+    A publication is lost if the connection breaks: see `on_reconnect` of `add`.
     """
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        name: str,
-        channels: Iterable[str],
-        on_message: Callable[[str, bytes], None],
-        *,
-        on_reconnect: Callable[[], None] = lambda: None,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._name = name
-        self._channels = set(channels)
-        self._on_message = on_message
-        self._on_reconnect = on_reconnect
-        self._on_lost = on_lost
+        # Several parts may listen to one channel.
+        self._listeners: dict[str, set[OnMessage]] = {}
+        self._on_reconnect: dict[OnMessage, Callable[[], None]] = {}
+        self._on_lost: list[Callable[[], None]] = []
         self._pubsub: NoReconnectPubSub | None = None
         # A channel that was left and joined again has several confirmations due.
         self._unconfirmed: dict[str, _Unconfirmed] = {}
@@ -61,6 +50,29 @@ class Subscription:
         """Whether publications arrive now."""
         return self._pubsub is not None
 
+    def add(
+        self,
+        on_message: OnMessage,
+        *channels: str,
+        on_reconnect: Callable[[], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Add a part, before `start`.
+
+        Args:
+            on_message: called with the channel and the data of each publication.
+            channels: those that it always listens to.
+            on_reconnect: called when Redis has confirmed all channels of a new connection, the
+                first one included. Publications before that may have been lost.
+            on_lost: called when the connection has broken.
+        """
+        for channel in channels:
+            self._listeners.setdefault(channel, set()).add(on_message)
+        if on_reconnect is not None:
+            self._on_reconnect[on_message] = on_reconnect
+        if on_lost is not None:
+            self._on_lost.append(on_lost)
+
     def start(self) -> None:
         """Begin to listen, in the background."""
         self._task = asyncio.create_task(self._listen())
@@ -70,10 +82,25 @@ class Subscription:
         if self._task is not None:
             await cancel_and_wait(self._task)
 
-    async def subscribe(self, *channels: str) -> None:
+    async def subscribe(self, on_message: OnMessage, *channels: str) -> None:
         """Listen to more channels; `confirmed` waits until Redis has confirmed one."""
-        self._channels.update(channels)
-        if self._pubsub is None:
+        added = [channel for channel in channels if channel not in self._listeners]
+        for channel in channels:
+            self._listeners.setdefault(channel, set()).add(on_message)
+        await self._join(added)
+
+    async def unsubscribe(self, on_message: OnMessage, *channels: str) -> None:
+        """Leave channels."""
+        left = []
+        for channel in channels:
+            listeners = self._listeners.get(channel, set())
+            listeners.discard(on_message)
+            if not listeners and self._listeners.pop(channel, None) is not None:
+                left.append(channel)
+        await self._leave(left)
+
+    async def _join(self, channels: Collection[str]) -> None:
+        if self._pubsub is None or not channels:
             return  # the next connection subscribes to all
         for channel in channels:
             self._unconfirmed.setdefault(channel, _Unconfirmed()).count += 1
@@ -81,10 +108,8 @@ class Subscription:
         with contextlib.suppress(*_LOST):
             await self._pubsub.subscribe(*channels)
 
-    async def unsubscribe(self, *channels: str) -> None:
-        """Leave channels."""
-        self._channels.difference_update(channels)
-        if self._pubsub is not None:
+    async def _leave(self, channels: Collection[str]) -> None:
+        if self._pubsub is not None and channels:
             with contextlib.suppress(*_LOST):
                 await self._pubsub.unsubscribe(*channels)
 
@@ -108,20 +133,19 @@ class Subscription:
                         self._end()  # before it is closed: a later write would open it again
             except _LOST as error:
                 delay_s = backoff.next_s()
-                logger.warning(
-                    "%s subscription lost, retry in %.2f s: %s", self._name, delay_s, error
-                )
+                logger.warning("subscription lost, retry in %.2f s: %s", delay_s, error)
                 # Idle connections of the pool may be as dead, and the next attempt would take one.
                 await drop_connections(self._client, idle=True)
             except Exception:
                 # Without this task nothing published would ever be read again.
                 delay_s = backoff.next_s()
-                logger.exception("%s subscription failed, retry in %.2f s", self._name, delay_s)
-            self._on_lost()
+                logger.exception("subscription failed, retry in %.2f s", delay_s)
+            for lost in self._on_lost:
+                lost()
             await asyncio.sleep(delay_s)
 
     async def _begin(self, pubsub: NoReconnectPubSub) -> None:
-        channels = set(self._channels)
+        channels = set(self._listeners)
         await pubsub.subscribe(*channels)
         confirmed = 0
         while confirmed < len(channels):
@@ -131,11 +155,10 @@ class Subscription:
             confirmed += message["type"] == "subscribe"
         self._pubsub = pubsub
         # Channels that were added or left while the confirmations were on their way.
-        if added := self._channels - channels:
-            await self.subscribe(*added)
-        if left := channels - self._channels:
-            await self.unsubscribe(*left)
-        self._on_reconnect()
+        await self._join(self._listeners.keys() - channels)
+        await self._leave(channels - self._listeners.keys())
+        for reconnected in self._on_reconnect.values():
+            reconnected()
 
     async def _read(self, pubsub: NoReconnectPubSub) -> None:
         pinged = False
@@ -150,13 +173,22 @@ class Subscription:
                 continue
             pinged = False
             if message["type"] == "message":
-                self._on_message(message["channel"].decode(), message["data"])
+                self._publish(message["channel"].decode(), message["data"])
             elif message["type"] == "subscribe":
                 self._confirm(message["channel"].decode())
             # Once everything that came together is read, the tasks that were woken run first. How a
             # job has ended comes right behind the message that it has ended.
             if connection.in_order:
                 await asyncio.sleep(0)
+
+    def _publish(self, channel: str, data: bytes) -> None:
+        for on_message in self._listeners.get(channel, ()):
+            try:
+                on_message(channel, data)
+            except Exception:
+                # The other parts go on; this one reads what it may have missed.
+                logger.exception("a publication on %s failed", channel)
+                self._on_reconnect.get(on_message, _nothing)()
 
     def _confirm(self, channel: str) -> None:
         unconfirmed = self._unconfirmed.get(channel)
@@ -171,6 +203,10 @@ class Subscription:
         for unconfirmed in self._unconfirmed.values():
             unconfirmed.over.set()
         self._unconfirmed.clear()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class _Unconfirmed:

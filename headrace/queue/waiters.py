@@ -1,4 +1,4 @@
-"""Waiting for jobs to end without polling: one subscription per API process.
+"""Waiting for jobs to end without polling.
 
 Each process has a channel of its own. It receives the ends of the jobs that it submitted with a
 wait, a batch at a time, with everything that the answer needs. For any other job it subscribes to
@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Final, Self
 
 import msgspec
-import redis.asyncio
 
 from headrace.jobs.job import NO_WAIT, Job, State, read_batch, stored_result
 from headrace.queue.subscription import Subscription
@@ -181,25 +180,22 @@ class Waiters:
     """The waiters of one API process.
 
     Args:
-        client: the subscription uses its pool.
+        subscription: that of this process.
         api_id: the id of this process; jobs carry it in their records.
 
     Attributes:
         dismissed: set once this process stops.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, api_id: str) -> None:
+    def __init__(self, subscription: Subscription, api_id: str) -> None:
         self.api_id = api_id
         self.dismissed = asyncio.Event()
         self._own: dict[str, list[JobWaiter]] = {}
         self._others: dict[str, set[JobWaiter]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._subscription = Subscription(
-            client,
-            "waiting",
-            [keys.done_channel(api_id)],
-            self._read_publication,
-            on_reconnect=self.wake_all,
+        self._subscription = subscription
+        subscription.add(
+            self._read_publication, keys.done_channel(api_id), on_reconnect=self.wake_all
         )
 
     @cached_property
@@ -222,21 +218,16 @@ class Waiters:
         """Whether publications arrive now."""
         return self._subscription.connected
 
-    async def start(self) -> None:
-        """Begin to listen, in the background."""
-        self._subscription.start()
-
     def dismiss(self) -> None:
         """End every wait, now and in future: each reads its record and is answered."""
         self.dismissed.set()
         self.wake_all()
 
-    async def stop(self) -> None:
-        """End every wait and close the connection."""
+    def stop(self) -> None:
+        """End every wait."""
         self.dismiss()
         for task in self._leaving:
             task.cancel()
-        await self._subscription.stop()
 
     def own(self, job_id: str) -> JobWaiter:
         """Wait for a job that is about to be submitted with this process as its waiter."""
@@ -256,7 +247,7 @@ class Waiters:
         waiters.add(waiter)
         try:
             if len(waiters) == 1:
-                await self._subscription.subscribe(*channels)
+                await self._subscription.subscribe(self._read_publication, *channels)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._subscription.confirmed(channels[-1]), SUBSCRIBE_MAX_S)
             yield waiter
@@ -271,7 +262,7 @@ class Waiters:
 
     async def _leave(self, job_id: str) -> None:
         if job_id not in self._others:
-            await self._subscription.unsubscribe(*_channels(job_id))
+            await self._subscription.unsubscribe(self._read_publication, *_channels(job_id))
 
     def _read_publication(self, channel: str, data: bytes) -> None:
         if channel.startswith(keys.meta):

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-import redis.asyncio
-
 from headrace.errors import BrokerError
 from headrace.jobs.job import NEXT_PLACE, Job, State, not_begun, read_progress
 from headrace.jobs.progress import Progress
@@ -146,12 +144,10 @@ class JobWatch:
 class JobWatcher:
     """Updates the watches of one API process."""
 
-    def __init__(self, client: redis.asyncio.Redis, queue: JobQueue, api_id: str) -> None:
+    def __init__(self, subscription: Subscription, queue: JobQueue) -> None:
         self.dismissed = False
         self._queue = queue
-        # A channel of its own, as the subscription needs at least one.
-        base = keys.progress_channel(f"/{api_id}")
-        self._subscription = Subscription(client, "watching", [base], self._read_publication)
+        self._subscription = subscription
         self._watches: dict[str, set[JobWatch]] = {}
         #: Jobs that something was published about since they were read.
         self._changed: set[str] = set()
@@ -171,11 +167,10 @@ class JobWatcher:
             watch.wake()
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """End every watch."""
         self.dismiss()
         tasks = [*self._subscribing, *([self._reader] if self._reader is not None else [])]
         await cancel_and_wait(*tasks)
-        await self._subscription.stop()
 
     def watch(self, job: Job) -> JobWatch:
         """Return a context within which a job is watched."""
@@ -184,13 +179,14 @@ class JobWatcher:
     def add(self, watch: JobWatch) -> None:
         """Begin a watch."""
         if self._reader is None:
-            # Reader and subscription begin with the first watch, and last until the process stops.
+            # It begins with the first watch, and lasts until the process stops.
             self._reader = asyncio.create_task(self._read_on())
-            self._subscription.start()
         known = self._watches.setdefault(watch.job_id, set())
         known.add(watch)
         if len(known) == 1:
-            self._in_background(self._subscription.subscribe(*_channels(watch.job_id)))
+            self._in_background(
+                self._subscription.subscribe(self._read_publication, *_channels(watch.job_id))
+            )
         # A change since the record was read is not published again.
         self._note_change(watch.job_id)
 
@@ -201,7 +197,9 @@ class JobWatcher:
         if not known:
             del self._watches[watch.job_id]
             self._changed.discard(watch.job_id)
-            self._in_background(self._subscription.unsubscribe(*_channels(watch.job_id)))
+            self._in_background(
+                self._subscription.unsubscribe(self._read_publication, *_channels(watch.job_id))
+            )
 
     def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
         # Tasks run in the order of their creation, and each writes before it waits.

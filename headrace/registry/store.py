@@ -6,8 +6,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -27,6 +29,9 @@ from headrace.registry.model import (
     Revision,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 #: How often a models file is applied again after another process changed the same model.
 APPLY_TRIES: Final = 5
 #: How many changes the log keeps.
@@ -34,10 +39,10 @@ LOG_MAX: Final = 1000
 
 #: Reads the revision; `revision_of` reads its reply.
 READ_REVISION: Final[Command] = ("HMGET", keys.REGISTRY, "generation", "change")
-_READ: Final[tuple[Command, ...]] = (
+_READ: Final[list[Command]] = [
     ("HMGET", keys.REGISTRY, "generation", "change", "file", "declared"),
     ("HGETALL", keys.MODELS),
-)
+]
 
 
 class LoggedChange(msgspec.Struct, kw_only=True):
@@ -78,6 +83,121 @@ class ProblemLog:
         self._last = ""
 
 
+#: A plan does no I/O: it yields a call of a script, or a list of commands that only read, and is
+#: sent the replies. So one plan serves both stores.
+_Plan: TypeAlias = Generator[Command | list[Command], Any, T]
+
+
+def _read() -> _Plan[Registry]:
+    """Return all registered models."""
+    return _registry((yield _READ))
+
+
+def _revision() -> _Plan[Revision]:
+    """Return which state the registry has."""
+    (reply,) = yield [READ_REVISION]
+    return revision_of(reply)
+
+
+def _write(
+    registry: Registry,
+    changes: Sequence[Change],
+    by: str,
+    *,
+    applied: DeclaredModels | None = None,
+) -> _Plan[int]:
+    """Write changes that were made from `registry`, all of them or none; return the new generation.
+
+    Raises:
+        Conflict: one of the models was changed meanwhile; the message names the author.
+        ValueError: two changes are of one model.
+    """
+    return _generation((yield _change(registry, changes, by, applied)))
+
+
+def _apply(
+    declared: DeclaredModels, by: str, *, prune: bool, again: bool = True
+) -> _Plan[list[Change]]:
+    """Make a models file the declared state; return what that has changed.
+
+    It begins again from the new state if one of the models is changed at the same time. Without
+    `again` it does nothing if the file was the last one that was applied.
+
+    Raises:
+        Conflict: one of its models was changed at the same time, APPLY_TRIES times.
+    """
+    for _ in range(APPLY_TRIES - 1):
+        with contextlib.suppress(Conflict):
+            return (yield from _apply_once(declared, by, prune=prune, again=again))
+    return (yield from _apply_once(declared, by, prune=prune, again=again))
+
+
+def _apply_once(
+    declared: DeclaredModels, by: str, *, prune: bool, again: bool
+) -> _Plan[list[Change]]:
+    registry = yield from _read()
+    if registry.file == declared.digest and not again:
+        return []
+    changes = declared.changes(registry, prune=prune)
+    yield from _write(registry, changes, by, applied=declared)
+    return changes
+
+
+def _log(count: int = 100) -> _Plan[list[LoggedChange]]:
+    """Return the newest changes, the last one first."""
+    (entries,) = yield [("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", count)]
+    return [change for _, change in _entries(entries)]
+
+
+def _log_end() -> _Plan[str]:
+    """Return the id of the newest change in the log; "0-0" if it is empty."""
+    (entries,) = yield [("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", 1)]
+    return _text(entries[0][0]) if entries else "0-0"
+
+
+def _log_after(last: str, count: int = 100) -> _Plan[list[tuple[str, LoggedChange]]]:
+    """Return the changes after the one with this id, with their ids, the oldest first."""
+    (entries,) = yield [("XRANGE", keys.MODEL_LOG, f"({last}", "+", "COUNT", count)]
+    return _entries(entries)
+
+
+def _blocking(plan: Callable[P, _Plan[T]]) -> Callable[Concatenate[RegistryStore, P], T]:
+    """Return a plan as a method."""
+
+    @wraps(plan)
+    def call(self: RegistryStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps, reply = plan(*args, **kwargs), None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as end:
+                return cast("T", end.value)
+            client = self.client
+            reply = client.read_all(step) if isinstance(step, list) else client.call(step)
+
+    return call
+
+
+def _awaiting(
+    plan: Callable[P, _Plan[T]],
+) -> Callable[Concatenate[AsyncRegistryStore, P], Awaitable[T]]:
+    """Return a plan as a method."""
+
+    @wraps(plan)
+    async def call(self: AsyncRegistryStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps, reply = plan(*args, **kwargs), None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as end:
+                return cast("T", end.value)
+            client = self.client
+            reply = await (client.read_all(step) if isinstance(step, list) else client.call(step))
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
 class RegistryStore:
     """The registry over a blocking client; any thread may use it.
 
@@ -85,132 +205,28 @@ class RegistryStore:
     ConfigError if one is not readable.
     """
 
-    def __init__(self, client: ScriptClient) -> None:
-        self._client = client
+    client: ScriptClient
 
-    def read(self) -> Registry:
-        """Return all registered models."""
-        return _registry(self._client.read_all(_READ))
-
-    def revision(self) -> Revision:
-        """Return which state the registry has."""
-        (found,) = self._client.read_all([READ_REVISION])
-        return revision_of(found)
-
-    def write(
-        self,
-        registry: Registry,
-        changes: Sequence[Change],
-        by: str,
-        *,
-        applied: DeclaredModels | None = None,
-    ) -> int:
-        """Write changes, all of them or none; return the new generation.
-
-        Args:
-            registry: the state from which the changes were made.
-            changes: what to write.
-            by: who makes them, for the log.
-            applied: the models file that they apply.
-
-        Raises:
-            Conflict: one of the models was changed meanwhile; the message names the author.
-            ValueError: two changes are of one model.
-        """
-        answer = self._client.call(_change(registry, changes, by, applied))
-        return _generation(answer)
-
-    def apply(self, declared: DeclaredModels, by: str, *, prune: bool) -> list[Change]:
-        """Make a models file the declared state; return what that has changed.
-
-        It begins again from the new state if one of the models is changed at the same time.
-
-        Raises:
-            Conflict: that happened APPLY_TRIES times.
-        """
-        for _ in range(APPLY_TRIES - 1):
-            with contextlib.suppress(Conflict):
-                return self._apply(declared, by, prune=prune)
-        return self._apply(declared, by, prune=prune)
-
-    def _apply(self, declared: DeclaredModels, by: str, *, prune: bool) -> list[Change]:
-        registry = self.read()
-        changes = declared.changes(registry, prune=prune)
-        self.write(registry, changes, by, applied=declared)
-        return changes
-
-    def log(self, count: int = 100) -> list[LoggedChange]:
-        """Return the newest changes, the last one first."""
-        return _log(self._client.execute("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", count))
+    read = _blocking(_read)
+    revision = _blocking(_revision)
+    write = _blocking(_write)
+    apply = _blocking(_apply)
+    log = _blocking(_log)
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncRegistryStore:
     """The same over an asyncio client; see `RegistryStore`."""
 
-    def __init__(self, client: AsyncScriptClient) -> None:
-        self._client = client
+    client: AsyncScriptClient
 
-    async def read(self) -> Registry:
-        """Return all registered models."""
-        return _registry(await self._client.read_all(_READ))
-
-    async def revision(self) -> Revision:
-        """Return which state the registry has."""
-        (found,) = await self._client.read_all([READ_REVISION])
-        return revision_of(found)
-
-    async def write(
-        self,
-        registry: Registry,
-        changes: Sequence[Change],
-        by: str,
-        *,
-        applied: DeclaredModels | None = None,
-    ) -> int:
-        """Write changes, all of them or none; see `RegistryStore.write`.
-
-        Raises:
-            Conflict: one of the models was changed meanwhile; the message names the author.
-            ValueError: two changes are of one model.
-        """
-        return _generation(await self._client.call(_change(registry, changes, by, applied)))
-
-    async def apply_new(self, declared: DeclaredModels, by: str) -> list[Change]:
-        """Apply a models file with `prune`, unless it was applied last; see `RegistryStore.apply`.
-
-        Raises:
-            Conflict: one of its models was changed at the same time, APPLY_TRIES times.
-        """
-        for _ in range(APPLY_TRIES - 1):
-            with contextlib.suppress(Conflict):
-                return await self._apply_new(declared, by)
-        return await self._apply_new(declared, by)
-
-    async def _apply_new(self, declared: DeclaredModels, by: str) -> list[Change]:
-        registry = await self.read()
-        if registry.file == declared.digest:
-            return []
-        changes = declared.changes(registry, prune=True)
-        await self.write(registry, changes, by, applied=declared)
-        return changes
-
-    async def log_end(self) -> str:
-        """Return the id of the newest change in the log; "0-0" if it is empty."""
-        newest: Command = ("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", 1)
-        (entries,) = await self._client.read_all([newest])
-        return _text(entries[0][0]) if entries else "0-0"
-
-    async def log_after(self, last: str, count: int = 100) -> list[tuple[str, LoggedChange]]:
-        """Return the changes after the one with this id, with their ids, the oldest first."""
-        next_: Command = ("XRANGE", keys.MODEL_LOG, f"({last}", "+", "COUNT", count)
-        (entries,) = await self._client.read_all([next_])
-        return _entries(entries)
-
-    async def log(self, count: int = 100) -> list[LoggedChange]:
-        """Return the newest changes, the last one first."""
-        newest: Command = ("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", count)
-        (entries,) = await self._client.read_all([newest])
-        return _log(entries)
+    read = _awaiting(_read)
+    revision = _awaiting(_revision)
+    write = _awaiting(_write)
+    apply = _awaiting(_apply)
+    log = _awaiting(_log)
+    log_end = _awaiting(_log_end)
+    log_after = _awaiting(_log_after)
 
 
 @contextlib.contextmanager
@@ -321,15 +337,11 @@ def _generation(answer: Sequence[Any]) -> int:
     )
 
 
-def _log(entries: Any) -> list[LoggedChange]:
-    return [change for _, change in _entries(entries)]
-
-
 def _entries(entries: Any) -> list[tuple[str, LoggedChange]]:
-    found = []
+    changes = []
     for entry_id, fields in entries:
         values = list(fields.values()) if isinstance(fields, Mapping) else fields[1::2]
         with contextlib.suppress(msgspec.MsgspecError):  # of another version
             change = msgspec.json.decode(values[0], type=LoggedChange)
-            found.append((_text(entry_id), change))
-    return found
+            changes.append((_text(entry_id), change))
+    return changes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
-import os
 import socket
 import ssl
 from collections.abc import Sequence
-from contextlib import closing
 from email.message import Message
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +15,12 @@ from typing import Any, Final
 from headrace.errors import ConfigError
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
-_LISTEN: Final = "0A"
 #: Connections that may wait to be accepted; the kernel's own limit may be lower.
 BACKLOG: Final = 4096
 #: How long to wait for a connection to this process itself.
 _SELF_S: Final = 30.0
 #: An address of the host that this machine does not have, such as ::1 in a container without IPv6.
 _NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-_TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def reachable(host: str) -> str:
@@ -59,7 +56,7 @@ def http_get(
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(name, port, timeout=timeout_s, context=context)
-    with closing(connection):
+    with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
@@ -112,22 +109,22 @@ def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socke
     Raises:
         ConfigError: the port is taken, or the address cannot be listened on.
     """
-    found: list[socket.socket] = []
+    listeners: list[socket.socket] = []
     missing: OSError | None = None
     try:
         for family, address in _addresses(host, port):
             try:
-                found.append(_listener(family, address))
+                listeners.append(_listener(family, address))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise
                 missing = error
-        if missing is not None and not found:
+        if missing is not None and not listeners:
             raise missing
     except OSError as error:
-        close_all(found)
+        close_all(listeners)
         raise _cannot_listen(what, host, port, error, change) from error
-    return found
+    return listeners
 
 
 def listen_unix(what: str, path: Path) -> socket.socket:
@@ -158,8 +155,8 @@ def close_all(listeners: Sequence[socket.socket]) -> None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    found = socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    local = socket.getaddrinfo(plain(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in local))
 
 
 def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
@@ -195,40 +192,17 @@ def _cannot_listen(what: str, host: str, port: int, error: OSError, change: str)
 
 
 def holder(port: int) -> str:
-    """Return the process that listens on a port, such as "pid 12 (nginx)"; "" if unknown."""
-    inodes = _listening_inodes(port)
-    if not inodes:
+    """Return the process that listens on a port, such as "pid 12 (nginx)".
+
+    It is "" if the process is another user's, or if psutil is not installed.
+    """
+    try:
+        import psutil
+    except ImportError:
         return ""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _holds(entry, inodes):
-            return f"pid {entry.name} ({_command(entry)})"
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr[1:] == (port,) and connection.pid:
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found = set()
-    for table in _TCP_TABLES:
-        try:
-            rows = table.read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            local, state, inode = fields[1], fields[3], fields[9]
-            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{inode}]")
-    return found
-
-
-def _holds(process: Path, inodes: set[str]) -> bool:
-    try:
-        return any(os.readlink(fd) in inodes for fd in (process / "fd").iterdir())
-    except OSError:
-        return False
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "comm").read_text().strip()
-    except OSError:
-        return "?"

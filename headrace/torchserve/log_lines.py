@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from headrace.text import printable
+
 #: The loggers whose lines have a file of their own.
 ACCESS: Final = "ACCESS_LOG"
 TS_METRICS: Final = "TS_METRICS"
@@ -85,14 +87,14 @@ def metric_text(
             for no requests; "" for other metrics.
     """
     head, tail = _around_value(name, unit, dimensions, host)
-    requests = "" if request_ids == "" else f"requestID:{plain(request_ids or 'null')},"
+    requests = "" if request_ids == "" else f"requestID:{printable(request_ids or 'null')},"
     return f"{head}{number(value)}{tail}{requests}timestamp:{int(at)}"
 
 
 @lru_cache(maxsize=1024)
 def _around_value(name: str, unit: str, dimensions: Dimensions, host: str) -> tuple[str, str]:
-    shown = ",".join(f"{plain(key)}:{plain(one)}" for key, one in dimensions)
-    return f"{plain(name)}.{plain(unit)}:", f"|#{shown}|#hostname:{host},"
+    shown = ",".join(f"{printable(key)}:{printable(one)}" for key, one in dimensions)
+    return f"{printable(name)}.{printable(unit)}:", f"|#{shown}|#hostname:{host},"
 
 
 def access_text(
@@ -100,7 +102,9 @@ def access_text(
 ) -> str:
     """Return the text of a request's line in the access log."""
     host, port = client or ("-", 0)
-    return f'/{host}:{port} "{plain(method)} {plain(target)} HTTP/1.1" {status} {int(took_ms)}'
+    return (
+        f'/{host}:{port} "{printable(method)} {printable(target)} HTTP/1.1" {status} {int(took_ms)}'
+    )
 
 
 def number(value: float) -> str:
@@ -112,13 +116,6 @@ def number(value: float) -> str:
     return f"{digits}.0e{exponent}" if mark and "." not in digits else text
 
 
-def plain(text: str) -> str:
-    """Return a text without ends of lines and other characters that do not print."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def one_word(text: str) -> str:
     """Return a text without spaces, for the place of a thread's name."""
-    return "-".join(plain(text).split()) or "-"
+    return "-".join(printable(text).split()) or "-"

@@ -7,7 +7,7 @@ also ends early when its first load, at the best rate so far, misses the objecti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, ServerUnreachable
 from headrace.tune.budget import TRIALS_MIN
 from headrace.tune.confirmation import ROUNDS_MIN
 from headrace.tune.deployment import Deployment
-from headrace.tune.journal import Journal, Part, Stage
+from headrace.tune.journal import Journal, Stage
 from headrace.tune.search import BudgetSpent, Trial
 from headrace.tune.space import Candidate
 
@@ -72,7 +72,6 @@ class Trials:
     Attributes:
         reserved: how many trials the search leaves to the confirmation.
         searching: the search measures what the journal does not have.
-        finalists: the candidates of the confirmation, without the present options.
         expected: returns the rate of a candidate by the calibration; 0 if it is unknown.
     """
 
@@ -100,10 +99,8 @@ class Trials:
         self._usual_s = 0.0
         self._again: tuple[float, float] | None = None
         self._began = time.monotonic()
-        self._loads: list[Load] = []
         self.reserved = 0
         self.searching = True
-        self.finalists: Sequence[Candidate] = ()
         self.expected: Callable[[Candidate], float] = lambda _: 0.0
 
     def search(self, candidate: Candidate, floor: float) -> Trial:
@@ -112,10 +109,10 @@ class Trials:
         Raises:
             BudgetSpent: the budget has no time for it, besides that for the confirmation.
         """
-        found = self._journal.recorded(
-            "search", candidate, 0, lambda: self._measure("search", candidate, 0, floor)
+        trial = self._journal.recorded(
+            "search", candidate, 0, lambda: self._measure("search", candidate, floor)
         )
-        return self._noted(found, "search")
+        return self._noted(trial, "search")
 
     def again(self, candidate: Candidate, number: int) -> Trial:
         """Measure a candidate in a round of the confirmation.
@@ -123,20 +120,20 @@ class Trials:
         Raises:
             BudgetSpent: the budget has no time for it.
         """
-        found = self._journal.recorded(
-            "confirm", candidate, number, lambda: self._measure("confirm", candidate, number, 0.0)
+        trial = self._journal.recorded(
+            "confirm", candidate, number, lambda: self._measure("confirm", candidate, 0.0)
         )
-        return self._noted(found, f"round {number + 1}")
+        return self._noted(trial, f"round {number + 1}")
 
-    def _noted(self, found: Trial, stage: str) -> Trial:
+    def _noted(self, trial: Trial, stage: str) -> Trial:
         if stage == "search":
-            self._known[found.candidate.key] = found
-        if not found.cut and not found.error:
+            self._known[trial.candidate.key] = trial
+        if not trial.cut and not trial.error:
             self._usual_s = (
-                self._usual_s * 0.5 + found.seconds * 0.5 if self._usual_s else found.seconds
+                self._usual_s * 0.5 + trial.seconds * 0.5 if self._usual_s else trial.seconds
             )
-        self._on_trial(found, stage)
-        return found
+        self._on_trial(trial, stage)
+        return trial
 
     @property
     def left(self) -> int:
@@ -148,23 +145,13 @@ class Trials:
         """Return whether the budget still has time for so many usual trials."""
         return time.monotonic() + count * self._usual_s <= self._deadline
 
-    def _measure(self, stage: Stage, candidate: Candidate, number: int, floor: float) -> Trial:
-        now, search = time.monotonic(), stage == "search"
+    def _measure(self, stage: Stage, candidate: Candidate, floor: float) -> Trial:
+        began, search = time.monotonic(), stage == "search"
         needed_s = self._searching_s() if search else _REPEATED * self._usual_s
-        if now + needed_s > self._deadline or (search and not self.searching):
+        if began + needed_s > self._deadline or (search and not self.searching):
             raise BudgetSpent
-        if not search:
-            self._journal.confirms(self.finalists)
-        part = self._journal.part(stage, candidate, number)
-        # What an interrupted trial has cost belongs to it.
-        began = now - (part.seconds if part is not None else 0.0)
-        try:
-            found = self._tried(candidate, floor, part.loads if part is not None else ())
-        except BaseException as error:
-            if isinstance(error, BudgetSpent) or not isinstance(error, Exception):
-                self._keep(stage, candidate, number, time.monotonic() - began)
-            raise
-        return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+        trial = self._tried(candidate, floor)
+        return msgspec.structs.replace(trial, seconds=round(time.monotonic() - began, 1))
 
     def _searching_s(self) -> float:
         """Return how long a further trial of the search and the confirmation after it take.
@@ -175,28 +162,13 @@ class Trials:
         half_s = (self._deadline - self._began) / 2
         if len(self._known) < TRIALS_MIN:
             return min(self.reserved * self._usual_s, half_s)
-        if self._journal.finalists is None:
+        if not self._journal.confirmation:
             half_s = max(half_s, 2 * ROUNDS_MIN * self._usual_s)
         return self._usual_s + min(self.reserved * self._usual_s, half_s)
 
-    def _keep(self, stage: Stage, candidate: Candidate, number: int, seconds: float) -> None:
-        """Write the loads of a trial that is being interrupted."""
-        try:
-            self._deployment.check()
-        except HeadraceError:
-            return  # the last load may have met a server that was ending
-        if self._loads:
-            self._journal.keep(
-                Part(
-                    stage=stage, round=number, candidate=candidate, seconds=round(seconds, 1),
-                    loads=self._loads,
-                )
-            )  # fmt: skip
-
-    def _tried(self, candidate: Candidate, floor: float, earlier: Sequence[Load]) -> Trial:
+    def _tried(self, candidate: Candidate, floor: float) -> Trial:
         problem: HeadraceError | None = None
         for _ in range(_TRIES):
-            self._loads = list(earlier)
             try:
                 return self._peak(candidate, floor)
             except ServerUnreachable as error:
@@ -239,7 +211,7 @@ class Trials:
             measured = self._find(
                 self._target_of(self._deployment.url), objective, options, start=start,
                 at_least=floor, growth=growth, precision=precision,
-                name=candidate.label or "present options", earlier=list(self._loads),
+                name=candidate.label or "present options",
             )  # fmt: skip
         except (BudgetSpent, ServerUnreachable):
             raise
@@ -247,10 +219,10 @@ class Trials:
             self._deployment.check()  # a server that has ended explains all other errors
             raise
         self._deployment.check()
-        found = _trial(candidate, measured, floor)
+        trial = _trial(candidate, measured, floor)
         if known is None:
-            return found
-        return msgspec.structs.replace(found, measurement=self._kept(candidate, measured))
+            return trial
+        return msgspec.structs.replace(trial, measurement=self._kept(candidate, measured))
 
     def _kept(self, candidate: Candidate, measured: Measurement) -> str:
         """Write all figures of a confirmation; return the name of the file in the folder."""
@@ -268,7 +240,6 @@ class Trials:
 
     def _in_budget(self, load: Load) -> None:
         self._on_load(load)
-        self._loads.append(load)
         if time.monotonic() > self._deadline:
             raise BudgetSpent
 

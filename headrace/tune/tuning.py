@@ -179,8 +179,11 @@ def _measured(
     try:
         found = search(space, start, trials.search)
     except BudgetSpent:
-        raise _too_short(plan, kept=journal.spent_s > 0) from None
-    trials.finalists = others = _finalists(journal, found, trials)
+        raise ConfigError(
+            f"the budget of {plan.budget_s:g} s ended before one trial of {plan.model} did",
+            hint="give a longer --budget, as a trial takes a minute or two",
+        ) from None
+    others = _finalists(journal, found, trials)
     if len(others) > 0:
         verb = "measures" if trials.searching else "goes on to measure"
         best = "best one" if len(others) == 1 else f"best {len(others)}"
@@ -192,11 +195,9 @@ def _measured(
 
 
 def _is_unfinished(journal: Journal) -> bool:
-    """Return whether the journal has a confirmation, but not all of its rounds."""
-    if journal.finalists is None:
-        return False
-    trials = sum(1 for entry in journal.latest if entry.stage == "confirm")
-    return trials < (len(journal.finalists) + 1) * ROUNDS
+    """Return whether the journal ends with a confirmation that lacks rounds."""
+    first = sum(entry.round == 0 for entry in journal.confirmation)
+    return journal.confirms and len(journal.confirmation) < first * ROUNDS
 
 
 def _finalists(journal: Journal, found: Found, trials: Trials) -> list[Candidate]:
@@ -207,14 +208,15 @@ def _finalists(journal: Journal, found: Found, trials: Trials) -> list[Candidate
     # A short budget has fewer candidates, so that each is measured often enough.
     count = max(1, min(FINALISTS, trials.left // ROUNDS_MIN - 1))
     best = [trial.candidate for trial in found.best(count)]
-    earlier = journal.finalists
-    if earlier is None:
+    rounds = {entry.round for entry in journal.confirmation}
+    if rounds <= {0}:
         return best
-    searched = any(entry.stage == "search" for entry in journal.latest)
-    same = {one.key for one in best} == {one.key for one in earlier}
+    _, *earlier = (entry.trial.candidate for entry in journal.confirmation if entry.round == 0)
+    same = {candidate.key for candidate in best} == {candidate.key for candidate in earlier}
     # Without time for the new candidates, the rounds of the earlier ones remain the result.
-    if not searched or same or not trials.has_time_for((len(best) + 1) * ROUNDS_MIN):
+    if journal.confirms or same or not trials.has_time_for((len(best) + 1) * ROUNDS_MIN):
         return earlier
+    journal.confirmation = []
     return best
 
 
@@ -242,12 +244,14 @@ def _measurements(folder: Path, report: TuneReport) -> list[Measurement]:
     if report.confirmation is None:
         return []
     shown = [report.confirmation.present, *report.confirmation.others[:1]]
-    files = [one.trials[-1].measurement for one in shown]
-    found = [read_measurement(folder / name) for name in files if name]
+    files = [confirmed.trials[-1].measurement for confirmed in shown]
+    measurements = [read_measurement(folder / name) for name in files if name]
     # Before each trial the machine has the load of the trial before it.
     return [
-        msgspec.structs.replace(one, environment={**one.environment, **report.environment})
-        for one in found
+        msgspec.structs.replace(
+            measurement, environment={**measurement.environment, **report.environment}
+        )
+        for measurement in measurements
     ]
 
 
@@ -284,16 +288,16 @@ def _calibration(
             file.write_bytes(msgspec.json.encode(comparison))
         except OSError as error:
             raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    found = calibrated(comparison, plan.objective.latency_ms)
-    for one in found.left_out:
-        progress.on_text(f"leaves out {one.what}: {one.reason}")
-    if not found.variants:
+    calibration = calibrated(comparison, plan.objective.latency_ms)
+    for part in calibration.left_out:
+        progress.on_text(f"leaves out {part.what}: {part.reason}")
+    if not calibration.variants:
         raise ConfigError(
             f"no variant of {plan.model} can meet {plan.objective.latency_ms:g} ms: the smallest "
             "batch takes longer",
             hint="give a longer --slo, or a smaller model",
         )
-    return found
+    return calibration
 
 
 def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
@@ -357,17 +361,3 @@ def _with_change(
         with suppress(ConfigError):  # of a file with aliases; a person can use the snippet
             text = patch(plan.models_file, plan.model, options)
     return msgspec.structs.replace(report, options=options, environ=chosen.environ, patch=text)
-
-
-def _too_short(plan: Plan, *, kept: bool) -> ConfigError:
-    """Return the error for a budget that ended before the first trial.
-
-    Args:
-        plan: what was tuned.
-        kept: whether the journal has loads of this trial, which a resumed tuning uses.
-    """
-    resume = "; --resume goes on with what was measured" if kept else ""
-    return ConfigError(
-        f"the budget of {plan.budget_s:g} s ended before one trial of {plan.model} did",
-        hint=f"give a longer --budget, as a trial takes a minute or two{resume}",
-    )

@@ -34,7 +34,8 @@ from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
 from headrace.observability.machine import load_facts
-from headrace.optimize.report import BatchTime, Comparison, Variant, age
+from headrace.optimize.report import BatchTime, Comparison, Variant
+from headrace.text import duration
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
@@ -390,7 +391,11 @@ def _load(
     verdict, keep = found.verdict, found.keep
     kept_s = 0.0 if found.build_s else max(0.0, time.time() - verdict.judged_at)
     if found.problem:
-        when = f"; found in an earlier run, {age(kept_s)}" if kept_s and verdict.broken else ""
+        when = (
+            f"; found in an earlier run, {duration(kept_s)} ago"
+            if kept_s and verdict.broken
+            else ""
+        )
         raise ConfigError(f"{found.problem}{when}")
     facts |= {
         "build_s": found.build_s,

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from api.components.model_registry import ChangeState, MakeChanges, ModelRegistry
 from api.http.bodies import read_body
-from api.http.messages import NO_CONTENT, ClientGone, Reply, Request, hung_up, json_reply
+from api.http.messages import NO_CONTENT, ClientGone, HangUp, Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.config.model_catalog import ModelName
@@ -376,14 +376,13 @@ async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
         ClientGone: it has hung up.
     """
     waited = asyncio.create_task(wait)
-    gone = asyncio.create_task(hung_up(request.receive))
     try:
-        await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not waited.done():
-            raise ClientGone
-        return waited.result()
+        with HangUp(request.receive, waited.cancel) as client:
+            await asyncio.wait({waited})
+            if client.gone and waited.cancelled():
+                raise ClientGone
+            return waited.result()
     finally:
-        gone.cancel()
         waited.cancel()
 
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from api.components.model_registry import ModelRegistry
-from api.http.messages import ClientGone, Request, StreamingReply, Write, hung_up
-from api.routes.admin.registry import registry_of
-from api.routes.jobs.events import (
+from api.http.event_stream import (
     EVENT_STREAM,
     HEAD,
-    HEARTBEAT,
-    HEARTBEAT_S,
     STREAM_HEADERS,
-    EventsQuery,
-    frame,
-    put,
+    EventStream,
+    EventWriter,
+    StreamEvent,
+    take_stream,
 )
+from api.http.messages import Request, StreamingReply
+from api.routes.admin.registry import registry_of
+from api.routes.jobs.events import EventsQuery
 from api.routes.jobs.job import write_nothing
 from api.services import Services
 from api.submission.decoding import read_query
@@ -45,65 +46,44 @@ async def get_registry_events(services: Services, request: Request) -> Streaming
     last = last_id if _ID.fullmatch(last_id) else await registry.log_end()
     if request.method == "HEAD":
         return StreamingReply(200, write_nothing, EVENT_STREAM, STREAM_HEADERS)
-    caller = request.caller
-    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
-    stream = _ChangeStream(services, registry, request, last)
-    return StreamingReply(200, stream.run, EVENT_STREAM, STREAM_HEADERS)
+    take_stream(services, request)
+    # The id alone: a client whose connection is lost before the first change misses none.
+    writer = EventWriter(HEAD + b"id: %s\n\n" % last.encode())
+    return EventStream(
+        services, request, _changes(registry, last), writer,
+        most_s=services.settings.event_stream_max_s,
+    ).reply()  # fmt: skip
 
 
-class _ChangeStream:
-    """One stream, while it is open."""
+@contextlib.contextmanager
+def _changes(registry: ModelRegistry, last: str) -> Iterator[_Changes]:
+    with registry.listening() as changed:
+        yield _Changes(registry, changed, last)
 
-    def __init__(
-        self, services: Services, registry: ModelRegistry, request: Request, last: str
-    ) -> None:
-        self._services = services
+
+class _Changes:
+    """The changes after the last one that the client has."""
+
+    def __init__(self, registry: ModelRegistry, changed: asyncio.Event, last: str) -> None:
         self._registry = registry
-        self._request = request
+        self._changed = changed
         self._last = last
+        self.wake = changed.set
 
-    async def run(self, write: Write) -> None:
-        """Write changes until the client is gone, or this process stops."""
-        try:
-            with self._registry.listening() as changed:
-                gone = asyncio.create_task(hung_up(self._request.receive))
-                gone.add_done_callback(lambda _: changed.set())
-                try:
-                    await self._send(write, changed, gone)
-                finally:
-                    gone.cancel()
-        finally:
-            self._services.stream_limit.leave(self._request.caller.key_id)
+    @property
+    def over(self) -> bool:
+        return self._registry.closing
 
-    async def _send(self, write: Write, changed: asyncio.Event, gone: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._services.settings.event_stream_max_s
-        # The id alone: a client whose connection is lost before the first change misses none.
-        await put(write, HEAD + b"id: %s\n\n" % self._last.encode())
-        # Checked before each look: a stream with many changes has no heartbeats.
-        while not self._registry.closing and await self._still_admitted():
-            changed.clear()
-            waits = not await self._send_new(write)
-            seconds = min(HEARTBEAT_S, until - loop.time())
-            if seconds <= 0:
-                return
-            try:
-                if waits:
-                    await asyncio.wait_for(changed.wait(), seconds)
-            except TimeoutError:
-                await put(write, HEARTBEAT)
-            if gone.done():
-                raise ClientGone
-
-    async def _send_new(self, write: Write) -> bool:
-        """Send the changes that the client does not have; return whether there were any."""
-        found = []
+    async def look(self) -> list[StreamEvent]:
+        self._changed.clear()
+        events = []
         with contextlib.suppress(BrokerError):  # the next look finds them
-            found = await self._registry.log_after(self._last)
-        for self._last, change in found:
-            await put(write, frame(self._last, "change", msgspec.json.encode(change)))
-        return bool(found)
+            for entry, change in await self._registry.log_after(self._last):
+                events.append(StreamEvent(entry, "change", msgspec.json.encode(change)))
+                self._last = entry
+        return events
 
-    async def _still_admitted(self) -> bool:
-        authenticator = self._services.authenticator
-        return authenticator is None or await authenticator.still_admits(self._request.caller)
+    async def woken(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()

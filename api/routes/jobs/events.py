@@ -16,53 +16,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.messages import (
-    NO_CONTENT,
-    NO_STORE,
-    ClientGone,
-    Header,
-    Reply,
-    Request,
-    StreamingReply,
-    Write,
-    hung_up,
+from api.http.event_stream import (
+    EVENT_STREAM,
+    STREAM_HEADERS,
+    EventStream,
+    EventWriter,
+    StreamEvent,
+    take_stream,
 )
+from api.http.messages import NO_CONTENT, NO_STORE, Reply, Request, StreamingReply
 from api.routes.jobs.job import visible_job, write_nothing
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
-from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.serialization import Waiting, job_object
 from headrace.queue.watcher import JobStatus, JobWatch, status_of
 
-#: Seconds of silence before a comment: proxies close connections that are silent for long.
-HEARTBEAT_S: Final = 15.0
-#: Seconds after which a client that reads nothing is disconnected.
-STALLED_S: Final = 60.0
 #: Seconds between two reads of an ended job while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0
 #: Seconds between two events that differ in the queue position alone.
 PLACE_S: Final = 1.0
-#: Milliseconds for which a client waits before it reconnects.
-RETRY_MS: Final = 1000
-#: A comment, which keeps an otherwise silent connection open.
-HEARTBEAT: Final = b":\n\n"
-HEAD: Final = b"retry: %d\n\n" % RETRY_MS
 #: An id of this API; any other is ignored.
 ID: Final = re.compile(r"[qdrpe]-[0-9a-z-]{1,64}")
-
-EVENT_STREAM: Final = b"text/event-stream"
-_LINES: Final = re.compile(rb"\r\n|\r|\n")
-#: Without it nginx buffers the answer.
-_UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
-STREAM_HEADERS: Final = (NO_STORE, _UNBUFFERED)
 
 
 class EventsQuery(msgspec.Struct):
@@ -86,133 +69,73 @@ async def get_events(services: Services, request: Request, job_id: str) -> Reply
         return StreamingReply(200, write_nothing, EVENT_STREAM, STREAM_HEADERS)
     if job.quiet and not job.state.final:
         await services.queue.listen(job.id)
-    caller = request.caller
-    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
-    stream = _EventStream(services, request, job, last_id)
-    return StreamingReply(200, stream.run, EVENT_STREAM, STREAM_HEADERS)
+    take_stream(services, request)
+    return EventStream(
+        services, request, _events(services, job, last_id), EventWriter(),
+        most_s=services.settings.event_stream_max_s,
+    ).reply()  # fmt: skip
 
 
-class _EventStream:
-    """One stream, while it is open."""
+@contextlib.contextmanager
+def _events(services: Services, job: Job, last_id: str) -> Iterator[_JobEvents]:
+    with services.watcher.watch(job) as watch:
+        yield _JobEvents(services, job, watch, last_id)
 
-    def __init__(self, services: Services, request: Request, job: Job, last_id: str) -> None:
+
+class _JobEvents:
+    """The events of a watched job, from the last one that the client has."""
+
+    def __init__(self, services: Services, job: Job, watch: JobWatch, last_id: str) -> None:
         self._services = services
-        self._request = request
         self._job = job
+        self._watch = watch
         self._sequence = EventSequence(job.id, last_id)
-        self._gone = False
+        #: The event that the job has ended, whose record must be read first.
+        self._end: StreamEvent | None = None
+        self._complete = False
+        self.wake = watch.wake
 
-    async def run(self, write: Write) -> None:
-        """Write events until the job has ended, the client is gone or this process stops."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._services.settings.event_stream_max_s
+    @property
+    def over(self) -> bool:
+        return self._complete or self._watch.unknown or self._services.watcher.dismissed
+
+    async def look(self) -> list[StreamEvent]:
+        events: list[StreamEvent] = []
+        if self._end is None and not self._watch.unknown:
+            status = self._watch.status or status_of(self._job)
+            now = asyncio.get_running_loop().time()
+            events = self._sequence.due(status, now, await self._waits_for(status))
+            if events and not events[-1].data:
+                self._end = events.pop()
+        if self._end is not None:
+            events += await self._ended(self._end.name)
+        return events
+
+    async def woken(self, seconds: float) -> None:
+        if self._end is not None:
+            seconds = min(seconds, LOOK_AGAIN_S)
+        elif self._sequence.held:
+            seconds = min(seconds, self._sequence.soon(asyncio.get_running_loop().time()))
+        await self._watch.woken(seconds)
+
+    async def _ended(self, name: str) -> list[StreamEvent]:
+        """Return the ended job as `GET` shows it; nothing while Redis does not answer."""
         try:
-            with self._services.watcher.watch(self._job) as watch:
-                watching = loop.create_task(self._until_gone(watch))
-                try:
-                    await put(write, HEAD)
-                    await self._send_events(write, watch, until)
-                finally:
-                    watching.cancel()
-        finally:
-            self._services.stream_limit.leave(self._request.caller.key_id)
-
-    async def _send_events(self, write: Write, watch: JobWatch, until: float) -> None:
-        loop = asyncio.get_running_loop()
-        status: JobStatus | None = status_of(self._job)
-        beat_at = loop.time() + HEARTBEAT_S
-        # Checked before each event: a job with many events has no heartbeats.
-        while status is not None and not watch.unknown and await self._still_admitted():
-            ended, soon_s = False, HEARTBEAT_S
-            events = self._sequence.due(status, loop.time(), await self._waits_for(status))
-            for event in events:
-                ended = event.data is None
-                if ended and not await self._end(write, watch, event):
-                    return
-                if event.data is not None:
-                    await put(write, frame(event.id, event.name, event.data))
-                beat_at = loop.time() + HEARTBEAT_S
-            if ended or self._over(until):
-                return
-            if self._sequence.held:
-                soon_s = self._sequence.soon(loop.time())
-            await watch.woken(max(0.0, min(soon_s, beat_at - loop.time(), until - loop.time())))
-            if self._gone:
-                raise ClientGone
-            if loop.time() >= beat_at:
-                await put(write, HEARTBEAT)
-                beat_at = loop.time() + HEARTBEAT_S
-            status = watch.status or status
-
-    def _over(self, until: float) -> bool:
-        return self._services.watcher.dismissed or asyncio.get_running_loop().time() >= until
-
-    async def _end(self, write: Write, watch: JobWatch, event: StreamEvent) -> bool:
-        """Send the ended job as `GET` shows it; False where the stream must end without it."""
-        while not self._services.watcher.dismissed:
-            try:
-                job = await self._services.queue.read(self._job.id)
-            except BrokerError:
-                await watch.woken(LOOK_AGAIN_S)
-                if self._gone:
-                    raise ClientGone from None
-                continue
-            if job is None or not job.state.final or job.created_us != self._job.created_us:
-                # Forgotten or requeued: a client that reconnects receives the new state. The id may
-                # be that of a later job, of another API key.
-                return False
-            await put(write, frame(end_id(job.ended_us), event.name, job_object(job)))
-            return True
-        return False
+            job = await self._services.queue.read(self._job.id)
+        except BrokerError:
+            return []
+        self._complete = True
+        if job is None or not job.state.final or job.created_us != self._job.created_us:
+            # Forgotten or requeued: a client that reconnects receives the new state. The id may be
+            # that of a later job, of another API key.
+            return []
+        return [StreamEvent(end_id(job.ended_us), name, job_object(job))]
 
     async def _waits_for(self, status: JobStatus) -> Waiting | None:
         if status.state is not State.QUEUED:
             return None
         job = self._job
         return await self._services.model_statuses.waiting_for(job.model, job.asked_version)
-
-    async def _still_admitted(self) -> bool:
-        authenticator = self._services.authenticator
-        return authenticator is None or await authenticator.still_admits(self._request.caller)
-
-    async def _until_gone(self, watch: JobWatch) -> None:
-        await hung_up(self._request.receive)
-        self._gone = True
-        watch.wake()
-
-
-class StreamEvent(NamedTuple):
-    """One event.
-
-    Attributes:
-        data: JSON; None for the end of the job, whose record must be read first.
-    """
-
-    id: str
-    name: str
-    data: bytes | None
-
-
-async def put(write: Write, data: bytes) -> None:
-    """Write, for at most STALLED_S seconds.
-
-    Raises:
-        ClientGone: the client has read nothing for that long.
-    """
-    try:
-        async with asyncio.timeout(STALLED_S):
-            await write(data)
-    except TimeoutError:
-        raise ClientGone from None
-
-
-def frame(event_id: str, name: str, data: bytes) -> bytes:
-    """Return an event as it is sent.
-
-    Line breaks in the user's JSON are between tokens only; the client joins the lines.
-    """
-    lines = b"".join(b"data: %s\n" % line for line in _LINES.split(without_line_ends(data)))
-    return b"id: %s\nevent: %s\n%s\n" % (event_id.encode(), name.encode(), lines)
 
 
 def end_id(ended_us: int) -> str:
@@ -236,7 +159,7 @@ class EventSequence:
     def due(
         self, status: JobStatus, now: float, waiting_for: Waiting | None = None
     ) -> list[StreamEvent]:
-        """Return the events that are due; they count as sent."""
+        """Return the events that are due; they count as sent. The end of the job has no data."""
         events = self._unknown(self._events(status, waiting_for))
         self.held = False
         if not events:
@@ -285,7 +208,7 @@ class EventSequence:
             data = self._data(status, status="running", started_at=iso(status.started_us))
             events.append(StreamEvent(f"r-{status.token}", "running", data))
         if state.final:
-            events.append(StreamEvent(end_id(status.ended_us), "ended", None))
+            events.append(StreamEvent(end_id(status.ended_us), "ended", b""))
         elif status.progress is not None:
             data = self._data(status, progress=status.progress)
             events.append(StreamEvent(f"p-{status.token}-{status.mark}", "progress", data))

@@ -7,48 +7,52 @@ stopped. What a client has not read stays in Redis: this process keeps one place
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Annotated, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http.event_stream import (
+    EVENT_STREAM,
+    HEAD,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    frame,
+    take_stream,
+)
 from api.http.messages import (
     JSON,
     NO_CONTENT,
     NO_STORE,
     Header,
-    Receive,
     Reply,
     Request,
     ResponseCutShort,
     StreamingReply,
-    Write,
-)
-from api.routes.jobs.events import (
-    EVENT_STREAM,
-    HEAD,
-    HEARTBEAT,
-    HEARTBEAT_S,
-    LOOK_AGAIN_S,
-    STREAM_HEADERS,
-    frame,
-    put,
 )
 from api.routes.jobs.job import visible_job, write_nothing
 from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
-from headrace.access.api_key import Caller
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
-from headrace.queue.piece_log import LogRead, Place
+from headrace.queue.piece_log import (
+    LogEvent,
+    LogFollower,
+    Missing,
+    Pieces,
+    Place,
+    Restarted,
+)
 
 #: A place in a log: the index of the last piece, and its run.
 _PLACE: Final = r"\d{1,15}(?:\.\d{1,20})?"
@@ -92,9 +96,8 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
     writer = _WRITERS[query.format]()
     if request.method == "HEAD":
         return StreamingReply(200, write_nothing, writer.content_type, STREAM_HEADERS)
-    services.stream_limit.take(request.caller.key_id, keyed=services.authenticator is not None)
-    send = partial(_send, services, request, job, after, writer)
-    return StreamingReply(200, send, writer.content_type, STREAM_HEADERS)
+    take_stream(services, request)
+    return _stream(services, request, job, after, writer)
 
 
 @lru_cache(maxsize=256)
@@ -124,39 +127,13 @@ async def submit_and_stream(
         TooManyStreams: a limit is reached; nothing was submitted.
         HeadraceError: the job is refused.
     """
-    key = request.caller.key_id
-    services.stream_limit.take(key, keyed=services.authenticator is not None)
+    take_stream(services, request)
     try:
         job, headers = await submit()
     except BaseException:
-        services.stream_limit.leave(key)
+        services.stream_limit.leave(request.caller.key_id)
         raise
-    send = partial(_send, services, request, job, Place(), _Events())
-    return StreamingReply(200, send, EVENT_STREAM, (*STREAM_HEADERS, *headers))
-
-
-class Pieces(NamedTuple):
-    """New pieces, up to this place."""
-
-    place: Place
-    pieces: list[msgspec.Raw]
-
-
-class Restarted(NamedTuple):
-    """The job runs again from its beginning: the pieces that the client has no longer count.
-
-    The new pieces are behind this place. If the log has lost the client's place, it is the
-    beginning of the log.
-    """
-
-    place: Place
-
-
-class Missing(NamedTuple):
-    """The pieces from this index up to this place are not in the log any more."""
-
-    first: int
-    place: Place
+    return _stream(services, request, job, Place(), _EVENTS(), headers)
 
 
 class Ended(NamedTuple):
@@ -166,203 +143,129 @@ class Ended(NamedTuple):
     job: Job
 
 
-PieceEvent = Pieces | Restarted | Missing | Ended
+PieceEvent = LogEvent | Ended
 
 
-async def follow_pieces(
-    services: Services, caller: Caller, job: Job, receive: Receive, *, after: Place, most_s: float
-) -> AsyncGenerator[list[PieceEvent], None]:
-    """Yield what happens to the pieces of a job; an empty list after HEARTBEAT_S of silence.
+@contextlib.contextmanager
+def pieces_of(services: Services, job: Job, after: Place) -> Iterator[_JobPieces]:
+    """Return what happens to the pieces of a job, behind the last piece that the client has.
 
-    The last event is an Ended. It is absent if `most_s` seconds are over, this process stops, or
-    the API key of the caller is revoked.
-
-    Args:
-        services: those of this process.
-        caller: the API key that follows the job.
-        job: the job.
-        receive: receives `http.disconnect` once the client hangs up.
-        after: the place of the last piece that the client has.
-        most_s: the seconds after which it ends.
-
-    Raises:
-        ClientGone: the client hung up.
+    The last event is an Ended. It is absent if this process stops, or the job's record is gone.
     """
-    loop = asyncio.get_running_loop()
-    ending = asyncio.create_task(wait_for_end(services, job, receive, most_s))
-    reader = _LogReader(after)
+    # The stream notices the hang-up of the client.
+    ending = asyncio.create_task(wait_for_end(services, job, None, math.inf))
     try:
-        with services.piece_log.follow(job.model, job.id) as follower:
+        with services.piece_log.follow(job.model, job.id, after) as follower:
             ending.add_done_callback(lambda _: follower.wake())
-            beat_at = loop.time() + HEARTBEAT_S
-            while await _still_admitted(services, caller):
-                over = ending.done()  # before the read: an ended job's log is complete
-                try:
-                    read = await follower.read(reader.place)
-                except BrokerError:
-                    if over:
-                        return
-                    await asyncio.sleep(LOOK_AGAIN_S)
-                    continue
-                events = reader.events(read)
-                if events or read.entries:
-                    yield events
-                    beat_at = loop.time() + HEARTBEAT_S
-                    continue
-                if over:
-                    try:
-                        ended = ending.result()
-                    except (JobNotFound, BrokerError):
-                        return
-                    if ended.state.final:
-                        yield [Ended(reader.place, ended)]
-                    return
-                await follower.woken(beat_at - loop.time())
-                if loop.time() >= beat_at:
-                    yield []
-                    beat_at = loop.time() + HEARTBEAT_S
+            yield _JobPieces(follower, ending)
     finally:
         if not ending.cancel() and not ending.cancelled():
             ending.exception()  # asyncio logs one that was never read
 
 
-class _LogReader:
-    """Turns what is read of a log into events. `place` is how far the client has it."""
+class _JobPieces:
+    """The source of `pieces_of`."""
 
-    def __init__(self, after: Place) -> None:
-        self.place = after
-        # Whether the client has pieces, from this stream or an earlier one.
-        self._has_pieces = after.piece > 0
+    def __init__(self, follower: LogFollower, ending: asyncio.Task[Job]) -> None:
+        self._follower = follower
+        self._ending = ending
+        self.over = False
+        self.wake = follower.wake
+        self.woken = follower.woken
 
-    def events(self, read: LogRead) -> list[PieceEvent]:
-        """Return the events of what was read, and count its pieces as sent."""
-        self.place, restarts, entries = read
-        marks = [n for n, entry in enumerate(entries) if not entry.pieces]
-        if marks:
-            # What an earlier attempt wrote counts no more.
-            mark, *entries = entries[marks[-1] :]
-            self.place, restarts = mark.place, True
+    async def look(self) -> list[PieceEvent]:
+        ended = self._ending.done()  # before the read: an ended job's log is complete
         events: list[PieceEvent] = []
-        if restarts:
-            if self._has_pieces:
-                events.append(Restarted(self.place))
-            self._has_pieces = False
-        pieces: list[msgspec.Raw] = []
-        for entry in entries:
-            if entry.first > self.place.piece + 1:
-                if pieces:
-                    events.append(Pieces(self.place, pieces))
-                    pieces = []
-                before = Place(entry.first - 1, entry.place.run)
-                events.append(Missing(self.place.piece + 1, before))
-                self.place = before
-            pieces += entry.pieces[self.place.piece - entry.first + 1 :]
-            self.place = entry.place
-        if pieces:
-            events.append(Pieces(self.place, pieces))
-            self._has_pieces = True
+        try:
+            events += await self._follower.read()
+        except BrokerError:
+            self.over = ended
+            return []
+        if ended and not events:
+            self.over = True
+            return self._end()
         return events
 
+    def _end(self) -> list[PieceEvent]:
+        try:
+            job = self._ending.result()
+        except (JobNotFound, BrokerError):
+            return []
+        return [Ended(self._follower.place, job)] if job.state.final else []
 
-async def _still_admitted(services: Services, caller: Caller) -> bool:
-    authenticator = services.authenticator
-    return authenticator is None or await authenticator.still_admits(caller)
 
-
-async def _send(
-    services: Services, request: Request, job: Job, after: Place, writer: PieceWriter, write: Write
-) -> None:
-    """Write pieces until the job has ended, the client is gone or this process stops."""
-    caller = request.caller
-    following = follow_pieces(
-        services, caller, job, request.receive,
-        after=after, most_s=services.settings.event_stream_max_s,
+def _stream(
+    services: Services, request: Request, job: Job, after: Place, writer: _PieceWriter,
+    headers: tuple[Header, ...] = (),
+) -> StreamingReply:  # fmt: skip
+    stream = EventStream(
+        services, request, pieces_of(services, job, after), writer,
+        most_s=services.settings.event_stream_max_s,
     )  # fmt: skip
-    try:
-        async with aclosing(following):
-            await put(write, writer.head)
-            async for events in following:
-                text = b"".join(map(writer.text, events)) if events else writer.heartbeat
-                await put(write, text)
-                if events and isinstance(events[-1], Ended):
-                    return
-        writer.broken_off()
-    finally:
-        services.stream_limit.leave(caller.key_id)
+    return stream.reply(writer.content_type, headers)
 
 
-class PieceWriter(Protocol):
-    """How the pieces are written.
+class _PieceWriter:
+    """Writes pieces in one format; `cut` if a client would take an incomplete answer for whole."""
 
-    A method raises ResponseCutShort where the client would take an incomplete answer for whole.
-    """
+    def __init__(
+        self,
+        content_type: bytes,
+        head: bytes,
+        heartbeat: bytes,
+        text: Callable[[PieceEvent], bytes],
+        *,
+        cut: bool = False,
+    ) -> None:
+        self.content_type = content_type
+        self.head = head
+        self.heartbeat = heartbeat
+        self._text = text
+        self._cut = cut
 
-    content_type: bytes
-    head: bytes
-    heartbeat: bytes
+    async def text(self, events: Sequence[PieceEvent]) -> bytes:
+        if events and isinstance(events[-1], Ended):
+            self._cut = False
+        return b"".join(map(self._text, events))
 
-    def text(self, event: PieceEvent) -> bytes:
-        """Return what the client gets for an event."""
-
-    def broken_off(self) -> None:
-        """End the stream before the job has ended."""
-
-
-class _Events:
-    content_type = EVENT_STREAM
-    head = HEAD
-    heartbeat = HEARTBEAT
-
-    def text(self, event: PieceEvent) -> bytes:
-        match event:
-            case Pieces(place, pieces):
-                return frame(str(place), "pieces", msgspec.json.encode(pieces))
-            case Restarted(place):
-                return frame(str(place), "restarted", b"{}")
-            case Missing(first, place):
-                data = b'{"first":%d,"last":%d}' % (first, place.piece)
-                return frame(str(place), "missing", data)
-            case Ended(place, job):
-                return frame(f"{place}-ended", "ended", job_object(job))
-
-    def broken_off(self) -> None:
-        """The client reconnects, and continues behind the last event."""
+    def end(self) -> None:
+        if self._cut:
+            raise ResponseCutShort
 
 
-class _Lines:
-    content_type = NDJSON.encode()
-    head = b""
-    heartbeat = b"\n"
-
-    def text(self, event: PieceEvent) -> bytes:
-        match event:
-            case Pieces(place, pieces):
-                more = b'"pieces":%s' % without_line_ends(msgspec.json.encode(pieces))
-            case Restarted(place):
-                more = b'"restarted":true'
-            case Missing(first, place):
-                more = b'"missing":[%d,%d]' % (first, place.piece)
-            case Ended(place, job):
-                more = b'"job":%s' % without_line_ends(job_object(job))
-        return b'{"index":%d,"id":"%s",%s}\n' % (place.piece, str(place).encode(), more)
-
-    def broken_off(self) -> None:
-        """The last line is not that of the job."""
+def _event(event: PieceEvent) -> bytes:
+    match event:
+        case Pieces(place, pieces):
+            return frame(str(place), "pieces", msgspec.json.encode(pieces))
+        case Restarted(place):
+            return frame(str(place), "restarted", b"{}")
+        case Missing(first, place):
+            data = b'{"first":%d,"last":%d}' % (first, place.piece)
+            return frame(str(place), "missing", data)
+        case Ended(place, job):
+            return frame(f"{place}-ended", "ended", job_object(job))
 
 
-class _Text:
-    content_type = b"text/plain; charset=utf-8"
-    head = heartbeat = b""
+def _line(event: PieceEvent) -> bytes:
+    """Return a line. Without that of the job, a client knows that lines are missing."""
+    match event:
+        case Pieces(place, pieces):
+            more = b'"pieces":%s' % without_line_ends(msgspec.json.encode(pieces))
+        case Restarted(place):
+            more = b'"restarted":true'
+        case Missing(first, place):
+            more = b'"missing":[%d,%d]' % (first, place.piece)
+        case Ended(place, job):
+            more = b'"job":%s' % without_line_ends(job_object(job))
+    return b'{"index":%d,"id":"%s",%s}\n' % (place.piece, str(place).encode(), more)
 
-    def text(self, event: PieceEvent) -> bytes:
-        if isinstance(event, Pieces):
-            return b"".join(map(_text_of, event.pieces))
-        if isinstance(event, Ended) and event.job.state is State.SUCCEEDED:
-            return b""
-        raise ResponseCutShort
 
-    def broken_off(self) -> None:
-        raise ResponseCutShort
+def _plain(event: PieceEvent) -> bytes:
+    if isinstance(event, Pieces):
+        return b"".join(map(_text_of, event.pieces))
+    if isinstance(event, Ended) and event.job.state is State.SUCCEEDED:
+        return b""
+    raise ResponseCutShort
 
 
 def _text_of(piece: msgspec.Raw) -> bytes:
@@ -370,8 +273,9 @@ def _text_of(piece: msgspec.Raw) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(piece) + b"\n"
 
 
-_WRITERS: Final[Mapping[str, Callable[[], PieceWriter]]] = {
-    "sse": _Events,
-    "ndjson": _Lines,
-    "text": _Text,
+_EVENTS: Final = partial(_PieceWriter, EVENT_STREAM, HEAD, HEARTBEAT, _event)
+_WRITERS: Final[Mapping[str, Callable[[], _PieceWriter]]] = {
+    "sse": _EVENTS,
+    "ndjson": partial(_PieceWriter, NDJSON.encode(), b"", b"\n", _line),
+    "text": partial(_PieceWriter, b"text/plain; charset=utf-8", b"", b"", _plain, cut=True),
 }

@@ -14,13 +14,13 @@ from api.http.bodies import MULTIPART_TYPE, require_type
 from api.http.messages import (
     NO_STORE,
     ClientGone,
+    HangUp,
     Receive,
     Reply,
     Request,
     ResponseCutShort,
     StreamingReply,
     Write,
-    hung_up,
     json_reply,
 )
 from api.http.multipart import FILE_FIELD, Upload, file_too_large
@@ -236,21 +236,18 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
 async def _send(
     files: FileService, reader: FileReader, first: bytes, write: Write, receive: Receive
 ) -> None:
-    gone = asyncio.create_task(hung_up(receive))
-    try:
+    with HangUp(receive) as client:
         chunk, at = first, 0
         while chunk:
             await write(chunk)
             at += len(chunk)
-            if gone.done():
+            if client.gone:
                 raise ClientGone
             try:
                 chunk = await files.run(reader.read, at)
             except HeadraceError as error:
                 logger.warning("file content cut short: %s", error.message)
                 raise ResponseCutShort from None
-    finally:
-        gone.cancel()
 
 
 def file_object(file: StoredFile) -> File:

@@ -7,7 +7,6 @@ jobs are cancelled.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -15,27 +14,34 @@ from typing import Final
 import msgspec
 
 from api.http.bodies import read_body, require_json
+from api.http.event_stream import (
+    EVENT_STREAM,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    put,
+    take_stream,
+)
 from api.http.messages import (
     NO_STORE,
+    HangUp,
     Reply,
     Request,
     StreamingReply,
     Write,
 )
 from api.http.openai_errors import envelope
-from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
-from api.routes.jobs.stream import Ended, Missing, PieceEvent, Pieces, Restarted, follow_pieces
+from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.routes.openai.jobs import (
     PORTION,
-    Following,
-    HangUp,
     RequestJobs,
+    check_loadable,
     check_success,
+    cut_off,
+    first_events,
     job_requests,
-    next_events,
     restarted,
     result_of,
-    while_loadable,
 )
 from api.services import Services
 from headrace.errors import (
@@ -61,7 +67,7 @@ from headrace.openai.requests import (
     OpenAIRequest,
     read_request,
 )
-from headrace.queue.piece_log import Place
+from headrace.queue.piece_log import Missing, Pieces, Place, Restarted
 from headrace.redis.clock import US_PER_S
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -116,17 +122,16 @@ async def _start_stream(
     jobs: RequestJobs,
 ) -> Reply | StreamingReply:
     """Begin a stream once the first text is there, so that an error before it has its status."""
-    caller = request.caller
-    keyed = services.authenticator is not None
-    services.stream_limit.take(caller.key_id, keyed=keyed, count=jobs.count)
-    hang_up = HangUp(request.receive)
-    answers: list[_AnswerStream] = []
+    take_stream(services, request, jobs.count)
+    client = HangUp(request.receive).__enter__()
+    answers: list[_Answer] = []
+    streams: list[EventStream[PieceEvent]] = []
 
     async def close(*, ended: bool) -> None:
-        for one in answers:
-            await one.close()
-        hang_up.close()
-        services.stream_limit.leave(caller.key_id, jobs.count)
+        for stream in streams:
+            await stream.close()
+        client.__exit__()
+        services.stream_limit.leave(request.caller.key_id, jobs.count)
         if not ended:
             await jobs.cancel()
 
@@ -134,13 +139,13 @@ async def _start_stream(
         submitted = await jobs.submit()
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
-            following = follow_pieces(
-                services, caller, job, hang_up.receive, after=Place(), most_s=math.inf
-            )
-            following = while_loadable(services, job, following)
             place = asked.place_of(index, len(submitted))
-            answers.append(_AnswerStream(services, asked, chunks, index, place, following))
-        await answers[0].begin()
+            answers.append(_Answer(services, asked, chunks, index, place, job))
+            pieces = pieces_of(services, job, Place())
+            streams.append(
+                EventStream(services, request, pieces, answers[-1], receive=client.receive)
+            )
+        await answers[0].check(await first_events(services, streams[0], submitted[0]))
     except BaseException:
         await close(ended=False)
         raise
@@ -148,19 +153,21 @@ async def _start_stream(
     async def run(write: Write) -> None:
         ended = False
         try:
-            ended = await _write_answers(answers, asked, chunks, write)
+            ended = await _write_answers(answers, streams, asked, chunks, write)
         finally:
             await close(ended=ended)
 
     return StreamingReply(200, run, EVENT_STREAM, (*STREAM_HEADERS, jobs.request_id))
 
 
-class _AnswerStream:
-    """One answer, read while it comes.
+class _Answer:
+    """Writes one answer while it comes.
 
     Attributes:
         generation: the whole answer, once it has ended.
     """
+
+    heartbeat = HEARTBEAT
 
     def __init__(
         self,
@@ -169,60 +176,39 @@ class _AnswerStream:
         chunks: Chunks,
         index: int,
         place: str,
-        following: Following,
+        job: Job,
     ) -> None:
         self._services = services
         self._asked = asked
         self._chunks = chunks
         self._index = index
         self._place = place
-        self._following = following
-        self._first: list[PieceEvent] = []
+        self._job = job
+        self._begun = False
+        role = chunks.begin(index)
+        self.head = b"" if role is None else _event(role)
         # How long the text is that was sent, and how many log probabilities were.
         self._sent = self._logprobs = 0
         # Whether the next pieces do not follow the pieces that were sent.
         self._gap = False
         self.generation: Generation | None = None
 
-    async def begin(self) -> None:
-        """Wait for the first piece, or for a heartbeat.
-
-        Raises:
-            ClientGone: the client hung up.
-            HeadraceError: the answer ends with an error.
-        """
-        self._first = await next_events(self._following)
-        for event in self._first:
+    async def check(self, first: Sequence[PieceEvent]) -> None:
+        """Raise a HeadraceError if the answer ends with one, in its first events."""
+        for event in first:
             if isinstance(event, Ended):
                 await self._whole(event.job)
             elif isinstance(event, Pieces) and self._asked.likeliest is not None:
                 check_logprobs(self._asked, read_part(event.pieces, self._asked.model))
 
-    async def run(self, write: Write) -> None:
-        """Write the answer.
-
-        Raises:
-            ClientGone: the client hung up.
-            HeadraceError: it has failed, or cannot be read to its end.
-        """
-        role = self._chunks.begin(self._index)
-        text = b"" if role is None else _event(role)
-        text += await self._text(self._first)
-        if text:
-            await put(write, text)
-        while self.generation is None:
-            events = await next_events(self._following)
-            await put(write, await self._text(events) or HEARTBEAT)
-
-    async def close(self) -> None:
-        """Stop following the job."""
-        await self._following.aclose()
-
-    async def _text(self, events: list[PieceEvent]) -> bytes:
+    async def text(self, events: Sequence[PieceEvent]) -> bytes:
+        if not events and not self._begun:
+            await check_loadable(self._services, self._job)
+        self._begun = self._begun or bool(events)
         parts = []
         for event in events:
             match event:
-                case Pieces(_, pieces):
+                case Pieces(pieces=pieces):
                     if not self._gap:
                         parts.append(self._more(read_part(pieces, self._asked.model)))
                 case Restarted():
@@ -237,6 +223,10 @@ class _AnswerStream:
                     parts.append(_event(self._chunks.end(self._index, found.finish)))
                     self.generation = found
         return b"".join(parts)
+
+    def end(self) -> None:
+        if self.generation is None:
+            raise cut_off()
 
     async def _whole(self, job: Job) -> Generation:
         """Return the result of the job.
@@ -258,8 +248,8 @@ class _AnswerStream:
 
 
 async def _write_answers(
-    answers: Sequence[_AnswerStream], asked: ChatRequest | CompletionRequest, chunks: Chunks,
-    write: Write,
+    answers: Sequence[_Answer], streams: Sequence[EventStream[PieceEvent]],
+    asked: ChatRequest | CompletionRequest, chunks: Chunks, write: Write,
 ) -> bool:  # fmt: skip
     """Write answers at the same time, and the end of the stream; return whether they succeeded."""
     lock = asyncio.Lock()
@@ -268,7 +258,7 @@ async def _write_answers(
         async with lock:
             await write(data)
 
-    tasks = [asyncio.create_task(one.run(write_alone)) for one in answers]
+    tasks = [asyncio.create_task(stream.run(write_alone)) for stream in streams]
     try:
         await asyncio.gather(*tasks)
     except HeadraceError as error:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from api.http.messages import Header, Message, Receive, Reply, Request, hung_up
+from api.http.event_stream import EventStream
+from api.http.messages import HangUp, Header, Reply, Request
 from api.http.openai_errors import envelope
-from api.routes.jobs.events import HEARTBEAT_S
 from api.routes.jobs.stream import PieceEvent
 from api.routes.openai.limits import admit_jobs
 from api.services import Services
@@ -95,31 +94,6 @@ def at_place(error: HeadraceError, place: str) -> HeadraceError:
     return error
 
 
-class HangUp:
-    """Lets several waits notice that their client hangs up; only one of them could receive."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._gone = asyncio.Event()
-        self._watcher = asyncio.create_task(self._watch(receive))
-
-    async def _watch(self, receive: Receive) -> None:
-        await hung_up(receive)
-        self._gone.set()
-
-    async def receive(self) -> Message:
-        """Wait until the client hangs up."""
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    def end_waits(self) -> None:
-        """Let all waits end as if the client had hung up."""
-        self._gone.set()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._watcher.cancel()
-
-
 class RequestJobs:
     """The jobs of one request.
 
@@ -155,13 +129,20 @@ class RequestJobs:
             BrokerUnavailable: Redis does not answer, or this process stops.
             HeadraceError: a job is refused, or has failed.
         """
-        hang_up = HangUp(self._request.receive)
-        loading = asyncio.create_task(self._watch_load(hang_up))
+        with HangUp(self._request.receive) as client:
+            return await self._wait(client)
+
+    async def _wait(self, client: HangUp) -> list[Job]:
+        model = self._requests[0].model
+        failed_load = asyncio.create_task(
+            self._services.model_statuses.load_failed(model.name, model.asked_version)
+        )
+        failed_load.add_done_callback(lambda _: client.end_waits())
         waits: list[asyncio.Task[Job]] = []
         failed: list[int] = []
         try:
             for n, one in enumerate(self._requests):
-                waits.append(asyncio.create_task(self._success(n, one, hang_up, failed)))
+                waits.append(asyncio.create_task(self._success(n, one, client, failed)))
                 if n % PORTION == PORTION - 1:
                     await asyncio.sleep(0)
                 if failed:
@@ -170,36 +151,24 @@ class RequestJobs:
             return await asyncio.gather(*waits)
         except BaseException as error:
             # A submit on its way must arrive first: a cancel before it would find no job.
-            hang_up.end_waits()
+            client.end_waits()
             for wait in waits if isinstance(error, asyncio.CancelledError) else ():
                 wait.cancel()
             await asyncio.wait(waits)
             await self._cancel(len(waits))
-            if loading.done():
-                raise loading.result() from None
+            if failed_load.done():
+                raise not_loaded(model.name, failed_load.result()) from None
             raise
         finally:
-            loading.cancel()
-            hang_up.close()
+            failed_load.cancel()
             # Their errors hold this frame.
             waits.clear()
 
-    async def _watch_load(self, hang_up: HangUp) -> HeadraceError:
-        """End the waits once no worker can load the model, and return the error."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            fields = self._requests[0]
-            if error := await load_problem(
-                self._services, fields.model.name, fields.model.asked_version
-            ):
-                hang_up.end_waits()
-                return error
-
     async def _success(
-        self, index: int, request: ValidatedRequest, hang_up: HangUp, failed: list[int]
+        self, index: int, request: ValidatedRequest, client: HangUp, failed: list[int]
     ) -> Job:
         try:
-            job = (await submit_and_wait(self._services, request, hang_up.receive, math.inf)).job
+            job = (await submit_and_wait(self._services, request, client.receive, math.inf)).job
             check_success(job, self._asked.place_of(index, self.count))
         except BaseException:
             failed.append(index)
@@ -292,44 +261,35 @@ def restarted() -> ReplicaLost:
     )
 
 
-Following = AsyncGenerator[list[PieceEvent], None]
-
-
-async def load_problem(services: Services, model: str, version: str) -> ModelNotLoaded | None:
+def not_loaded(model: str, reason: str) -> ModelNotLoaded:
     """Return the error for requests that wait for a model which no worker can load."""
-    reason = await services.model_statuses.load_error(model, version)
-    if not reason:
-        return None
     hint = f"`headrace models {model}` shows the whole error."
     return ModelNotLoaded(f"no worker can load model {model}: {reason}", hint=hint)
 
 
-async def while_loadable(services: Services, job: Job, following: Following) -> Following:
-    """Follow a job; before its first piece, a silence ends if no worker can load its model.
-
-    Raises:
-        ModelNotLoaded: no worker can load the model.
-    """
-    begun = False
-    async with aclosing(following):
-        async for events in following:
-            begun = begun or bool(events)
-            if not begun and (error := await load_problem(services, job.model, job.asked_version)):
-                raise error
-            yield events
+async def check_loadable(services: Services, job: Job) -> None:
+    """Raise ModelNotLoaded if no worker can load the model of a job."""
+    reason = await services.model_statuses.load_error(job.model, job.asked_version)
+    if reason:
+        raise not_loaded(job.model, reason)
 
 
-async def next_events(following: Following) -> list[PieceEvent]:
-    """Wait for the next pieces of a job, or for a heartbeat.
+async def first_events(
+    services: Services, stream: EventStream[PieceEvent], job: Job
+) -> Sequence[PieceEvent]:
+    """Wait for the first pieces of a job, or for a heartbeat.
 
     Raises:
         ClientGone: the client hung up.
         BrokerUnavailable: the stream is over before its job has ended.
+        ModelNotLoaded: no worker can load the model.
     """
-    try:
-        return await anext(following)
-    except StopAsyncIteration:
-        raise cut_off() from None
+    events = await stream.begin()
+    if events is None:
+        raise cut_off()
+    if not events:
+        await check_loadable(services, job)
+    return events
 
 
 def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:

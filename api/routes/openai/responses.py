@@ -5,8 +5,7 @@ A response is a job, so any API process shows it, and it survives all of them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Any
 
@@ -14,28 +13,27 @@ import msgspec
 from msgspec import Meta
 
 from api.http.bodies import read_body, require_json
-from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
-from api.routes.jobs.events import EVENT_STREAM, HEARTBEAT, STREAM_HEADERS, put
-from api.routes.jobs.job import visible_job
-from api.routes.jobs.stream import (
-    Ended,
-    Missing,
-    PieceEvent,
-    Pieces,
-    Restarted,
-    follow_pieces,
+from api.http.event_stream import (
+    EVENT_STREAM,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    put,
+    take_stream,
 )
+from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
+from api.routes.jobs.job import visible_job
+from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.routes.openai.jobs import (
-    Following,
-    HangUp,
     RequestJobs,
+    check_loadable,
     check_success,
+    cut_off,
+    first_events,
     job_requests,
-    next_events,
     restarted,
     result_of,
     text_of,
-    while_loadable,
 )
 from api.services import Services
 from api.submission.decoding import read_query
@@ -58,7 +56,7 @@ from headrace.openai.responses import (
     error_event,
     response_of,
 )
-from headrace.queue.piece_log import Place
+from headrace.queue.piece_log import Missing, Pieces, Place, Restarted
 
 #: Seconds for which a deletion waits until the cancelled job has ended.
 _END_S = 5.0
@@ -197,44 +195,39 @@ async def _start_stream(
     After the first text comes, so that an error before it has its status, unless the client only
     reads a response that exists.
     """
-    caller = request.caller
-    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
-    hang_up = HangUp(request.receive)
     last_piece = _pieces_before(after)
     if job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
         last_piece = max(0, last_piece - TAIL_EVENTS)
-    following = follow_pieces(
-        services, caller, job, hang_up.receive, after=Place(last_piece), most_s=math.inf
-    )
     cancelled = jobs is not None and not _echo(job)[0].background
-    if cancelled:
-        following = while_loadable(services, job, following)
-    first: list[PieceEvent] = []
+    writer = _ResponseWriter(services, job, after, checks_load=cancelled)
+    pieces = pieces_of(services, job, Place(last_piece))
+    stream = EventStream(services, request, pieces, writer)
+    take_stream(services, request)
 
-    async def close(*, ended: bool) -> None:
-        await following.aclose()
-        hang_up.close()
-        services.stream_limit.leave(caller.key_id)
-        if jobs is not None and cancelled and not ended:
+    async def close() -> None:
+        await stream.close()
+        services.stream_limit.leave(request.caller.key_id)
+        if jobs is not None and cancelled and not writer.ended:
             await jobs.cancel()
 
     try:
         if cancelled:
-            first = await _begin(services, following)
+            await _check_first(services, await first_events(services, stream, job))
     except BaseException:
-        await close(ended=False)
+        await close()
         raise
 
     async def run(write: Write) -> None:
-        ended = False
         try:
-            stream = _EventStream(services, job, after)
-            ended = await stream.run(write, first, following)
-            if ended and not _echo(job)[0].store:
+            try:
+                await stream.run(write)
+            except HeadraceError as error:
+                await put(write, writer.error(error))
+            if writer.ended and not _echo(job)[0].store:
                 await _forget(services, request, job.id)
         finally:
-            await close(ended=ended)
+            await close()
 
     headers = STREAM_HEADERS if jobs is None else (*STREAM_HEADERS, jobs.request_id)
     return StreamingReply(200, run, EVENT_STREAM, headers)
@@ -245,61 +238,49 @@ def _pieces_before(after: int | None) -> int:
     return max(0, (after or 0) - HEAD_EVENTS + 1)
 
 
-async def _begin(services: Services, following: Following) -> list[PieceEvent]:
-    """Wait for the first piece, or for a heartbeat.
-
-    Raises:
-        ClientGone: the client hung up.
-        HeadraceError: the response ends with an error.
-    """
-    events = await next_events(following)
-    for event in events:
+async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
+    """Raise a HeadraceError if the response ends with one, in its first events."""
+    for event in first:
         if isinstance(event, Ended):
             check_success(event.job)
             await _generation(services, event.job)
-    return events
 
 
-class _EventStream:
-    """The events of one response, while they are written.
+class _ResponseWriter:
+    """Writes the events of one response.
 
-    `after` is the number of the last event that the client has; None for none.
+    Args:
+        services: those of this process.
+        job: the job.
+        after: the number of the last event that the client has; None for none.
+        checks_load: the stream ends if no worker can load the model.
+
+    Attributes:
+        ended: the last event was written.
     """
 
-    def __init__(self, services: Services, job: Job, after: int | None) -> None:
+    heartbeat = HEARTBEAT
+
+    def __init__(
+        self, services: Services, job: Job, after: int | None, *, checks_load: bool
+    ) -> None:
+        self.ended = False
         self._services = services
         self._job = job
         self._after = -1 if after is None else after
+        self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
+        head = response_of(job, *_echo(job), None)
+        self.head = self._text(self._events.head(head)) or HEARTBEAT
         self._sent = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
         self._gap = False
 
-    async def run(self, write: Write, first: list[PieceEvent], following: Following) -> bool:
-        """Write the events; return whether the job has ended.
-
-        Raises:
-            ClientGone: the client hung up.
-        """
-        head = response_of(self._job, *_echo(self._job), None)
-        await put(write, self._text(self._events.head(head)) or HEARTBEAT)
-        ended = False
-        try:
-            if first:
-                text, ended = await self._written(first)
-                await put(write, text or HEARTBEAT)
-            while not ended:
-                text, ended = await self._written(await next_events(following))
-                await put(write, text or HEARTBEAT)
-        except HeadraceError as error:
-            detail = openai_error(error).error
-            number = max(self._last + HEAD_EVENTS, self._after + 1)
-            await put(write, self._text([error_event(number, detail)]))
-        return ended
-
-    async def _written(self, events: list[PieceEvent]) -> tuple[bytes, bool]:
-        """Return what the client gets for these, and whether the job has ended."""
+    async def text(self, events: Sequence[PieceEvent]) -> bytes:
+        if not events and self._checks_load:
+            await check_loadable(self._services, self._job)
+        self._checks_load = self._checks_load and not events
         parts: list[bytes] = []
         for event in events:
             match event:
@@ -320,8 +301,17 @@ class _EventStream:
                     self._gap = self._after < 0
                 case Ended(Place(last), job):
                     parts.append(await self._tail(last, job))
-                    return b"".join(parts), True
-        return b"".join(parts), False
+                    self.ended = True
+        return b"".join(parts)
+
+    def end(self) -> None:
+        if not self.ended:
+            raise cut_off()
+
+    def error(self, error: HeadraceError) -> bytes:
+        """Return the event of an error, which ends the stream."""
+        number = max(self._last + HEAD_EVENTS, self._after + 1)
+        return self._text([error_event(number, openai_error(error).error)])
 
     async def _tail(self, last: int, job: Job) -> bytes:
         response, found = await _outcome(self._services, job)

@@ -1,7 +1,8 @@
 """Reports of measurements: an HTML page in one file, a Markdown table, and a comparison of two.
 
 `html` and `markdown` take measurements of the same or of several models. Start with wording.py, the
-figures and words that all reports share. May import headrace.pages and bench.measurement.
+figures and words that all reports share. May import headrace.pages, headrace.text and
+bench.measurement.
 """
 
 from headrace.bench.report.compare import Difference, compare

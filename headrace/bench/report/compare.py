@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from headrace.bench.measurement import Load, Measurement
 from headrace.bench.report.wording import load_name
-from headrace.pages.elements import NOTHING, number
+from headrace.text import NOTHING, number
 
 #: Of the normal distribution, for an interval of 95 %.
 _Z: Final = 1.96

@@ -17,7 +17,8 @@ from headrace.bench.report.wording import (
     values,
     verdicts,
 )
-from headrace.pages.elements import clean, number
+from headrace.pages.elements import clean
+from headrace.text import number
 
 #: Characters that Markdown or HTML in it reads as something else than text.
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|&#~])")

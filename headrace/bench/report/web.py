@@ -32,9 +32,11 @@ from headrace.pages.charts import (
     bar_chart,
     column_chart,
     line_chart,
+    missing,
 )
-from headrace.pages.elements import NOTHING, Child, element, number, shorter
+from headrace.pages.elements import Child, element
 from headrace.pages.page import facts, figure, page, section, table, warning
+from headrace.text import NOTHING, number, shorter
 
 #: How many charts of one kind, and how many bars of one chart, a reader looks at.
 _SMALL_MAX: Final = 6
@@ -51,25 +53,23 @@ class _Named(NamedTuple):
 
 def html(measurements: Sequence[Measurement]) -> str:
     """Return measurements as a page that needs no server: charts, tables, and what they ran on."""
-    models = list(dict.fromkeys(one.model for one in measurements))
+    models = list(dict.fromkeys(measurement.model for measurement in measurements))
     title = f"Benchmark of {', '.join(models)}" if models else "Benchmark"
     loads = [
-        _Named(_named(one, load, measurements), load)
-        for one in measurements
-        for load in one.loads
+        _Named(_named(measurement, load, measurements), load)
+        for measurement in measurements
+        for load in measurement.loads
         if load.succeeded and not load.refused
     ]
     return page(
         title,
         *map(warning, busy_warnings(measurements)),
-        *(_verdict(one) for one in measurements),
+        *(_verdict(measurement) for measurement in measurements),
         _comparison(measurements),
         _summary(measurements),
-        _charts(measurements, loads),
-        _batches(loads),
-        _over_time(loads),
+        element("p", missing()) if missing() else _charts(measurements, loads),
         _usage(measurements),
-        *(_environment(one) for one in measurements),
+        *(_environment(measurement) for measurement in measurements),
     )
 
 
@@ -79,15 +79,15 @@ def _named(measurement: Measurement, load: Load, all_: Sequence[Measurement]) ->
 
 
 def _verdict(measurement: Measurement) -> Element:
-    found = verdicts(measurement)
+    judged = verdicts(measurement)
     kind = "box"
-    if found:
+    if judged:
         # Of several rates some may be too high; then the box is neither.
-        words = {word for word, _ in found}
+        words = {word for word, _ in judged}
         kind += " met" if words == {"met"} else ("" if "met" in words else " missed")
     lines = [
         element("p", element("span", f"{word} ", class_=_class_of(word)), text)
-        for word, text in found
+        for word, text in judged
     ]
     lines += [element("p", text, class_="bad") for text in all_notes(measurement)]
     if not measurement.loads:
@@ -107,13 +107,20 @@ def _class_of(word: str) -> str | None:
 def _comparison(measurements: Sequence[Measurement]) -> Element | None:
     if len(measurements) != 2:
         return None
-    found, limits = compare(*measurements)
+    differences, limits = compare(*measurements)
     rows: list[Sequence[Child]] = []
-    for one in found:
-        kind = {True: "good", False: "bad", None: None}[one.better]
-        verdict = element("span", one.text, class_=kind)
+    for difference in differences:
+        kind = {True: "good", False: "bad", None: None}[difference.better]
+        verdict = element("span", difference.text, class_=kind)
         rows.append(
-            [one.load, one.figure, one.before.text, one.after.text, number(one.ratio), verdict]
+            [
+                difference.load,
+                difference.figure,
+                difference.before.text,
+                difference.after.text,
+                number(difference.ratio),
+                verdict,
+            ]
         )
     header = ("load", "figure", measurements[0].name, measurements[1].name, "ratio", "verdict")
     return section(
@@ -141,37 +148,42 @@ def _summary(measurements: Sequence[Measurement]) -> Element | None:
     return section("Loads", table(header, rows, texts=(0, 1) if many else (0,)))
 
 
-def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
+def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> list[Element | None]:
     figures = [_throughput(measurements), _latencies(measurements, loads), _stages(loads)]
-    shown = [one for one in figures if one is not None]
-    if not shown:
-        return None
-    return section("Throughput and latency", element("div", *shown, class_="figures"))
+    shown = element("div", *figures, class_="figures")
+    return [
+        section("Throughput and latency", shown) if len(shown) else None,
+        _batches(loads),
+        _over_time(loads),
+    ]
 
 
 def _limits(measurements: Sequence[Measurement]) -> list[Limit]:
-    objectives = dict.fromkeys(one.objective for one in measurements if one.objective is not None)
-    return [Limit(one.latency_ms, objective_name(one)) for one in objectives]
+    objectives = dict.fromkeys(
+        measurement.objective for measurement in measurements if measurement.objective is not None
+    )
+    return [Limit(objective.latency_ms, objective_name(objective)) for objective in objectives]
 
 
 def _throughput(measurements: Sequence[Measurement]) -> Element | None:
-    percentile = percentile_of([one.objective for one in measurements])
+    percentile = percentile_of([measurement.objective for measurement in measurements])
     series = []
     for colour, measurement in enumerate(measurements):
         # A line joins loads of one kind only.
         for kind in dict.fromkeys(load.scenario for load in measurement.loads):
-            loads = [one for one in measurement.loads if one.scenario == kind and one.succeeded]
+            loads = [load for load in measurement.loads if load.scenario == kind and load.succeeded]
             points = [
                 Point(
-                    percentile_ms(one.latency, percentile), one.rate, one.rate_low, one.rate_high,
-                    load_label(one), hollow=bool(one.refused),
+                    percentile_ms(load.latency, percentile),
+                    load.rate, load.rate_low, load.rate_high,
+                    load_label(load), hollow=bool(load.refused),
                 )
-                for one in loads
+                for load in loads
             ]  # fmt: skip
             # A search sends some rates again, so a line would cross itself.
             lines = [points] if measurement.peak is None else [[point] for point in points]
             series += [Series(measurement.name, line, colour, dots=True) for line in lines]
-    series = [one for one in series if one.points]
+    series = [line for line in series if line.points]
     if not series:
         return None
     name = f"p{percentile:g}"
@@ -179,12 +191,12 @@ def _throughput(measurements: Sequence[Measurement]) -> Element | None:
         f"Results a second over {name}", series, f"{name} of the latency, ms", "results a second",
         limits=_limits(measurements),
     )  # fmt: skip
-    hollow = any(point.hollow for one in series for point in one.points)
+    hollow = any(point.hollow for line in series for point in line.points)
     caption = (
         "A point is a load, with the 95 % interval of its rate; its label is what was offered."
     )
     caption += " The figures of a hollow point do not count." if hollow else ""
-    names = {one.colour: one.name for one in series}
+    names = {line.colour: line.name for line in series}
     legend = list(names.items()) if len(measurements) > 1 else []
     return figure(f"Throughput over {name}", chart, caption, legend)
 
@@ -201,7 +213,7 @@ def _left_out(loads: Sequence[_Named], shown: Sequence[_Named]) -> str:
 
 
 def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
-    with_cdf = [one for one in loads if one.load.latency_cdf]
+    with_cdf = [named for named in loads if named.load.latency_cdf]
     shown = _some(with_cdf, COLOURS)
     if not shown:
         return None
@@ -214,28 +226,28 @@ def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> 
         limits=_limits(measurements), most_y=100.0,
     )  # fmt: skip
     caption = "The share of results within a time; it counts from the time a request was due."
-    legend = [(one.colour, one.name) for one in series]
+    legend = [(line.colour, line.name) for line in series]
     return figure("Latency", chart, caption + _left_out(with_cdf, shown), legend)
 
 
 def _stages(loads: Sequence[_Named]) -> Element | None:
-    with_stages = [one for one in loads if one.load.stages]
+    with_stages = [named for named in loads if named.load.stages]
     shown = _some(with_stages, _BARS_MAX)
     if not shown:
         return None
     parts = list(dict.fromkeys(name for _, load in shown for name in load.stages))
     bars = [
-        Bar(name, [load.stages[part].mean if part in load.stages else 0.0 for part in parts])
+        Bar(name, [(parts.index(part), time.mean) for part, time in load.stages.items()])
         for name, load in shown
     ]
-    chart = bar_chart("Mean time by stage", bars, parts, "mean time of a request, ms")
+    chart = bar_chart("Mean time by stage", bars, "mean time of a request, ms")
     legend = list(enumerate(part.replace("_", " ") for part in parts))
     caption = "The mean time of a request, by what it waited for."
     return figure("Stages", chart, caption + _left_out(with_stages, shown), legend)
 
 
 def _batches(loads: Sequence[_Named]) -> Element | None:
-    with_sizes = [one for one in loads if sum(one.load.batch_sizes.values())]
+    with_sizes = [named for named in loads if sum(named.load.batch_sizes.values())]
     shown = _some(with_sizes, _SMALL_MAX)
     if not shown:
         return None
@@ -255,23 +267,23 @@ def _batches(loads: Sequence[_Named]) -> Element | None:
 
 
 def _over_time(loads: Sequence[_Named]) -> Element | None:
-    with_windows = [one for one in loads if len(one.load.windows) > 1]
+    with_windows = [named for named in loads if len(named.load.windows) > 1]
     shown = _some(with_windows, _SMALL_MAX)
     if not shown:
         return None
     figures = []
     for name, load in shown:
         lines = [
-            Series("p99", [Point(one.start_s, one.p99_ms) for one in load.windows], 0),
-            Series("p50", [Point(one.start_s, one.p50_ms) for one in load.windows], 2),
+            Series("p99", [Point(window.start_s, window.p99_ms) for window in load.windows], 0),
+            Series("p50", [Point(window.start_s, window.p50_ms) for window in load.windows], 2),
         ]
-        start = next((one.start_s for one in load.windows if one.steady), None)
+        start = next((window.start_s for window in load.windows if window.steady), None)
         limits = [Limit(start, "steady")] if start is not None and load.steady else []
         chart = line_chart(
             f"Latency over time of {name}", lines, "seconds", "latency, ms", limits=limits,
             log_x=False,
         )  # fmt: skip
-        figures.append(figure(name, chart, legend=[(one.colour, one.name) for one in lines]))
+        figures.append(figure(name, chart, legend=[(line.colour, line.name) for line in lines]))
     note = _left_out(with_windows, shown).strip()
     return section(
         "Over time",

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.bench.measurement import Load, Measurement, Objective, Spread
 from headrace.observability.machine import busy_warning
-from headrace.pages.elements import NOTHING, number
+from headrace.text import NOTHING, number
 
 #: The percentiles that a `Spread` has.
 _PERCENTILES: Final = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99", 99.9: "p999"}

@@ -15,6 +15,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, flag, group, option
 from headrace.errors import LetterNotFound
+from headrace.text import ago
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -184,10 +185,10 @@ def _unknown(model: str, dead_id: str) -> ExitCode:
 
 def _row(dead: DeadLetter) -> tuple[str, ...]:
     # The submission time of a message that is not a job is unknown.
-    submitted = output.ago(dead.created_at) if dead.requeueable else ""
+    submitted = ago(dead.created_at) if dead.requeueable else ""
     return (
         dead.id, dead.model, dead.reason, str(dead.attempts),
-        submitted, output.ago(dead.died_at), output.short_line(dead.error),
+        submitted, ago(dead.died_at), output.short_line(dead.error),
     )  # fmt: skip
 
 
@@ -216,4 +217,4 @@ def _show(dead: DeadLetter) -> None:
 
 
 def _moment(moment: datetime) -> str:
-    return f"{moment.isoformat(' ', 'seconds')}, {output.ago(moment)}"
+    return f"{moment.isoformat(' ', 'seconds')}, {ago(moment)}"

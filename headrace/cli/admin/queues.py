@@ -12,6 +12,7 @@ from headrace.cli.shared.options import argument, client_of
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 from headrace.redis import keys
+from headrace.text import duration
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -145,7 +146,7 @@ def _rows(queue: Queue) -> list[tuple[str, ...]]:
 
 def _row(queue: Queue | VersionQueue, most: int, tokens: int | None = None) -> tuple[str, ...]:
     waiting = _waiting(queue)
-    oldest = "" if queue.oldest_age_s is None else output.duration(queue.oldest_age_s)
+    oldest = "" if queue.oldest_age_s is None else duration(queue.oldest_age_s)
     counts = (queue.in_flight, queue.scheduled, queue.dead_letters, max(most - waiting, 0))
     numbers = (f"{count:,}" for count in counts)
     shown = "" if tokens is None else f"{tokens:,}"

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, json_text, message, printable, size
+from headrace.cli.shared.output import count, json_text, message, printable
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import unpack
@@ -20,6 +20,7 @@ from headrace.models.explain import Explanation, explain
 from headrace.models.members import Limits
 from headrace.models.pack import pack
 from headrace.models.source import digest_of
+from headrace.text import size
 from headrace.torchserve.workflow import SUFFIX, Workflow, read_workflow
 
 MODELS_FILE: Final = "models.yaml"

@@ -18,7 +18,7 @@ from typing import Final
 from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, error_line, size
+from headrace.cli.shared.output import count, error_line
 from headrace.config.handler_reference import (
     HandlerKind,
     HandlerReference,
@@ -29,6 +29,7 @@ from headrace.config.paths import server_root
 from headrace.config.settings import ENV_CONFIG, is_loopback
 from headrace.errors import ConfigError
 from headrace.redis import keys
+from headrace.text import size
 
 _SAFETENSORS_HEAD: Final = 8
 #: First bytes of files that torch.save writes, now and before version 1.6.

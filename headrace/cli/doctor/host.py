@@ -19,11 +19,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from headrace._version import __version__
 from headrace.cli.doctor.check import CheckResult, fail, named, ok, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
-from headrace.cli.shared.output import error_line, size
+from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
 from headrace.payloads.index import PayloadIndex
 from headrace.payloads.s3_client import Bucket, s3_client
 from headrace.redis import keys
+from headrace.text import size
 
 #: Share of a limit from which memory is nearly full.
 FULL: Final = 0.85

@@ -12,9 +12,10 @@ from redis.exceptions import NoPermissionError
 from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.doctor.workers import READY_STATES
-from headrace.cli.shared.output import count, duration
+from headrace.cli.shared.output import count
 from headrace.config.model_catalog import ModelConfig
 from headrace.redis import keys
+from headrace.text import duration
 
 OLD_S: Final = 300.0
 #: Jobs of batch priority wait while online jobs take all capacity.

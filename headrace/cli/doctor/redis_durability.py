@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.doctor.host import FULL, free_space
-from headrace.cli.shared.output import size
+from headrace.text import size
 
 #: Share of the host's memory: a fork may copy the pages that are written meanwhile.
 OF_HOST: Final = 0.6

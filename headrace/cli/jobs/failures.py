@@ -10,6 +10,7 @@ import typer
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import argument, client_of
+from headrace.text import ago
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -69,8 +70,8 @@ def _row(group: FailureGroup) -> tuple[str, ...]:
         group.model,
         group.exception or group.type,
         group.where or "",
-        output.ago(group.first_at),
-        output.ago(group.last_at),
+        ago(group.first_at),
+        ago(group.last_at),
         group.group,
         output.short_line(group.message)[:MESSAGE_MAX_CHARS],
     )

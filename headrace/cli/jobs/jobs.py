@@ -18,6 +18,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, option
 from headrace.cli.shared.usage_errors import parsed_seconds
+from headrace.text import ago, milliseconds
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -207,7 +208,7 @@ def _chunks(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _row(job: Job) -> tuple[str, ...]:
-    return (job.id, job.model, job.status, output.ago(job.created_at), _took(job), _note(job))
+    return (job.id, job.model, job.status, ago(job.created_at), _took(job), _note(job))
 
 
 def _traced_row(job: Job) -> tuple[str, ...]:
@@ -216,7 +217,7 @@ def _traced_row(job: Job) -> tuple[str, ...]:
 
 
 def _took(job: Job) -> str:
-    return output.milliseconds(job.timings.get("total") if job.timings else None)
+    return milliseconds(job.timings.get("total") if job.timings else None)
 
 
 def _note(job: Job) -> str:

@@ -26,6 +26,7 @@ from headrace.cli.shared.interrupts import InterruptHandler, Terminated, TimeUp,
 from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.cli.shared.progress_bar import Bar
 from headrace.jobs.ids import new_id
+from headrace.text import duration, rate
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -221,7 +222,7 @@ class _Run:
         """Print that the command waits for a limit, once for each limit."""
         if pause.limit not in self._limits and pause.seconds >= LIMIT_SHOWN_S:
             self._limits.add(pause.limit)
-            wait = output.duration(pause.seconds)
+            wait = duration(pause.seconds)
             self._bar.message(
                 f"a limit refuses jobs now ({pause.limit}), so they wait; the next try is in {wait}"
             )
@@ -402,9 +403,9 @@ class _Run:
             parts.append(f"{self._failed:,} failed")
         if tracker.already_done:
             parts.append(f"{tracker.already_done:,} already done")
-        rate = f" ({output.rate(total / seconds)})" if seconds >= 1 else ""
+        speed = f" ({rate(total / seconds)})" if seconds >= 1 else ""
         where = f"; see {self.file.path}" if self.file else ""
-        output.message(f"{', '.join(parts)} in {seconds:.1f} s{rate}{where}")
+        output.message(f"{', '.join(parts)} in {seconds:.1f} s{speed}{where}")
         if self.file is not None and self.as_json:
             output.json_line({
                 "succeeded": self._done, "failed": self._failed,

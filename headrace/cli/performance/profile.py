@@ -12,6 +12,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.errors import ConfigError
+from headrace.text import size
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -94,6 +95,6 @@ def _save(client: Client, found: Profile, folder: Path) -> list[str]:
 
 
 def _row(found: Profile) -> tuple[str, ...]:
-    size = output.size(sum(file.bytes for file in found.files))
+    total = size(sum(file.bytes for file in found.files))
     at = f"{found.at:%Y-%m-%d %H:%M:%S}"
-    return (found.id, found.model, found.version, found.kind, found.state, at, size)
+    return (found.id, found.model, found.version, found.kind, found.state, at, total)

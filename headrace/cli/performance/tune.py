@@ -20,6 +20,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
 from headrace.cli.shared.options import client_of, flag, option
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest
+from headrace.text import duration
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -321,7 +322,7 @@ class _Calibration:
         return found
 
     def _kept(self, found: Comparison, age_s: float) -> Comparison:
-        age = output.duration(age_s)
+        age = duration(age_s)
         output.message(
             f"uses the times of the variants that were measured {age} ago; `headrace optimize "
             f"{found.model}` measures them again"
@@ -380,7 +381,7 @@ def _progress() -> Progress:
         present.append(trial.candidate.key)
         result = rate_text(trial) + (f" ({trial.error})" if trial.error else "")
         label = labelled(trial.candidate, present=trial.candidate.key == present[0])
-        output.message(f"{stage}: {label}: {result}, {output.duration(trial.seconds)}")
+        output.message(f"{stage}: {label}: {result}, {duration(trial.seconds)}")
         loads.clear()
 
     def on_load(load: Load) -> None:

@@ -14,6 +14,7 @@ from headrace.cli.shared import output
 from headrace.cli.shared.progress_bar import Bar
 from headrace.errors import Forbidden, HeadraceError, RunNotFound
 from headrace.runs.sources.patterns import path_text
+from headrace.text import duration, rate
 
 if TYPE_CHECKING:
     from headrace.client import Client
@@ -56,10 +57,10 @@ class RateMeter:
 
     def left_s(self, total: int | None) -> float | None:
         """Return the seconds until all inputs have ended; None if that is unknown."""
-        rate = self.per_second
-        if total is None or not rate:
+        speed = self.per_second
+        if total is None or not speed:
             return None
-        return max(0, total - self._samples[-1][1]) / rate
+        return max(0, total - self._samples[-1][1]) / speed
 
 
 class RunProgressDisplay:
@@ -157,12 +158,12 @@ def line_of(name: str, progress: RunProgress, meter: RateMeter) -> str:
     parts = [f"{ended:,}" if total is None else f"{ended:,} of {total:,}"]
     if total:
         parts[0] += f" ({100 * min(ended / total, 1):.1f} %)"
-    parts.append(output.rate(meter.per_second))
+    parts.append(rate(meter.per_second))
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
     left_s = meter.left_s(total)
     if left_s is not None:
-        parts.append(f"{output.duration(left_s)} left")
+        parts.append(f"{duration(left_s)} left")
     if progress.limit:
         parts.append(waits_for(progress.limit))
     return f"{name}: {', '.join(parts)}"

@@ -17,6 +17,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import handled_signals, stop_reason
 from headrace.cli.shared.options import argument, client_of, flag, option
+from headrace.text import rate
 
 if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine, State
@@ -216,8 +217,8 @@ class _Run:
             return f"already ended: {counts}; see {self.target}"
         count = progress.ended - progress.before
         before = f", {progress.before:,} of them earlier" if progress.before else ""
-        rate = f" ({output.rate(count / seconds)})" if seconds >= 1 else ""
-        return f"{counts}{before} in {seconds:.1f} s{rate}; see {self.target}"
+        speed = f" ({rate(count / seconds)})" if seconds >= 1 else ""
+        return f"{counts}{before} in {seconds:.1f} s{speed}; see {self.target}"
 
     def _print_resume_hint(self, after: str = "") -> None:
         run_id = self.engine.checkpoint.run

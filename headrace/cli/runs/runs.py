@@ -14,6 +14,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import argument, client_of
 from headrace.errors import ConfigError, RunNotFound
+from headrace.text import ago
 
 if TYPE_CHECKING:
     from headrace.client import Client
@@ -56,7 +57,7 @@ def show(run_id: RunArgument, as_json: options.Json = False, url: options.Url = 
         ("run", run.id), ("name", run.name), ("model", run.model), ("state", _state(run)),
         ("source", run.source), ("output", run.output), ("done", _done(run)),
         ("failed", f"{run.failed:,}"), ("rate", f"{run.per_second:,.1f}/s"),
-        ("started", output.ago(run.started_at)), ("updated", output.ago(run.told_at)),
+        ("started", ago(run.started_at)), ("updated", ago(run.told_at)),
         ("host", run.host), ("folder", run.folder), ("command", shlex.join(run.command)),
         *([("error", output.short_line(run.error))] if run.error else []),
     ])  # fmt: skip
@@ -125,7 +126,7 @@ def _run_of(client: Client, wanted: str) -> Run:
 def _row(run: Run) -> tuple[str, ...]:
     return (
         run.id, run.name, run.model, _state(run), _done(run), f"{run.failed:,}",
-        f"{run.per_second:,.0f}/s", output.ago(run.told_at), run.output,
+        f"{run.per_second:,.0f}/s", ago(run.told_at), run.output,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.text import printable as escaped
 
 if TYPE_CHECKING:
     from headrace.client.models import Job
@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 _WIDE: Final = 10_000
 _SHORT_CHARS: Final = 200
-_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 def message(text: str) -> None:
@@ -179,12 +178,7 @@ def failure_line(job: Job) -> str:
 
 def printable(text: str) -> str:
     """Return untrusted text with its control characters escaped; line breaks and tabs stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
-    )
+    return escaped(text, keep="\n\t")
 
 
 def one_line(text: str) -> str:
@@ -223,43 +217,9 @@ def result_line(result: object, value: object) -> str:
     return as_json(value)
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in one unit: `3 min`."""
-    for unit, length in _UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
-
-
-def ago(moment: datetime) -> str:
-    """Return how long ago a moment was: `3 min ago`."""
-    return f"{duration((datetime.now(UTC) - moment).total_seconds())} ago"
-
-
-def rate(per_second: float) -> str:
-    """Return a rate: `1,234/s` or `4.5/s`."""
-    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
-
-
 def count(number: int, noun: str) -> str:
     """Return a count with its noun: `1 job`, `2,000 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def milliseconds(value: float | None) -> str:
-    """Return a duration in milliseconds as text: `12.3 ms` or `4.5 s`."""
-    if value is None:
-        return ""
-    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.1f} s"
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as text: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
 
 
 def as_json(value: Any) -> str:

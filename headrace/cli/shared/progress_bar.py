@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
 from headrace.cli.shared import output
+from headrace.text import rate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -69,9 +70,9 @@ class Bar:
     def _draw(self, progress: Progress) -> None:
         task = progress.tasks[0]
         speed = task.finished_speed or task.speed
-        rate = "" if speed is None else output.rate(speed)
+        shown = "" if speed is None else rate(speed)
         failed = f"{self.failed:,} failed" if self.failed else ""
-        progress.update(self._task, completed=self.ended, rate=rate, failed=failed, note=self.note)
+        progress.update(self._task, completed=self.ended, rate=shown, failed=failed, note=self.note)
 
     @staticmethod
     def _print_above(progress: Progress, text: str) -> None:

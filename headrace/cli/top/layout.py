@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
@@ -12,8 +12,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.shared.output import one_line, size
+from headrace.cli.shared.output import one_line
 from headrace.cli.top.view import STEPS, ModelRow, PlaceRow, View
+from headrace.text import short_duration, short_number, short_rate, size
 
 #: Terminal widths from which further columns are shown.
 MEDIUM: Final = 70
@@ -21,6 +22,8 @@ LARGE: Final = 100
 LARGER: Final = 120
 WIDE: Final = 140
 FULL: Final = 190
+#: In no terminal.
+NEVER: Final = 1 << 30
 #: Spaces between two columns, and between two tables side by side.
 GAP: Final = 2
 TABLES_GAP: Final = 4
@@ -29,7 +32,6 @@ NAME_MAX: Final = 64
 MODELS_MIN: Final = 4
 #: Lines of the smallest table: an empty line, the header and a row.
 _TABLE_LEAST: Final = 3
-_UNLIMITED: Final = 1 << 30
 KEYS: Final = "q quit  s sort  r reverse  p pause  up/down"
 
 BAR_CHARS: Final = 10
@@ -70,48 +72,28 @@ class Column:
     """One column of a table.
 
     Attributes:
+        value: returns its value of a row.
+        show: draws the value.
         from_width: the terminal width from which it is shown.
-        sort: the sort key of a row; None if the column cannot be sorted by.
+        extended: the same in a table with the columns that only some deployments need: the tokens
+            of models that count some, the labels of workers.
+        sort: models can be sorted by its value.
         least: minimum width, so that columns do not move while numbers change.
     """
 
     head: str
-    cell: Callable[[Any], Text | str]
+    value: Callable[[Any], Any]
+    show: Callable[[Any], Text | str]
     from_width: int = 0
+    extended: int | None = None
     left: bool = False
-    sort: Callable[[Any], float] | None = None
+    sort: bool = False
     least: int = 0
 
-
-def number(value: float | None) -> str:
-    """Return a count: `1,234`, `56.7k`, `1.2M`."""
-    if value is None:
-        return ""
-    if value < 10_000:
-        return f"{value:,.0f}"
-    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
-
-
-def rate(value: float | None) -> str:
-    """Return a rate per second: `0`, `0.4`, `12`, `3,400`."""
-    if value is None:
-        return ""
-    return f"{value:.1f}" if 0.05 <= value < 10 else number(value)
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
-    if seconds < 100:
-        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
-    minutes, left_s = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{left_s:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
+    def is_shown(self, width: int, *, extended: bool) -> bool:
+        """Return whether it is shown at this width of the terminal."""
+        least = self.extended if extended and self.extended is not None else self.from_width
+        return width >= least
 
 
 def bar(share: float | None, *, warn: bool = True) -> Text:
@@ -140,105 +122,103 @@ def _state(row: ModelRow) -> Text:
     return Text(one_line(row.state), _STATES.get(row.state, WARN))
 
 
-def _time_to_empty(row: ModelRow) -> Text:
-    if row.eta_s is None:
-        return Text("")
-    return Text("never", WARN) if math.isinf(row.eta_s) else Text(duration(row.eta_s))
+def _time_to_empty(seconds: float | None) -> Text | str:
+    return Text("never", WARN) if seconds == math.inf else short_duration(seconds)
 
 
-def _nonzero(value: float | None, style: str, show: Callable[[float | None], str]) -> Text:
-    """Return a number that is dimmed if it is zero."""
-    return Text(show(value), style if value else DIM)
+def _nonzero(style: str, show: Callable[[Any], str]) -> Callable[[Any], Text]:
+    """Return what draws a number, dimmed if it is zero."""
+    return lambda value: Text(show(value), style if value else DIM)
 
 
-def _waiting_at(step: str) -> Callable[[ModelRow], Text]:
-    return lambda row: _nonzero(row.waits[step], "", number)
+def _age(seconds: float) -> str:
+    return short_duration(seconds) if seconds >= 0.05 else ""
 
 
-def _age(row: ModelRow) -> str:
-    return duration(row.oldest_s) if row.oldest_s >= 0.05 else ""
+def _as(form: str) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else form.format(value)
 
 
-def _used_of_host(row: PlaceRow, what: str) -> Text:
-    most, free = row.one(f"{what}_bytes"), row.one(f"{what}_available_bytes")
-    return bar((most - free) / most if most else None)
+def _known_size(value: float | None) -> str:
+    return size(value) if value else ""
 
 
-def _used_of_device(row: PlaceRow) -> Text:
+def _busy(share: float | None) -> Text:
+    return bar(share, warn=False)
+
+
+def _used_of_host(what: str) -> Callable[[PlaceRow], float | None]:
+    def used(row: PlaceRow) -> float | None:
+        most, free = row.one(f"{what}_bytes"), row.one(f"{what}_available_bytes")
+        return (most - free) / most if most else None
+
+    return used
+
+
+def _used_of_device(row: PlaceRow) -> float | None:
     used, most = row.get("memory_used_bytes"), row.get("memory_bytes")
-    return bar(None if used is None or not most else used / most)
+    return None if used is None or not most else used / most
 
 
-def _shown(value: float | None, show: Callable[[float], str]) -> str:
-    return "" if value is None else show(value)
+def _waits(step: str) -> Callable[[ModelRow], int]:
+    return lambda row: row.waits[step]
 
 
+# fmt: off
 MODELS: Final = (
-    Column("MODEL", lambda r: one_line(r.name), left=True),
-    Column("STATE", _state, left=True, least=7),
-    Column("WAIT", lambda r: number(r.waiting), sort=lambda r: r.waiting, least=5),
-    Column(
-        "OLDEST",
-        _age,
-        MEDIUM,
-        sort=lambda r: r.oldest_s,
-    ),
-    Column("LEASED", lambda r: number(r.leased), MEDIUM, sort=lambda r: r.leased),
-    Column("IN/S", lambda r: rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
-    Column("OUT/S", lambda r: rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
-    Column("P50", lambda r: duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
-    Column("P99", lambda r: duration(r.p99_s), MEDIUM, sort=lambda r: r.p99_s or 0, least=5),
-    Column("BATCH", lambda r: _shown(r.batch, "{:.1f}".format), LARGE),
-    Column(
-        "FAIL/S", lambda r: _nonzero(r.failed_s, BAD, rate), MEDIUM, sort=lambda r: r.failed_s or 0
-    ),
-    Column("DEAD", lambda r: _nonzero(r.dead, WARN, number), LARGE, sort=lambda r: r.dead),
-    Column("EMPTY IN", _time_to_empty, WIDE, least=8),
-    Column("READY", lambda r: f"{r.ready}/{r.replicas}", WIDE),
-    Column("SCHED", lambda r: _nonzero(r.scheduled, "", number), WIDE),
-    Column("RETRY/S", lambda r: _nonzero(r.retried_s, WARN, rate), FULL),
-    Column("REFUSED/S", lambda r: _nonzero(r.rejected_s, WARN, rate), FULL),
-    Column("RESTARTS", lambda r: _nonzero(r.restarts, WARN, number), FULL),
-    Column("MEMORY", lambda r: size(r.memory) if r.memory else "", WIDE),
-    *(Column(f"WAIT P{step}", _waiting_at(step), FULL) for step in STEPS),
+    Column("MODEL", lambda r: r.name, one_line, left=True),
+    Column("STATE", lambda r: r, _state, left=True, least=7),
+    Column("WAIT", lambda r: r.waiting, short_number, sort=True, least=5),
+    Column("OLDEST", lambda r: r.oldest_s, _age, MEDIUM, sort=True),
+    Column("LEASED", lambda r: r.leased, short_number, MEDIUM, sort=True),
+    Column("IN/S", lambda r: r.in_s, short_rate, MEDIUM, sort=True, least=5),
+    Column("OUT/S", lambda r: r.out_s, short_rate, sort=True, least=5),
+    Column("TOKENS", lambda r: r.tokens, short_number, NEVER, LARGER),
+    Column("TOK IN", lambda r: r.tokens_in_s, short_rate, NEVER, LARGER),
+    Column("TOK OUT", lambda r: r.tokens_out_s, short_rate, NEVER, MEDIUM),
+    Column("P50", lambda r: r.p50_s, short_duration, LARGE, sort=True, least=5),
+    Column("P99", lambda r: r.p99_s, short_duration, MEDIUM, sort=True, least=5),
+    Column("BATCH", lambda r: r.batch, _as("{:.1f}"), LARGE),
+    # With the tokens it has no room at 80 columns.
+    Column("FAIL/S", lambda r: r.failed_s, _nonzero(BAD, short_rate), MEDIUM, LARGE, sort=True),
+    Column("DEAD", lambda r: r.dead, _nonzero(WARN, short_number), LARGE, sort=True),
+    Column("EMPTY IN", lambda r: r.eta_s, _time_to_empty, WIDE, least=8),
+    Column("READY", lambda r: f"{r.ready}/{r.replicas}", str, WIDE),
+    Column("SCHED", lambda r: r.scheduled, _nonzero("", short_number), WIDE),
+    Column("RETRY/S", lambda r: r.retried_s, _nonzero(WARN, short_rate), FULL),
+    Column("REFUSED/S", lambda r: r.rejected_s, _nonzero(WARN, short_rate), FULL),
+    Column("RESTARTS", lambda r: r.restarts, _nonzero(WARN, short_number), FULL),
+    Column("MEMORY", lambda r: r.memory, _known_size, WIDE),
+    *(Column(f"WAIT P{step}", _waits(step), _nonzero("", short_number), FULL) for step in STEPS),
 )
-#: Only where a model counts tokens.
-TOKENS: Final = (
-    Column("TOKENS", lambda r: number(r.tokens), LARGER),
-    Column("TOK IN", lambda r: rate(r.tokens_in_s), LARGER),
-    Column("TOK OUT", lambda r: rate(r.tokens_out_s), MEDIUM),
-)
-#: The column behind which these are, and the one that makes room for them.
-_TOKENS_AFTER: Final = "OUT/S"
-_MAKES_ROOM: Final = "FAIL/S"
 HOSTS: Final = (
-    Column("HOST", lambda r: one_line(r.labels[0]), left=True),
-    Column("CPUS", lambda r: f"{r.one('cpus'):.0f}", MEDIUM),
-    Column("CPU", lambda r: bar(r.one("cpu_ratio"), warn=False), left=True),
-    Column("MEMORY", lambda r: _used_of_host(r, "memory"), left=True),
-    Column("OF", lambda r: size(r.one("memory_bytes")), MEDIUM),
-    Column("DISK", lambda r: _used_of_host(r, "disk"), MEDIUM, left=True),
-    Column("FREE", lambda r: size(r.one("disk_available_bytes")), LARGE),
+    Column("HOST", lambda r: r.labels[0], one_line, left=True),
+    Column("CPUS", lambda r: r.one("cpus"), _as("{:.0f}"), MEDIUM),
+    Column("CPU", lambda r: r.one("cpu_ratio"), _busy, left=True),
+    Column("MEMORY", _used_of_host("memory"), bar, left=True),
+    Column("OF", lambda r: r.one("memory_bytes"), size, MEDIUM),
+    Column("DISK", _used_of_host("disk"), bar, MEDIUM, left=True),
+    Column("FREE", lambda r: r.one("disk_available_bytes"), size, LARGE),
 )
 DEVICES: Final = (
-    Column("HOST", lambda r: one_line(r.labels[0]), MEDIUM, left=True),
-    Column("GPU", lambda r: one_line(r.labels[1]), left=True),
-    Column("NAME", lambda r: one_line(r.name), LARGE, left=True),
-    Column("BUSY", lambda r: bar(r.get("utilization_ratio"), warn=False), left=True),
-    Column("MEMORY", _used_of_device, left=True),
-    Column("OF", lambda r: _shown(r.get("memory_bytes"), size), LARGE),
-    Column("TEMP", lambda r: _shown(r.get("temperature_celsius"), "{:.0f} °C".format), MEDIUM),
-    Column("POWER", lambda r: _shown(r.get("power_watts"), "{:.0f} W".format), MEDIUM),
+    Column("HOST", lambda r: r.labels[0], one_line, MEDIUM, left=True),
+    Column("GPU", lambda r: r.labels[1], one_line, left=True),
+    Column("NAME", lambda r: r.name, one_line, LARGE, left=True),
+    Column("BUSY", lambda r: r.get("utilization_ratio"), _busy, left=True),
+    Column("MEMORY", _used_of_device, bar, left=True),
+    Column("OF", lambda r: r.get("memory_bytes"), _known_size, LARGE),
+    Column("TEMP", lambda r: r.get("temperature_celsius"), _as("{:.0f} °C"), MEDIUM),
+    Column("POWER", lambda r: r.get("power_watts"), _as("{:.0f} W"), MEDIUM),
 )
 PROCESSES: Final = (
-    Column("WORKER", lambda r: one_line(r.worker), left=True),
-    Column("MODEL", lambda r: one_line(r.model), left=True),
-    Column("MEMORY", lambda r: size(r.memory) if r.memory else ""),
+    Column("WORKER", lambda r: r.worker, one_line, left=True),
+    Column("MODEL", lambda r: r.model, one_line, left=True),
+    Column("MEMORY", lambda r: r.memory, _known_size),
+    Column("LABELS", lambda r: r.labels, one_line, NEVER, MEDIUM, left=True),
 )
-#: Only where a worker has labels.
-LABELS: Final = Column("LABELS", lambda r: one_line(r.labels), MEDIUM, left=True)
+# fmt: on
 #: The columns by which models can be sorted, in the order of the key `s`.
-SORTS: Final = ("", *(column.head for column in MODELS if column.sort is not None))
+SORTS: Final = ("", *(column.head for column in MODELS if column.sort))
 
 
 def lines(view: View, options: ViewOptions) -> list[Text]:
@@ -256,9 +236,11 @@ def lines(view: View, options: ViewOptions) -> list[Text]:
         offset = min(options.offset, max(len(models) - rows, 0))
         visible = models[offset : offset + rows]
     else:
-        below = _below(view, options.width, _UNLIMITED)
-    columns = _model_columns(view)
-    table = _table(columns, visible, options.width, options.sort, reverse=options.reverse)
+        below = _below(view, options.width, NEVER)
+    table = _table(
+        MODELS, visible, options.width, options.sort, reverse=options.reverse,
+        extended=_counts_tokens(view),
+    )  # fmt: skip
     drawn += _rendered(table, options.width)
     if len(visible) < len(models):
         position = Text(f"{offset + 1}-{offset + len(visible)} of {len(models)}", DIM)
@@ -267,28 +249,16 @@ def lines(view: View, options: ViewOptions) -> list[Text]:
     return drawn[: options.height] if options.height else drawn
 
 
-def _model_columns(view: View) -> list[Column]:
-    if not _counts_tokens(view):
-        return list(MODELS)
-    columns = []
-    for column in MODELS:
-        makes_room = column.head == _MAKES_ROOM
-        columns.append(replace(column, from_width=LARGE) if makes_room else column)
-        if column.head == _TOKENS_AFTER:
-            columns += TOKENS
-    return columns
-
-
 def _counts_tokens(view: View) -> bool:
     return any(row.tokens is not None for row in view.models)
 
 
 def ordered(models: Sequence[ModelRow], options: ViewOptions) -> list[ModelRow]:
     """Return the models in the viewer's order."""
-    by = next((c.sort for c in MODELS if c.head == options.sort and c.sort is not None), None)
+    by = next((column for column in MODELS if column.sort and column.head == options.sort), None)
     if by is None:
         return list(reversed(models)) if options.reverse else list(models)
-    return sorted(models, key=by, reverse=not options.reverse)
+    return sorted(models, key=lambda row: by.value(row) or 0, reverse=not options.reverse)
 
 
 def _header(view: View, options: ViewOptions) -> list[Text]:
@@ -297,15 +267,15 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
     if options.note:
         first.append(f"  {one_line(options.note)}", style=BAD if options.bad else WARN)
     jobs = _facts(
-        ("waiting", number(sum(row.waiting for row in view.models))),
-        ("leased", number(sum(row.leased for row in view.models))),
+        ("waiting", short_number(sum(row.waiting for row in view.models))),
+        ("leased", short_number(sum(row.leased for row in view.models))),
         ("in", _per_s(view.sum_of(lambda row: row.in_s))),
         ("out", _per_s(view.sum_of(lambda row: row.out_s))),
         ("failed", _per_s(view.sum_of(lambda row: row.failed_s))),
-        ("dead", number(sum(row.dead for row in view.models))),
+        ("dead", short_number(sum(row.dead for row in view.models))),
     )
     tokens = _facts(
-        ("tokens", number(sum(row.tokens or 0 for row in view.models))),
+        ("tokens", short_number(sum(row.tokens or 0 for row in view.models))),
         ("tokens in", _per_s(view.sum_of(lambda row: row.tokens_in_s))),
         ("tokens out", _per_s(view.sum_of(lambda row: row.tokens_out_s))),
     )
@@ -315,7 +285,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
     servers = _facts(
         ("API", _per_s(view.requests_s)),
         ("5xx", _per_s(view.errors_s) if view.errors_s else ""),
-        ("waiters", number(view.waiters)),
+        ("waiters", short_number(view.waiters)),
         ("Redis", memory if view.broker else "does not answer"),
         ("round trips", _per_s(view.trips_s)),
     )
@@ -324,7 +294,7 @@ def _header(view: View, options: ViewOptions) -> list[Text]:
 
 
 def _per_s(value: float | None) -> str:
-    return "" if value is None else f"{rate(value)}/s"
+    return "" if value is None else f"{short_rate(value)}/s"
 
 
 def _facts(*facts: tuple[str, str]) -> Text:
@@ -350,10 +320,10 @@ def _below(view: View, width: int, room: int) -> list[Text]:
         room: maximum number of lines; a table without room for a row is dropped.
     """
     labelled = any(row.labels for row in view.processes)
-    processes = (*PROCESSES, LABELS) if labelled else PROCESSES
-    parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (processes, view.processes))
+    parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (PROCESSES, view.processes))
+    tables = [_table(columns, rows, width, extended=labelled) for columns, rows in parts if rows]
     drawn: list[Text] = []
-    for group in _side_by_side([_table(c, rows, width) for c, rows in parts if rows], width):
+    for group in _side_by_side(tables, width):
         left = room - len(drawn)
         if left < _TABLE_LEAST:
             break
@@ -389,9 +359,10 @@ def _table(
     sort: str = "",
     *,
     reverse: bool = False,
+    extended: bool = False,
 ) -> Table:
     """Return a table of the columns for this width; the first column is shortened to fit."""
-    visible = [column for column in columns if width >= column.from_width]
+    visible = [column for column in columns if column.is_shown(width, extended=extended)]
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for at, column in enumerate(visible):
         mark = "" if column.head != sort else "^" if reverse else "v"
@@ -404,7 +375,7 @@ def _table(
             no_wrap=at > 0,
         )
     for row in rows:
-        cells = [Text.assemble(column.cell(row)) for column in visible]
+        cells = [Text.assemble(column.show(column.value(row))) for column in visible]
         for cell in cells:
             cell.no_wrap, cell.overflow = True, "ellipsis"
         table.add_row(*cells)

@@ -263,11 +263,6 @@ def test_the_peak_is_between_a_rate_that_met_and_one_that_missed(server: ModelSe
     if found.peak.high is not None:
         assert found.peak.low < found.peak.high
 
-    # What an interrupted search has sent is not sent again, and decides as it did.
-    loads.clear()
-    again = find_peak(target_of(server), objective, options, precision=8, earlier=found.loads)
-    assert (again.peak, again.loads, loads) == (found.peak, found.loads, [])
-
 
 def test_a_rate_that_is_a_condition_ends_the_search(server: ModelServer) -> None:
     server.service_s = 0.05

@@ -25,6 +25,7 @@ from headrace.jobs.ids import new_id
 from headrace.jobs.job import State
 from headrace.jobs.options import JobOptions
 from headrace.queue.job_queue import JobQueue, JobSubmission, Receipt, hash_request, submission
+from headrace.queue.subscription import Subscription
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -216,8 +217,9 @@ def test_what_workers_say(any_redis: RedisServer) -> None:
 def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> None:
     async def work() -> None:
         client = connect_async(any_redis.url)
-        queue, waiters = JobQueue(client), Waiters(client, "api-1")
-        await waiters.start()
+        queue, subscription = JobQueue(client), Subscription(client)
+        waiters = Waiters(subscription, "api-1")
+        subscription.start()
         asked = job(b'{"x":1}', options=JobOptions(metadata={"n": 1}), waiter="api-1")
         try:
             with FakeWorker(any_redis.url, "echo"), waiters.own(asked.id) as wait:
@@ -233,7 +235,7 @@ def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> No
             assert replace(told, token=read.token) == read
             assert waiters.count == 0
         finally:
-            await waiters.stop()
+            await subscription.stop()
             await queue.close()
             await client.aclose()
 
@@ -246,8 +248,9 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
 ) -> None:
     async def work(queue: JobQueue) -> None:
         client = connect_async(any_redis.url)
-        waiters = Waiters(client, "api-2")
-        await waiters.start()
+        subscription = Subscription(client)
+        waiters = Waiters(subscription, "api-2")
+        subscription.start()
         asked = job(b'"%s"' % (b"x" * size), options=JobOptions(metadata={"n": 1}))
         try:
             async with asyncio.timeout(60), waiters.foreign(asked.id) as wait:
@@ -260,7 +263,7 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
                     while read is None or not read.state.final or (told and ended is None):
                         ended, read = await wait.woken(), await queue.read(asked.id)
         finally:
-            await waiters.stop()
+            await subscription.stop()
             await client.aclose()
         as_told = ended and ended.job("echo", receipt.created_us, '{"n":1}')
         assert (as_told and replace(as_told, token=read.token)) == (read if told else None)
@@ -271,8 +274,9 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
 def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) -> None:
     async def work() -> None:
         client = connect_async(any_redis.url)
-        waiters = Waiters(client, "api-1")
-        await waiters.start()
+        subscription = Subscription(client)
+        waiters = Waiters(subscription, "api-1")
+        subscription.start()
         try:
             async with asyncio.timeout(60), waiters.foreign("nope"):
                 with waiters.own("job-1") as wait:
@@ -282,7 +286,7 @@ def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) 
                     await client.publish(keys.done_channel("api-1"), b"\xff\xff")
                     assert await wait.woken() is None
         finally:
-            await waiters.stop()
+            await subscription.stop()
             await client.aclose()
 
     asyncio.run(work())
@@ -294,7 +298,8 @@ def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_r
     async def work() -> None:
         client = connect_async(redis_db.url)
         admin: Any = connect_async(redis_db.url)
-        waiters = Waiters(client, "api-1")
+        subscription = Subscription(client)
+        waiters = Waiters(subscription, "api-1")
         over = asyncio.Event()
 
         async def wait_again_and_again(name: str) -> None:
@@ -308,7 +313,7 @@ def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_r
             while not waiters.listening:
                 await admin.ping()
 
-        await waiters.start()
+        subscription.start()
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             for name in "abcdefghijkl":
                 group.create_task(wait_again_and_again(name))
@@ -320,7 +325,7 @@ def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_r
         async with asyncio.timeout(60), waiters.foreign("last") as wait:
             await admin.publish(keys.meta("last"), b"{}")
             await wait.woken()
-        await waiters.stop()
+        await subscription.stop()
         await client.aclose()
         await admin.aclose()
 
@@ -346,16 +351,18 @@ def test_a_connection_that_uvloop_has_closed_is_an_outage_of_redis(redis_db: Red
 def test_a_stopped_waiters_lets_nobody_wait(any_redis: RedisServer) -> None:
     async def work() -> None:
         client = connect_async(any_redis.url)
-        waiters = Waiters(client, "api-1")
-        await waiters.start()
+        subscription = Subscription(client)
+        waiters = Waiters(subscription, "api-1")
+        subscription.start()
         async with asyncio.timeout(60), waiters.foreign("a") as foreign:
             with waiters.own("b") as own:
                 assert waiters.count == 2
-                await waiters.stop()
+                waiters.stop()
                 assert await own.woken() is None
                 assert await foreign.woken() is None
             with waiters.own("c") as late:
                 assert await late.woken() is None
+        await subscription.stop()
         await client.aclose()
 
     asyncio.run(work())
@@ -370,3 +377,61 @@ def test_requests_of_different_options_differ() -> None:
         hash_request("echo", b"1", JobOptions(priority=3)),
     }
     assert len(others | {plain}) == 4
+
+
+def test_the_parts_of_a_process_share_its_subscription(redis_db: RedisServer) -> None:
+    """A channel is left with its last listener, and a part that fails reads what it has missed."""
+
+    async def work() -> None:
+        client: Any = connect_async(redis_db.url)
+        subscription = Subscription(client)
+        heard: list[tuple[str, str, bytes]] = []
+        news = asyncio.Event()
+
+        def note(part: str, channel: str, data: bytes) -> None:
+            heard.append((part, channel, data))
+            news.set()
+
+        def one(channel: str, data: bytes) -> None:
+            note("one", channel, data)
+
+        def other(channel: str, data: bytes) -> None:
+            note("other", channel, data)
+            if data == b"bad":
+                raise ValueError
+
+        async def told(channel: str, data: str, count: int) -> list[tuple[str, str, bytes]]:
+            heard.clear()
+            await client.publish(channel, data)
+            while len(heard) < count:
+                news.clear()
+                await news.wait()
+            return sorted(heard)
+
+        subscription.add(one, "own")
+        subscription.add(other, on_reconnect=lambda: note("other", "", b"again"))
+        subscription.start()
+        async with asyncio.timeout(60):
+            await news.wait()
+            await subscription.subscribe(one, "both")
+            await subscription.subscribe(other, "both")
+            await subscription.confirmed("both")
+            both = [("one", "both", b"x"), ("other", "both", b"x")]
+            assert await told("both", "x", 2) == both
+            await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            while ("other", "", b"again") not in heard:
+                news.clear()
+                await news.wait()
+            assert await told("both", "x", 2) == both
+            assert ("other", "", b"again") in await told("both", "bad", 3)
+            await subscription.unsubscribe(other, "both")
+            await subscription.unsubscribe(other, "both")
+            assert await told("both", "x", 1) == both[:1]
+            await subscription.unsubscribe(one, "both")
+            assert await told("own", "x", 1) == [("one", "own", b"x")]
+            while (await client.pubsub_numsub("both"))[0][1]:
+                await client.ping()
+        await subscription.stop()
+        await client.aclose()
+
+    asyncio.run(work())

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from api.routes.jobs import stream as job_stream
-from api.routes.openai import jobs as openai_jobs
+from api.components import model_status
+from api.http import event_stream
 from headrace.cli.doctor import workers
 from headrace.config.model_catalog import load_catalog
 from headrace.registry.catalog import read_declared
@@ -189,8 +189,8 @@ def test_a_request_of_openai_ends_with_the_reason_that_no_worker_can_load_its_mo
     monkeypatch: pytest.MonkeyPatch,
     stream: bool,
 ) -> None:
-    for module in (openai_jobs, job_stream):
-        monkeypatch.setattr(module, "HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(model_status, "LOAD_LOOK_S", 0.5)
+    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.5)
     (tmp_path / "broken").touch()
     place.call("PUT", "models/more/versions/1.0", options=fragile)
     body = {"model": "more", "prompt": "x", "stream": stream}

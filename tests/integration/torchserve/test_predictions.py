@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
-from api.torchserve import inference
+from api.components import model_status
 from headrace.jobs.encoding import kombu_bytes
 from headrace.jobs.input_details import read_details
 from headrace.jobs.message import Message
@@ -305,7 +305,7 @@ def test_a_model_that_cannot_be_loaded_has_no_worker(api: ApiServer, redis_db: R
 def test_a_request_that_waits_for_a_load_ends_when_it_fails(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr(inference, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(model_status, "LOAD_LOOK_S", 0.2)
     with redis_db.client() as client, ThreadPoolExecutor() as pool:
         publish_state(client, "w", model, "loading", ready=0)
         waiting = pool.submit(api.http.post, f"/predictions/{model}")

@@ -24,6 +24,7 @@ from headrace.observability.worker_report import CLOCK, ModelState
 from headrace.payloads.stores import build_stores
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.job_queue import JobQueue
+from headrace.queue.subscription import Subscription
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import MAX_S
@@ -85,7 +86,8 @@ class PipelineOrchestrator:
         watching = connect(self._url, **timeouts)
         self._job_queue = JobQueue(client)
         self._leases = PipelineLeases(self._job_queue, self._settings, self._owner)
-        waiters = Waiters(client, self._owner)
+        subscription = Subscription(client)
+        waiters = Waiters(subscription, self._owner)
         stores = build_stores(self._settings, self._url)
         self._stage_jobs = StageJobs(
             client, self._job_queue, waiters, stores, self._catalog, self._settings
@@ -93,14 +95,15 @@ class PipelineOrchestrator:
         self._canvas = PipelineCanvas(self._url, self._settings.result_ttl_s, self._stage_jobs)
         lists = [keys.step_keys(queue.name) for queue in self._queues]
         self._notifications = QueueNotifications(watching, lists, keys.cancel_channel(self._owner))
-        await waiters.start()
+        subscription.start()
         try:
             while not self._stopping:
                 await self._turn()
             await self._release_all()
         finally:
             self._notifications.close()
-            await waiters.stop()
+            waiters.stop()
+            await subscription.stop()
             await self._job_queue.close()
             self._stage_jobs.close()
             watching.close()

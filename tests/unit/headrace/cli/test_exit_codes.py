@@ -16,7 +16,7 @@ from headrace.cli.jobs.outcomes import PreviousRows
 from headrace.cli.jobs.submit import Tracker
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Input
-from headrace.cli.shared.output import duration, error_text, printable, short_line
+from headrace.cli.shared.output import error_text, printable, short_line
 from tests.harness.servers.up import clean_environment
 
 
@@ -82,14 +82,6 @@ def test_or_a_time() -> None:
 def test_or_nothing_that_is_known(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a time"):
         since(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d"), (-1, "0 s")],
-)
-def test_a_span_has_one_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_what_strangers_wrote_moves_no_cursor() -> None:

@@ -1,33 +1,28 @@
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+import re
+from xml.etree.ElementTree import tostring
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pages.charts import axis
-from headrace.pages.elements import NOTHING, number
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (0.0012345, "0.00123"), (9.999, "10"), (99.96, "100"), (100, "100"),
-        (1234.5, "1,234"), (-2.5, "-2.5"), (None, NOTHING), (math.inf, NOTHING),
-        (math.nan, NOTHING), (2e-70, "2.00e-70"),
-    ],
-)  # fmt: skip
-def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
+from headrace.pages.charts import Bar, Point, Series, bar_chart, line_chart
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20), st.booleans())
-def test_an_axis_has_room_for_its_values_and_few_ticks(values: list[float], log: bool) -> None:
-    made = axis("ms", values, 10.0, 110.0, log=log)
-    assert all(10.0 <= made.at(value) <= 110.0 for value in values)
-    assert max(values, default=0.0) <= made.high * (1 + 1e-9)
-    assert 1 <= len(made.ticks) <= 18
-    places = [made.at(tick) for tick in made.ticks]
-    assert all(one < other for one, other in pairwise(places))
+@settings(max_examples=8, deadline=None)
+def test_any_values_have_a_chart_with_few_ticks(values: list[float], log: bool) -> None:
+    points = [Point(value, n, n * 0.9, n * 1.1, "label") for n, value in enumerate(values)]
+    chart = line_chart("t", [Series("s", points, dots=True)], "ms", "jobs", log_x=log)
+    ticks = [text for node in chart.iter("text") if (text := node.text or "")[:1].isdigit()]
+    assert 2 <= len(ticks) <= 25
+
+
+def test_a_chart_is_the_same_each_time_and_has_the_colours_of_the_page() -> None:
+    bars = [Bar("a $b_ c\x00 <漢>", [(0, 1.0), (9, 2.0)], 2.0, 4.0)]
+    first, second = (tostring(bar_chart("t", bars, "ms"), "unicode") for _ in range(2))
+    assert first == second
+    assert "a $b_ c\ufffd &lt;漢&gt;" in first
+    for colour in ("ink", "soft", "c0", "c1"):
+        assert f"var(--{colour})" in first
+    assert not re.search(r"#\w{6}[\";]", first)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.ports import close_all, free_port, http_url, is_free, listen
+from headrace.server.ports import close_all, free_port, holder, http_url, is_free, listen
 
 
 def test_a_free_port_is_kept_from_who_wants_any_and_not_from_a_server_that_asks_for_it() -> None:
@@ -26,6 +28,19 @@ def test_a_free_port_is_kept_from_who_wants_any_and_not_from_a_server_that_asks_
                 assert ours.recv(1) == b"x"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 30)
+
+
+def test_the_process_that_listens_is_named_if_psutil_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    assert holder(port) == ""
+    with socket.create_server(("127.0.0.1", port)):
+        assert holder(port).startswith(f"pid {os.getpid()} (")
+        monkeypatch.setitem(sys.modules, "psutil", None)
+        assert holder(port) == ""
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is already in use$"):
+            listen("x", "127.0.0.1", port, change="another")
 
 
 def has_ipv6() -> bool:

@@ -51,18 +51,19 @@ def test_a_resumed_journal_answers_for_its_trials(tmp_path: Path) -> None:
 def test_a_confirmation_counts_no_trials_of_an_earlier_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / NAME)
     journal.begin(HEADER, resume=False)
-    journal.confirms([ONE])
     journal.recorded("confirm", ONE, 0, lambda: trial(ONE, 10.0))
-    journal.confirms([ONE])
-    assert journal.recorded("confirm", ONE, 0, unexpected).rate == 10.0
     journal.recorded("search", TWO, 0, lambda: trial(TWO, 20.0))
-    journal.confirms([TWO, ONE])
+    # The last one counts until another one begins.
+    assert journal.recorded("confirm", ONE, 0, unexpected).rate == 10.0
+    assert not journal.confirms
+    journal.confirmation = []
     journal.recorded("confirm", ONE, 0, lambda: trial(ONE, 11.0))
     journal.close()
 
     again = Journal(tmp_path / NAME)
     again.begin(HEADER, resume=True)
-    assert again.finalists == [TWO, ONE]
+    assert again.confirms
+    assert [entry.trial.rate for entry in again.confirmation] == [11.0]
     assert again.recorded("confirm", ONE, 0, unexpected).rate == 11.0
     assert again.recorded("search", TWO, 0, unexpected).rate == 20.0
     assert again.spent_s == 3 * 2.5
@@ -116,17 +117,6 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match="not a journal"):
         Journal(tmp_path / NAME).begin(HEADER, resume=True)
-
-
-@pytest.mark.parametrize(("number", "age"), [(1, "an older"), (99, "a newer")])
-def test_the_journal_of_another_version_is_said_to_be_one(
-    tmp_path: Path, number: int, age: str
-) -> None:
-    header = {"model": "m", "format": number}
-    (tmp_path / NAME).write_bytes(msgspec.json.encode(header) + b"\n")
-    with pytest.raises(ConfigError, match=f"the journal of {age} version") as raised:
-        Journal(tmp_path / NAME).begin(HEADER, resume=True)
-    assert "choose another --output for a new tuning" in str(raised.value.hint)
 
 
 def test_a_damaged_line_is_named_and_can_be_removed(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
 from headrace.bench.measure import LoadOptions
-from headrace.bench.measurement import Load, Measurement, Objective
+from headrace.bench.measurement import Measurement, Objective
 from headrace.bench.targets import Target
 from headrace.errors import ConfigError
 from headrace.optimize.report import Comparison
@@ -67,19 +66,16 @@ class SlowServer(SimulatedServer):
         options: LoadOptions,
         *,
         name: str,
-        earlier: Sequence[Load] = (),
         **limits: float,
     ) -> Measurement:
-        rates = [load.offered_rate for load in earlier]
-        assert rates == [float(n) for n in range(len(rates))]
         assert options.on_load is not None
-        for n in range(len(rates), LOADS):
+        for n in range(LOADS):
             self._clock.now += self.load_s
             self.sent.append(name)
             if len(self.sent) == self.stop_in:
                 raise KeyboardInterrupt
             options.on_load(load(rate=float(n)))
-        return super().find(target, objective, options, name=name, earlier=(), **limits)
+        return super().find(target, objective, options, name=name, **limits)
 
 
 def test_a_load_that_is_longer_than_the_budget_is_not_sent(tmp_path: Path, clock: Clock) -> None:
@@ -112,33 +108,26 @@ def test_five_minutes_find_and_confirm_the_fastest_variant(tmp_path: Path, clock
     assert clock.now - CLOCK_BEGINS <= 300.0
 
 
-def test_the_trial_in_which_the_budget_ends_is_finished_by_a_resume(
+def test_the_trial_in_which_the_budget_ends_is_measured_again(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A budget that seems to be enough, as the trials take longer than others.
     monkeypatch.setattr(tuning, "outlook", lambda *_, **__: "")
     first = SlowServer(clock)
-    with pytest.raises(ConfigError, match="ended before one trial") as raised:
+    with pytest.raises(ConfigError, match="ended before one trial"):
         run(tmp_path, first, budget_s=2.5 * LOAD_S)
-    assert "--resume goes on with what was measured" in str(raised.value.hint)
     present = first.sent[0]
     assert first.sent == [present] * 3
     assert recorded(tmp_path) == 0
 
-    # The time that it had taken counts, and it may be interrupted again.
-    again = SlowServer(clock)
-    with pytest.raises(ConfigError, match="ended before one trial"):
-        run(tmp_path, again, budget_s=2.5 * LOAD_S, resume=True)
-    assert again.sent == []
-
     second = SlowServer(clock)
     report = run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
-    assert second.sent[: LOADS + 1].count(present) == 1
+    assert second.sent[: LOADS + 1].count(present) == LOADS
     assert report.trials[0].seconds == TRIAL_S
-    assert report.seconds == LOAD_S * (len(first.sent) + len(second.sent))
+    assert report.seconds == LOAD_S * len(second.sent)
 
 
-def test_the_loads_before_an_interrupt_are_kept(tmp_path: Path, clock: Clock) -> None:
+def test_an_interrupted_trial_is_measured_again(tmp_path: Path, clock: Clock) -> None:
     first = SlowServer(clock, stop_in=2 * LOADS + 3)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, first, budget_s=100 * TRIAL_S)
@@ -147,22 +136,8 @@ def test_the_loads_before_an_interrupt_are_kept(tmp_path: Path, clock: Clock) ->
     second = SlowServer(clock)
     run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
     interrupted = first.sent[-1]
-    # The load that was interrupted is sent again.
-    assert second.sent[:3] == [interrupted, interrupted, second.sent[2]]
-    assert second.sent[2] != interrupted
-
-
-def test_the_loads_of_a_server_that_has_ended_are_not_kept(tmp_path: Path, clock: Clock) -> None:
-    first = SlowServer(clock, stop_in=LOADS + 3)
-
-    def end(trial: Trial, stage: str) -> None:
-        first.lost = 1
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, first, budget_s=100 * TRIAL_S, on_trial=end)
-    second = SlowServer(clock)
-    run(tmp_path, second, budget_s=100 * TRIAL_S, resume=True)
-    assert second.sent[:LOADS] == [first.sent[-1]] * LOADS
+    assert second.sent[:LOADS] == [interrupted] * LOADS
+    assert second.sent[LOADS] != interrupted
 
 
 def test_a_calibration_may_take_a_part_of_the_time_that_is_left(
@@ -207,10 +182,9 @@ def test_a_resume_finishes_the_confirmation_that_had_begun(tmp_path: Path, clock
     assert len(labels) == 1 + len(resumed.confirmation.others)
     for number, turn in ((2, labels[::-1]), (3, labels), (4, labels[::-1])):
         assert [label for stage, label in order if stage == f"round {number}"] == turn
-    # Of the trial that was interrupted, one load was measured.
-    assert second.sent.count(interrupted) == 4 * LOADS - 1 - LOADS * order[:searched].count(
-        ("round 1", interrupted)
-    )
+    # Of the first round the trial of the present options is kept, and that of the interrupted one
+    # is not.
+    assert second.sent.count(interrupted) == 4 * LOADS
 
     # After the end of the confirmation a resume goes on with the search.
     third = SlowServer(clock)

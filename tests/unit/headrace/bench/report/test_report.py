@@ -9,6 +9,7 @@ import pytest
 from headrace.bench.measurement import Measurement
 from headrace.bench.report import html, markdown
 from headrace.bench.report.wording import why_again
+from headrace.pages import charts
 from tests.harness.measurements import load, measurement, spread, verdict
 
 HOSTILE = (
@@ -70,9 +71,21 @@ def test_the_page_refers_to_nothing_outside_of_it() -> None:
     page = html([measurement(), measurement("int8")])
     read = Reader(page)
     referring = [(k, v) for k, v in read.attributes if k in ("src", "href", "action", "srcset")]
-    assert referring == [("href", "data:,")]
+    assert [pair for pair in referring if not (pair[1] or "").startswith("#")] == [
+        ("href", "data:,")
+    ]
     assert "url(" not in page
     assert "@import" not in page
+
+
+def test_without_matplotlib_the_page_has_its_tables_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(charts, "find_spec", lambda _: None)
+    read = Reader(html([measurement()]))
+    assert "pip install 'headrace[bench]'" in read.text
+    assert "server 50/s" in read.text
+    assert "svg" not in read.tags
 
 
 def test_the_page_has_every_part() -> None:

@@ -1,0 +1,107 @@
+"""Numbers, times and sizes as text, for people: of the command line, of reports and of logs."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Final
+
+NOTHING: Final = "–"  # noqa: RUF001 - a dash is what a table shows for nothing
+#: Smaller numbers have an exponent.
+_TINY: Final = 1e-6
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
+
+
+def number(value: float | None) -> str:
+    """Return a number with three significant digits, or all digits before the point."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    if abs(value) < _TINY:
+        return f"{value:.2e}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, digits)
+    # 99.96 is rounded to 100.0 above.
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def short_number(value: float | None) -> str:
+    """Return a count in a few characters: `1,234`, `56.7k`, `1.2M`."""
+    if value is None:
+        return ""
+    if value < 10_000:
+        return f"{value:,.0f}"
+    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
+
+
+def rate(per_second: float) -> str:
+    """Return a rate: `1,234/s` or `4.5/s`."""
+    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
+
+
+def short_rate(per_second: float | None) -> str:
+    """Return a rate in a few characters: `0`, `0.4`, `12`, `3,400`."""
+    if per_second is None:
+        return ""
+    return f"{per_second:.1f}" if 0.05 <= per_second < 10 else short_number(per_second)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in one unit: `3 min`."""
+    for unit, length in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def short_duration(seconds: float | None) -> str:
+    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
+    if seconds < 100:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+    minutes, left_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{left_s:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
+
+
+def ago(moment: datetime) -> str:
+    """Return how long ago a moment was: `3 min ago`."""
+    return f"{duration((datetime.now(UTC) - moment).total_seconds())} ago"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a duration in milliseconds: `12.3 ms` or `4.5 s`."""
+    if value is None:
+        return ""
+    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.1f} s"
+
+
+def size(number: float) -> str:
+    """Return a number of bytes: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def shorter(text: str, most: int) -> str:
+    """Return a text that is cut off after `most` characters."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text whose characters that do not print are escaped, except those of `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text
+    )

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from api.auth.admission import admit
 from api.auth.authenticator import Needs
+from api.extension import hint_of
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -37,12 +38,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPENAI_PREFIX: Final = "/v1/"
 #: The label of requests for unknown paths in metrics.
 NO_ROUTE: Final = "none"
-#: TorchServe's clients send their inputs to these paths.
-_TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
-#: Other paths of TorchServe, and those that take their place.
-_TORCHSERVE_ROUTES: Final = {
-    "/ping": "GET /ready, or GET /live for the process alone",
-}
 #: Where OpenAI's SDK sends requests if the address that it was given has no /v1.
 _OPENAI_WITHOUT_PREFIX: Final = re.compile(
     "/(chat|completions|embeddings|models|responses|files|batches)(/|$)"
@@ -230,16 +225,10 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
-        hint = "See /docs, or docs/api.md, for the routes."
-        if path.startswith(_TORCHSERVE):
-            hint = "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
-        elif other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
-            hint = f"Use {other}; see docs/torchserve.md."
-        elif _OPENAI_WITHOUT_PREFIX.match(path):
-            hint = _ADD_PREFIX
-            if path.startswith("/models"):
-                hint += " In place of TorchServe's /models use GET /api/v1/models; see "
-                hint += "docs/torchserve.md."
+        hint = hint_of(request.method, path)
+        if _OPENAI_WITHOUT_PREFIX.match(path):
+            hint = " ".join(filter(None, (_ADD_PREFIX, hint)))
+        hint = hint or "See /docs, or docs/api.md, for the routes."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from api.http.messages import Reply, Request
 from api.services import Services
-from api.torchserve.endpoints import Found, config_of
+from api.torchserve.endpoints import Found, config_of, parts_of
 from headrace.config.model_catalog import ModelConfig
 from headrace.observability.torchserve_metrics import (
     device_values,
@@ -61,8 +61,7 @@ async def get_metrics(services: Services, request: Request) -> Reply:
     config = config_of(services)
     if config.metrics_mode == "log":
         return Reply(200, b"", CONTENT_TYPE)
-    reporter = services.torchserve_reporter
-    assert reporter is not None  # noqa: S101 - it is there with the configuration
+    reporter = parts_of(services).reporter
     await reporter.report()
     specs = [
         spec

@@ -126,6 +126,13 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
     return result
 
 
+def extension_of(handler: str) -> str:
+    """Return whose handler a model names, as `NAME:...`; "" if it is of no extension."""
+    name, colon, _ = handler.partition(":")
+    extension = found().extensions.get(name) if colon else None
+    return name if extension is not None and extension.handlers is not None else ""
+
+
 def _report(name: str, problem: str) -> None:
     if found().problems.setdefault(name, problem) == problem:
         logger.warning("the extension %s is left out: %s", name, problem)

@@ -29,7 +29,7 @@ class Observer(Protocol):
         """Take the time that a model process has taken to load."""
 
     def load_failed(self, traceback: str) -> str:
-        """Return what the log says each time of a load that has failed; "" for the usual text."""
+        """Return the text that each failed load has in the log; "" for the usual text."""
 
     def reported(self, model: ServedModel, replica: Replica, rows: Sequence[Any]) -> None:
         """Take the metrics that a handler has reported."""

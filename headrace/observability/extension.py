@@ -30,8 +30,8 @@ class LogsPart:
     Attributes:
         line: returns the line of an event, without its end. The fields are in order, and `_created`
             is its time in seconds since 1970.
-        files: returns the log files; None if there are none. Its arguments are the value of the
-            extension's key in the settings, and `log_format`.
+        files: returns the log files; None if the settings ask for no files. Its arguments are the
+            value of the extension's key there, and `log_format`.
     """
 
     line: Callable[[MutableMapping[str, Any]], str]

@@ -76,7 +76,7 @@ def _workflow(path: Path, settings: Settings) -> Iterator[tuple[PipelineArchive,
     if not path.is_file():
         hint = f"name a workflow archive ({', '.join(readers)})"
         raise ConfigError(f"{path}: there is no such file", hint=hint)
-    # One whose name says nothing is read as the first kind, whose message says what it lacks.
+    # One of another name is read as the first kind, whose message has what is missing.
     read = readers.get(path.suffix.lower()) or next(iter(readers.values()))
     with tempfile.TemporaryDirectory(prefix="headrace-workflow-") as name:
         unpack(path, Path(name), Limits(total_bytes=settings.model_limit_bytes))

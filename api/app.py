@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from api.build import build
-from api.extension import Surface, surfaces_of
+from api.extension import Surface, api_parts, operations, surfaces_of
 from api.observability.access_log import (
     AccessLog,
     RequestTrace,
@@ -24,7 +24,7 @@ from api.observability.access_log import (
 from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation
-from api.routes.table import TABLE, answer_headers
+from api.routes.table import answer_headers
 from api.services import Services
 from headrace import __version__
 from headrace.config.model_catalog import Catalog, ModelConfig
@@ -35,8 +35,6 @@ from headrace.registry.model import DeclaredModels
 _READ_BY_ALL: Final = (
     "Authorization", "X-API-Key", "Content-Type", "traceparent", "tracestate", "X-Request-ID",
 )  # fmt: skip
-#: How the headers begin that OpenAI's SDK adds to each request.
-_OF_OPENAI: Final = ("x-stainless-", "openai-")
 
 
 class Cors(CORSMiddleware):
@@ -47,25 +45,28 @@ class Cors(CORSMiddleware):
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], catalog: Catalog) -> None:
-        declared = {header.name for operation in TABLE for header in operation.headers}
-        answered = {header.name for operation in TABLE for header in answer_headers(operation)}
+        table = operations()
+        declared = {header.name for operation in table for header in operation.headers}
+        answered = {header.name for operation in table for header in answer_headers(operation)}
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=sorted({operation.method for operation in TABLE} | {"HEAD"}),
+            allow_methods=sorted({operation.method for operation in table} | {"HEAD"}),
             allow_headers=(*_READ_BY_ALL, *declared),
             expose_headers=sorted({*answered, "Retry-After", "X-Request-ID"}),
         )
         self._catalog = catalog
         self._fixed = frozenset(self.allow_headers)
+        # Clients of an extension may add headers that no operation reads.
+        self._prefixes = tuple(prefix for part in api_parts() for prefix in part.header_prefixes)
 
     @override
     def preflight_response(self, request_headers: Headers) -> Response:
         asked = request_headers.get("access-control-request-headers", "").lower().split(",")
-        of_sdk = {name.strip() for name in asked if name.strip().startswith(_OF_OPENAI)}
+        of_clients = {name.strip() for name in asked if name.strip().startswith(self._prefixes)}
         # The models may change while the server runs.
         of_models = {name for model in self._catalog.served for name in model.headers}
-        self.allow_headers = sorted(self._fixed | of_models | of_sdk)
+        self.allow_headers = sorted(self._fixed | of_models | of_clients)
         self.preflight_headers["Access-Control-Allow-Headers"] = ", ".join(self.allow_headers)
         return super().preflight_response(request_headers)
 
@@ -175,7 +176,7 @@ def create_app(
     )
     app.settings = settings
     app.catalog = catalog
-    app.operations = Router(TABLE, super(Application, app).__call__)
+    app.operations = Router(operations(), super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = Cors(app.serve, settings.cors_origins, catalog)
     app.mount(documentation.STATIC_PATH, documentation.static_files)

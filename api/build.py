@@ -8,10 +8,10 @@ import redis.asyncio
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
-from api.components.files import build_file_service
 from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
 from api.components.stream_limit import StreamLimit
+from api.extension import api_parts
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
@@ -80,7 +80,6 @@ def build(
         exposition=Exposition(),
         input_checks=InputChecks(catalog.served),
         input_store=input_store,
-        files=build_file_service(settings, redis_url),
         authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
         webhook_policy=WebhookPolicy(settings),
         webhook_deliveries=DeliveryStore(queue),
@@ -90,6 +89,8 @@ def build(
         shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         spans=api_spans(os.environ),
     )
+    for service in (part.service(services) for part in api_parts() if part.service is not None):
+        services.added[type(service)] = service
     if declared is not None:
         services.registry = _registry(services, declared)
     return services

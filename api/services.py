@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import redis.asyncio
 
     from api.auth.authenticator import Authenticator, Needs
     from api.components.expiry_task import ExpiryTask
-    from api.components.files import FileService
     from api.components.model_registry import ModelRegistry
     from api.components.model_status import ModelStatuses
     from api.components.stream_limit import StreamLimit
@@ -46,6 +45,16 @@ class Describe(Protocol):
         """Return it with the models that declare inputs, or without."""
 
 
+class Service(Protocol):
+    """What an extension adds to the services of a process."""
+
+    def close(self) -> None:
+        """Close its connections, after the last request."""
+
+
+_Service = TypeVar("_Service", bound=Service)
+
+
 @dataclass(slots=True)
 class Services:
     """The parts that the endpoints share.
@@ -54,12 +63,11 @@ class Services:
         describe: returns the OpenAPI description, with the models that declare inputs or without.
         authenticator: authenticates requests; None if no API keys are required.
         client: the connection to Redis.
+        added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
         check_token: refuses a native request without a token that a surface requires; None if
             none does.
-        of_extensions: what the surface of an extension keeps here for its endpoints, by the
-            extension's name.
     """
 
     settings: Settings
@@ -81,7 +89,6 @@ class Services:
     exposition: Exposition
     input_checks: InputChecks
     input_store: InputStore
-    files: FileService
     authenticator: Authenticator | None
     webhook_policy: WebhookPolicy
     webhook_deliveries: DeliveryStore
@@ -92,7 +99,13 @@ class Services:
     registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
     check_token: Callable[[Services, Request, Needs | None], None] | None = None
-    of_extensions: dict[str, Any] = field(default_factory=dict)
+    added: dict[type[Service], Service] = field(default_factory=dict)
+
+    def of(self, kind: type[_Service]) -> _Service:
+        """Return what an extension has added, by its class."""
+        service = self.added[kind]
+        assert isinstance(service, kind)  # noqa: S101 - `build` sorts them by class
+        return service
 
     @property
     def asks_who_calls(self) -> bool:
@@ -131,7 +144,8 @@ class Services:
             await self.authenticator.stop()
         await self.queue.close()
         self.input_store.close()
-        self.files.close()
+        for service in self.added.values():
+            service.close()
         await self.client.aclose()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

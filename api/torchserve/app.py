@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from api.auth.foreign_pages import refuse_foreign_page
+from api.extension import operations
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -27,10 +28,9 @@ from api.http.messages import (
     segments_of,
 )
 from api.observability.torchserve_reporter import TorchServeReporter
-from api.routes.table import TABLE
 from api.services import Services
 from api.torchserve import descriptions, inference, management, metrics, tokens
-from api.torchserve.endpoints import NAME, Found, Interfaces, Parts, config_of, parts_of
+from api.torchserve.endpoints import Found, Interfaces, Parts, config_of, parts_of
 from api.torchserve.errors import NOT_FOUND, TorchServeError, error_reply, reply_to, unexpected
 from api.torchserve.replies import REQUEST_ID, fixed_headers, new_request_id
 from headrace.errors import HeadraceError, drop_tracebacks
@@ -40,10 +40,10 @@ from headrace.torchserve.config import TorchServeConfig, read_config
 #: The label of requests for unknown paths in metrics, as in api.router.
 _NO_ROUTE: Final = "none"
 #: The first segments of the native API's paths.
-_NATIVE: Final = frozenset(one.path.split("/")[1] for one in TABLE) - {"", "v1"}
+_NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {"", "v1"}
 #: The second segments of OpenAI's paths.
 _NATIVE_V1: Final = frozenset(
-    one.path.split("/")[2] for one in TABLE if one.path.startswith("/v1/")
+    one.path.split("/")[2] for one in operations() if one.path.startswith("/v1/")
 )
 _METRICS: Final = "metrics"
 _HTTPS_PORT: Final = 443
@@ -148,7 +148,7 @@ def build(services: Services, file: Path) -> TorchServe:
     config = read_config(file)
     metrics = TorchServeMetrics(config, "api", metrics_output(services.settings.log_format))
     reporter = TorchServeReporter(metrics, services.client, services.catalog)
-    services.of_extensions[NAME] = Parts(config, reporter)
+    services.added[Parts] = Parts(config, reporter)
     services.counters.observers.append(reporter)
     if not config.disable_token_authorization:
         services.check_token = tokens.check_native

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from api.http.messages import Answer, Request
 from api.observability.torchserve_reporter import TorchServeReporter
@@ -53,14 +53,13 @@ class Parts:
     reporter: TorchServeReporter
     tickets: Counter[str] = field(default_factory=Counter)
 
-
-#: Whose parts these are in `Services.of_extensions`.
-NAME: Final = "torchserve"
+    def close(self) -> None:
+        """Close nothing: they have no connections of their own."""
 
 
 def parts_of(services: Services) -> Parts:
     """Return the shared parts; the endpoints here run only where they are."""
-    return cast("Parts", services.of_extensions[NAME])
+    return services.of(Parts)
 
 
 def config_of(services: Services) -> TorchServeConfig:

@@ -39,6 +39,7 @@ from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import argument, flag, option
 from headrace.cli.shared.usage_errors import NumbersCommand
 from headrace.cli.torchserve import torchserve
+from headrace.config.extensions import found
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def up(
         workers=workers,
         flower=not no_flower,
         background=not no_background,
-        runner=not no_runner,
+        without=["runner"] if no_runner else [],
         reload=reload,
     )
     Up(settings, options, os.environ).run()
@@ -155,14 +156,6 @@ def background(models: ModelsOption = None) -> None:
     from headrace.server.component import run_background
 
     run_background(_settings(models_file=models), os.environ)
-
-
-@app.command()
-def runner(host: HostOption = None, port: PortOption = None) -> None:
-    """Run the batch runner, with the API at HEADRACE_URL and the Redis at HEADRACE_REDIS_URL."""
-    from headrace.server.component import run_runner
-
-    run_runner(_settings(host=host, port=port), os.environ)
 
 
 @app.command()
@@ -372,6 +365,10 @@ def top(
 
     raise typer.Exit(show(url, interval_s=interval, once=once))
 
+
+for _extension in found().extensions.values():
+    for _name, _added in _extension.commands.items():
+        app.command(_name, context_settings=dict(_added.context))(_added.load())
 
 app.add_typer(bench_group, name="bench")
 app.add_typer(runs_group, name="runs")

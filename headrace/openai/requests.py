@@ -15,6 +15,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from headrace.config.choices import not_a_choice
+from headrace.config.generation_input import STOP_MAX_CHARS, STOPS_MAX
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.encoding import why_not_json
@@ -31,9 +32,6 @@ EMBEDDINGS: Final = "/v1/embeddings"
 CHOICES_MAX: Final = 128
 #: The most texts of one request.
 TEXTS_MAX: Final = 2048
-#: The most texts that end an answer, and the most characters of each.
-STOPS_MAX: Final = 16
-STOP_MAX_CHARS: Final = 1024
 #: The most new tokens of a completion that names no `max_tokens`, as OpenAI has it.
 COMPLETION_TOKENS: Final = 16
 

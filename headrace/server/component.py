@@ -1,4 +1,4 @@
-"""`headrace api`, `worker`, `background`, `runner`, `flower`: one component on a given Redis."""
+"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import NoReturn
 
 from headrace.config.model_catalog import load_catalog
-from headrace.config.paths import ENV_URL
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs
@@ -91,28 +90,6 @@ def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) ->
         listener.set_inheritable(True)
     command = components.api_command(listeners)
     os.execve(command[0], command, variables)  # noqa: S606
-
-
-def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace runner`: run batches until a signal stops it.
-
-    HEADRACE_URL overrides the API's address in the settings.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the payload store cannot be used.
-        BrokerError: Redis cannot be used.
-    """
-    url = settings.needed_redis_url("headrace runner")
-    logs.configure(
-        settings.log_format, settings.log_level, "runner", environ=environ, redis_url=url
-    )
-    check_broker(url)
-    local_url = http_url(settings.host, settings.port, tls=settings.tls)
-    api_url = environ.get(ENV_URL) or local_url
-    # Imported here: it needs the HTTP client, which no other component needs.
-    from headrace.batches.runner import BatchRunner
-
-    BatchRunner(settings, url, api_url, environ.get(components.INCARNATION, "")).run()
 
 
 def run_flower(

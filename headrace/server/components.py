@@ -1,6 +1,6 @@
 """The components of a deployment as child processes of a supervisor.
 
-Redis, the API, workers, the background worker, the batch runner and Flower.
+Redis, the API, workers, the background worker, Flower, and the processes of extensions.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import redis
 import redis.exceptions
 
-from headrace.batches.store import BatchStore
 from headrace.config.paths import ENV_URL
 from headrace.config.service_links import is_service_link
 from headrace.config.settings import ENV_CONFIG, Settings
@@ -28,16 +26,14 @@ from headrace.observability import logs
 from headrace.observability.extension import LogFiles, logs_parts
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
-from headrace.redis.connection import connect
-from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer, is_true
+from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
-RUNNER: Final = "runner"
 PYTHON: Final = (sys.executable, "-m")
 
 #: Lines that the embedded server writes at each start and stop, which are not shown. The first is
@@ -52,8 +48,6 @@ _QUIET: Final = (
     "ignore:An entry for the specified gid or egid was not found",
 )
 
-#: A runner that stops waits for answers to its requests, then releases its batches.
-RUNNER_STOP_S: Final = 25.0
 API_STOP_S: Final = 15.0
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
@@ -306,32 +300,32 @@ def _celery_worker(
     )
 
 
-def runner_child(
-    settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
+def extension_child(
+    process: Process,
+    settings: Settings,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
 ) -> ChildSpec:
-    """Return the batch runner. Without it batches wait, and everything else serves."""
+    """Return a process of an extension. Each start has an incarnation of its own."""
     url = environ["HEADRACE_REDIS_URL"]
 
     def new_environment() -> dict[str, str]:
         return {
             **environ,
             ENV_URL: http_url(settings.host, settings.port, tls=settings.tls),
-            INCARNATION: f"{RUNNER}-{secrets.token_hex(4)}",
+            INCARNATION: f"{process.name}-{secrets.token_hex(4)}",
         }
 
-    def release(end: Exit) -> None:
-        release_batches(url, end.environment[INCARNATION], report)
-
     return ChildSpec(
-        name=RUNNER,
-        command=[*PYTHON, "headrace", "runner"],
+        name=process.name,
+        command=[*PYTHON, "headrace", *process.command],
         environment=new_environment,
         stage=2,
         stop_rank=0,
-        ready=lambda env: is_true(url, lambda client: env[INCARNATION] in live_runners(client)),
-        stop_timeout_s=RUNNER_STOP_S,
-        essential=False,
-        on_exit=release,
+        ready=lambda env: is_true(url, lambda client: process.is_ready(client, env[INCARNATION])),
+        stop_timeout_s=process.stop_timeout_s,
+        essential=process.essential,
+        on_exit=lambda end: process.release(url, end.environment[INCARNATION], report),
     )
 
 
@@ -416,18 +410,6 @@ def release_background_tasks(redis_url: str, owner: str, report: Callable[[str],
         report(f"requeued {back} background tasks of {owner}")
 
 
-def release_batches(redis_url: str, runner: str, report: Callable[[str], None]) -> None:
-    """Release the batches of a dead runner, so that another continues them at once."""
-    try:
-        with connect(redis_url) as client:
-            released = BatchStore(ScriptClient(client), 0, 0).release(runner)
-    except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        report(f"batches of {runner} not released, their leases expire by themselves: {error}")
-        return
-    if released:
-        report(f"released {released} batches of {runner}")
-
-
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
     """Return the JSON of the API's answer to a GET; None without a 2xx answer."""
     try:
@@ -444,13 +426,6 @@ def _worker(app: str) -> list[str]:
 def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
     warnings = ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET)))
     return {**environ, "PYTHONWARNINGS": warnings}
-
-
-def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
-    """Return host and pid of each live runner, by its name."""
-    members: Any = client.zrange(keys.RUNNERS, 0, -1)
-    named = (member.decode().split(" ") for member in members)
-    return {owner: (host, int(pid)) for owner, host, pid in named}
 
 
 def _has_key(redis_url: str, key: str) -> bool:

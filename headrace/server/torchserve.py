@@ -23,6 +23,7 @@ from headrace.redis.connection import connect
 from headrace.registry.catalog import read_declared
 from headrace.registry.model import Registry
 from headrace.registry.store import registry_at
+from headrace.server.extension import processes
 from headrace.server.gpus import list_gpus, visible_gpus
 from headrace.server.ports import listen, listen_unix
 from headrace.server.reloader import Reloader
@@ -72,7 +73,7 @@ class TorchServer(Up):
     ) -> None:
         environ = {**environ, **gpus_of(launch, environ), **variables_of(launch, environ)}
         settings = load_settings(None, environ, {})
-        options = UpOptions(flower=False, runner=False)
+        options = UpOptions(flower=False, without=processes())
         self._launch = launch
         self._ready_fd = ready_fd
         self._hidden_variables = _pattern(launch)

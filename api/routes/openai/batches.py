@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from api.components.files import FileService
 from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, json_reply
 from api.routes.openai.files import ANCHOR, Page, PageQuery, ends_of, ttl_of
@@ -159,14 +160,15 @@ async def create_batch(services: Services, request: Request) -> Reply:
     request.query()
     require_json(request)
     fields = _REQUEST.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
-    spec = await services.files.run(_spec, services, fields, request.caller)
-    return json_reply(batch_object(await services.files.run(services.files.batches.create, spec)))
+    files = services.of(FileService)
+    spec = await files.run(_spec, services, fields, request.caller)
+    return json_reply(batch_object(await files.run(files.batches.create, spec)))
 
 
 async def list_batches(services: Services, request: Request) -> Reply:
     """Return a page of batches, the newest first."""
     query = read_query(request, BatchesQuery)
-    files = services.files
+    files = services.of(FileService)
     page = await files.run(files.batches.page, request.caller, after=query.after, limit=query.limit)
     return json_reply(Batches(data=[batch_object(one) for one in page.items], **ends_of(page)))
 
@@ -174,14 +176,14 @@ async def list_batches(services: Services, request: Request) -> Reply:
 async def get_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """Return one batch."""
     request.query()
-    files = services.files
+    files = services.of(FileService)
     return json_reply(batch_object(await files.run(files.batches.get, batch_id, request.caller)))
 
 
 async def cancel_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """Cancel a batch: results of ended lines are kept, the other lines do not run."""
     request.query()
-    files = services.files
+    files = services.of(FileService)
     batch, cancelled = await files.run(files.batches.cancel, batch_id, request.caller)
     if not cancelled:
         raise InvalidParameter(
@@ -247,7 +249,7 @@ def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec
 def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> BatchRecord:
     batch_id = fields.rerun_of or ""
     try:
-        before = services.files.batches.get(batch_id, caller)
+        before = services.of(FileService).batches.get(batch_id, caller)
     except BatchNotFound as error:
         raise InvalidParameter(f"rerun_of: {error.message}", "rerun_of", hint=error.hint) from None
     if before.status not in ENDED:
@@ -294,7 +296,7 @@ def _check_file(
 ) -> None:
     wanted: HeadraceError | None = None
     try:
-        purpose = services.files.store.get(file_id, caller).purpose
+        purpose = services.of(FileService).store.get(file_id, caller).purpose
     except FileMissing as error:
         wanted = InvalidParameter(f"{param}: {error.message}", param, hint=error.hint)
     else:

@@ -112,7 +112,7 @@ async def create_file(services: Services, request: Request) -> Reply:
         if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
             raise file_too_large(limit_bytes)
         upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
-        stored = await _receive(services.files, request, upload)
+        stored = await _receive(services.of(FileService), request, upload)
     except HeadraceError:
         request.drain = True
         raise
@@ -179,7 +179,7 @@ async def _receive(files: FileService, request: Request, upload: Upload) -> Stor
 async def list_files(services: Services, request: Request) -> Reply:
     """Return a page of files."""
     query = read_query(request, FilesQuery)
-    files = services.files
+    files = services.of(FileService)
     page = await files.run(
         files.store.page,
         request.caller,
@@ -194,14 +194,14 @@ async def list_files(services: Services, request: Request) -> Reply:
 async def get_file(services: Services, request: Request, file_id: str) -> Reply:
     """Return one file, without its content."""
     request.query()
-    files = services.files
+    files = services.of(FileService)
     return json_reply(file_object(await files.run(files.store.get, file_id, request.caller)))
 
 
 async def delete_file(services: Services, request: Request, file_id: str) -> Reply:
     """Delete a file."""
     request.query()
-    files = services.files
+    files = services.of(FileService)
     await files.run(files.store.delete, file_id, request.caller)
     return json_reply(FileDeleted(id=file_id))
 
@@ -209,7 +209,7 @@ async def delete_file(services: Services, request: Request, file_id: str) -> Rep
 async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
     """Return the bytes of a file."""
     request.query()
-    files = services.files
+    files = services.of(FileService)
     reader = await files.run(files.store.open, file_id, request.caller)
     # Read before the answer begins, so that an error of the store is answered as one.
     first = await files.run(reader.read, 0)

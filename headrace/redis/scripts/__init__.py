@@ -84,7 +84,9 @@ class ScriptFolder:
         own = dict(_sources(files(package)))
         self._sources = {**_LIBRARY, **own}
         self._keys = {**(vars(own_keys) if own_keys else {}), **vars(keys)}
-        self.names = tuple(sorted(name for name in own if not name.startswith("lib/")))
+        self.names: tuple[str, ...] = tuple(
+            sorted(name for name in own if not name.startswith("lib/"))
+        )
         # A cache of its own, as it is called for each command.
         self.script: Callable[[str], Script] = cache(self._script)
 

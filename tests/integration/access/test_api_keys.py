@@ -19,7 +19,7 @@ import pytest
 
 from api.auth import authenticator
 from api.auth.authenticator import Needs, Open
-from api.routes.table import TABLE
+from api.extension import operations
 from headrace.access.api_key import Caller, Scope
 from headrace.access.key_store import ApiKeyStore, internal_key
 from headrace.config.input_schema import InputSection
@@ -115,7 +115,7 @@ def test_a_key_opens_the_routes_of_its_scopes_and_no_other(
     def allowed(needs: Needs, scope: Scope | None) -> bool:
         return needs in (scope, Open.ALWAYS, Open.DOCS) or (needs is Open.METRICS and bool(scope))
 
-    for method, template, _, needs, *_ in TABLE:
+    for method, template, _, needs, *_ in operations():
         for scope in (None, *Scope):
             headers = bearer(keys[scope]) if scope is not None else {}
             answer = api.http.request(method, path_of(template), headers=headers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from api.components.files import FileService
 from headrace.access.api_key import Scope
 from headrace.access.key_store import internal_key
 from headrace.batches.execution import BatchExecution
@@ -83,7 +84,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         redis_db.client() as redis,
     ):
         made = Batches(mine).create(lines, ECHO)
-        files = api.services.files
+        files = api.services.of(FileService)
 
         def execute() -> threading.Thread:
             lease = files.batches.claim()

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from api.components.files import FileService
 from headrace.access.api_key import Scope
 from headrace.access.key_store import api_keys_at, internal_key
 from headrace.batches.execution import BatchExecution
@@ -45,7 +46,7 @@ def swept(api: ApiServer, redis_db: RedisServer) -> None:
         for key in client.scan_iter("hr:file:*"):
             client.delete(key)
         make_due(client)
-        api.services.files.store.stores.sweep()
+        api.services.of(FileService).store.stores.sweep()
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def batches(api: ApiServer) -> Iterator[Batches]:
 
 def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     """Drive the batch that waits longest as far as it goes."""
-    files = api.services.files
+    files = api.services.of(FileService)
     lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, headers=headers, retry_s=1)
@@ -158,7 +159,7 @@ def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
         input_file_id=first.input_file_id, endpoint=ECHO, completion_window="24h",
         extra_body={"rerun_of": first.id},
     )  # fmt: skip
-    files = api.services.files
+    files = api.services.of(FileService)
     lease = files.batches.claim()
     assert lease is not None
     runner = BatchExecution(lease, files.store, files.batches, Client(api.url), Settings())
@@ -187,7 +188,7 @@ def test_a_batch_whose_time_was_over_before_it_began(
     api: ApiServer, batches: Batches, redis_db: RedisServer
 ) -> None:
     made = batches.create([line(str(n), "echo", n) for n in range(3)], ECHO, "1s")
-    files = api.services.files
+    files = api.services.of(FileService)
     lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, retry_s=1)
@@ -222,7 +223,7 @@ def test_without_an_api_a_batch_waits_and_goes_on(
     api: ApiServer, batches: Batches, redis_db: RedisServer
 ) -> None:
     made = batches.create([line("a", "echo", 1)], ECHO)
-    files = api.services.files
+    files = api.services.of(FileService)
     lease = files.batches.claim()
     assert lease is not None
     unknown = Client("http://127.0.0.1:1", retry_s=0)
@@ -258,7 +259,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         assert caught.value.code == "unauthorized"
 
         def drive_for(owner: str) -> None:
-            files = inside.services.files
+            files = inside.services.of(FileService)
             lease = files.batches.claim()
             assert lease is not None
             assert lease.batch.spec.owner == owner
@@ -293,7 +294,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         with sdk(process.url, submits) as third:
             unread = Batches(third).create([line("a", "echo", 1)], ECHO)
         drive_for(submits.split("_")[1])
-        found = inside.services.files.batches.get(unread.id)
+        found = inside.services.of(FileService).batches.get(unread.id)
         assert (found.status, found.errors[0].code) == ("failed", "forbidden")
         assert found.errors[0].message.startswith("a batch needs an API key with the scopes submit")
 
@@ -302,7 +303,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         with api_keys_at(redis_db.url) as keys:
             keys.revoke(texts[0].split("_")[1])
         drive_for(texts[0].split("_")[1])
-        found = inside.services.files.batches.get(last.id)
+        found = inside.services.of(FileService).batches.get(last.id)
         assert (found.status, found.errors[0].code) == ("failed", "unauthorized")
         swept(inside, redis_db)
 

@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+from api.components.files import FileService
 from api.routes.openai.files import FORM_MAX_BYTES
 from headrace.batches import files as files_module
 from headrace.redis import keys
@@ -58,7 +59,7 @@ class Site:
     def sweep(self) -> None:
         with self.redis.client() as client:
             make_due(client)
-        self.api.services.files.store.stores.sweep()
+        self.api.services.of(FileService).store.stores.sweep()
 
     def run_out(self, pattern: str = "hr:file:*") -> None:
         """As though the time of these records had come."""

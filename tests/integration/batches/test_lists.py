@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from api.components.files import FileService
 from api.services import Services
 from headrace.access.api_key import EVERYBODY, Caller, Scope
 from headrace.batches import lists
@@ -63,7 +64,7 @@ class Kind:
 
 
 def files_of(services: Services) -> Kind:
-    store = services.files.store
+    store = services.of(FileService).store
 
     def page(caller: Caller, after: str, limit: int) -> tuple[list[str], bool]:
         found = store.page(caller, after=after, limit=limit, newest_first=True, purpose="")
@@ -76,7 +77,7 @@ def files_of(services: Services) -> Kind:
 
 
 def batches_of(services: Services) -> Kind:
-    store = services.files.batches
+    store = services.of(FileService).batches
 
     def create(owner: str) -> str:
         spec = BatchSpec(

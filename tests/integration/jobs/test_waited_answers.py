@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.routes.table import TABLE
+from api.extension import operations
 from api.submission.waiting import WaitQuery
 from headrace.jobs.ids import new_id
 from tests.harness.clients.events import events_of
@@ -152,7 +152,7 @@ def test_a_waited_answer_is_what_get_shows(site: Site, form: Form) -> None:
 def test_every_route_that_waits_is_compared() -> None:
     waits = {
         (operation.method, operation.path)
-        for operation in TABLE
+        for operation in operations()
         if any(issubclass(query, WaitQuery) for query in operation.query)
     }
     assert waits == {

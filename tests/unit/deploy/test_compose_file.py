@@ -22,6 +22,7 @@ from headrace.config.model_catalog import load_catalog
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 from headrace.server import components, health_probe
+from headrace.server.extension import processes
 from headrace.server.gpus import Device
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.containers import seconds
@@ -229,7 +230,7 @@ def test_there_is_time_to_stop_in_order() -> None:
         "worker": worker.stop_timeout_s,
         "background": components.background_child(settings, environ, print).stop_timeout_s,
         "api": components.API_STOP_S,
-        "runner": components.runner_child(settings, environ, print).stop_timeout_s,
+        "runner": processes()["runner"].stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.config.extensions import Extension
+from headrace.config.extensions import Command, Extension
 
 if TYPE_CHECKING:
     from api.extension import ApiPart, Surface
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from headrace.observability.worker_report import Figures
     from workers.extension import Observer, WorkerPart
 
+_NAME: Final = "torchserve"
+#: The options of the command are TorchServe's, and argparse reads them as TorchServe does.
+_FREE: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
 _SEE: Final = "see docs/torchserve.md."
 #: Paths of TorchServe that the native API does not have, and what takes their place.
 _IN_PLACE: Final = {
@@ -42,11 +49,12 @@ def _api() -> ApiPart:
 
 
 def _surface(services: Services) -> Surface | None:
-    if services.settings.torchserve is None:
+    file = services.settings.of(_NAME, Path)
+    if file is None:
         return None
     from api.torchserve.app import build
 
-    return build(services, services.settings.torchserve)
+    return build(services, file)
 
 
 def _hint(_: str, path: str) -> str | None:
@@ -60,11 +68,12 @@ def _workers() -> WorkerPart:
 
 
 def _observer(settings: Settings, figures: Callable[[], Figures]) -> Observer | None:
-    if settings.torchserve is None:
+    file = settings.of(_NAME, Path)
+    if file is None:
         return None
     from workers.observability.torchserve_metrics import build
 
-    return build(settings.torchserve, settings.log_format, figures)
+    return build(file, settings.log_format, figures)
 
 
 def _handlers() -> HandlerPart:
@@ -145,12 +154,20 @@ def _log_files(file: Path | None, log_format: str) -> LogFiles | None:
     return log_files_of(read_config(file), log_format)
 
 
+def _command() -> Callable[..., Any]:
+    from headrace.cli.torchserve import torchserve
+
+    return torchserve
+
+
 EXTENSION: Final = Extension(
-    name="torchserve",
+    name=_NAME,
     summary="TorchServe's URLs, handlers, archives, logs, metrics and command",
     api=_api,
     workers=_workers,
     handlers=_handlers,
     models=_models,
     logs=_logs,
+    commands={"torchserve": Command(load=_command, context=_FREE)},
+    settings=lambda: Path,
 )

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.config.paths import server_root
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "headrace.extensions"
 #: The package of the extensions that Headrace brings.
@@ -47,7 +49,8 @@ class Extension:
         name: one word; also the key of its settings.
         summary: what it adds, in a sentence, for `headrace doctor`.
         commands: of the command line, by name.
-        settings: returns the type of its value in the settings: a struct, or a simple type.
+        settings: returns the type of its value in the settings: a struct whose fields have
+            defaults, or a simple type.
         api: returns an `api.extension.ApiPart`.
         workers: returns a `workers.extension.WorkerPart`.
         handlers: returns a `handlers.extension.HandlerPart`.
@@ -86,10 +89,13 @@ class Found:
 @cache
 def found() -> Found:
     """Return the extensions that are installed. One that cannot be imported stops nothing."""
+    # Imported here because a plain command needs none of it.
+    from importlib.metadata import entry_points
+
     result = Found()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
-            extension = _loaded(entry)
+            extension = _extension_of(entry)
         except Exception as error:  # noqa: BLE001 - code of any distribution
             result.problems[entry.name] = f"it cannot be imported: {type(error).__name__}: {error}"
             continue
@@ -112,25 +118,36 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
     result: dict[str, _Part] = {}
     for name, extension in found().extensions.items():
         load: Callable[[], object] | None = getattr(extension, point)
-        if load is None:
-            continue
-        try:
-            part = load()
-        except ImportError as error:
-            _report(name, f"its part `{point}` cannot be imported: {error}")
-            continue
+        part = None if load is None else loaded(name, f"part `{point}`", load)
         if isinstance(part, kind):
             result[name] = part
-        else:
+        elif part is not None:
             _report(name, f"its part `{point}` is no {kind.__name__}")
     return result
 
 
-def extension_of(handler: str) -> str:
+def handler_extension(handler: str) -> str:
     """Return whose handler a model names, as `NAME:...`; "" if it is of no extension."""
     name, colon, _ = handler.partition(":")
     extension = found().extensions.get(name) if colon else None
     return name if extension is not None and extension.handlers is not None else ""
+
+
+@cache
+def settings_types() -> dict[str, Any]:
+    """Return the types of the values that extensions have in the settings, by their names."""
+    loads = {name: extension.settings for name, extension in found().extensions.items()}
+    types = {name: loaded(name, "settings", load) for name, load in loads.items() if load}
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def loaded(name: str, what: str, load: Callable[[], object]) -> Any:
+    """Return what a function of an extension returns; None, with a warning, if it cannot."""
+    try:
+        return load()
+    except Exception as error:  # noqa: BLE001 - code of any distribution
+        _report(name, f"its {what} cannot be used: {type(error).__name__}: {error}")
+        return None
 
 
 def _report(name: str, problem: str) -> None:
@@ -138,7 +155,7 @@ def _report(name: str, problem: str) -> None:
         logger.warning("the extension %s is left out: %s", name, problem)
 
 
-def _loaded(entry: EntryPoint) -> object:
+def _extension_of(entry: EntryPoint) -> object:
     if entry.module.partition(".")[0] != PACKAGE:
         return entry.load()
     # Ours, although a user may have a package of that name.

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from headrace.config.extensions import extension_of
+from headrace.config.extensions import handler_extension
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 
@@ -76,7 +76,7 @@ def parse_handler(text: str) -> HandlerReference:
         ConfigError: it has none of the forms.
     """
     label = f"handler {text!r}"
-    if extension := extension_of(text):
+    if extension := handler_extension(text):
         target, name = _split(text.removeprefix(f"{extension}:"))
         return HandlerReference(text, HandlerKind.EXTENSION, target, name, label, extension)
     if text in BUILTIN_HANDLERS:

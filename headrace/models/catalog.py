@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.extensions import extension_of
+from headrace.config.extensions import handler_extension
 from headrace.config.model_catalog import (
     Catalog,
     ModelConfig,
@@ -77,7 +77,7 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
     if model.auto_replicas and "replicas" in written:
         written["replicas"] = "auto"
     values = {**_beside(written, found.options), **written}
-    runs = models_parts().get(extension_of(str(values.get("handler", ""))))
+    runs = models_parts().get(handler_extension(str(values.get("handler", ""))))
     defaults = runs.defaults() if runs and runs.defaults else {"timeout_s": model.timeout_s}
     values = {**defaults, **values}
     values["options"] = {**found.options.get("options", {}), **model.options}

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.extensions import extension_of
+from headrace.config.extensions import handler_extension
 from headrace.config.handler_reference import handler_problem, parse_handler
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
@@ -138,7 +138,7 @@ def _copy(found: ModelFolder, about: Explanation) -> None:
     about.described_by, about.name = found.kind, found.name or None
     about.version = found.options.get("version")
     handler: str = found.options["handler"]
-    about.handler = handler.removeprefix(f"{extension_of(handler)}:")
+    about.handler = handler.removeprefix(f"{handler_extension(handler)}:")
     about.weights = found.options.get("weights")
     about.requirements = found.requirements is not None
 

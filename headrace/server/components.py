@@ -100,7 +100,7 @@ def log_files(settings: Settings) -> LogFiles | None:
             written.
     """
     for name, part in logs_parts().items():
-        files = part.files(getattr(settings, name, None), settings.log_format)
+        files = part.files(settings.extensions.get(name), settings.log_format)
         if files is not None:
             return files
     return None

@@ -24,6 +24,7 @@ ELSEWHERE = frozenset(
     [
         "headrace.extensions",  # a group of entry points
         "headrace.digits",  # a queue
+        "headrace.extensions",  # a group of entry points
         "headrace.predict",  # a task
         # Attributes of spans.
         "headrace.attempt",

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headrace.config.extensions import extension_of
+from headrace.config.extensions import handler_extension
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
 from headrace.redis.keys import OFFLINE_STEP
@@ -174,7 +174,7 @@ class HeldJobs:
 
         A timeout that a client has set still counts from the start of the attempt.
         """
-        part = worker_parts().get(extension_of(model.config.handler))
+        part = worker_parts().get(handler_extension(model.config.handler))
         if batch is None or part is None or not part.pieces_extend_timeout:
             return
         jobs = [job for job in batch.jobs if not job.dropped]

@@ -36,7 +36,7 @@ def test_the_settings_of_the_components(tmp_path: Path) -> None:
     assert settings.install_requirements
     assert settings.cors_origins == ("https://example.com",)
     assert settings.model_store == tmp_path / "store"
-    assert settings.torchserve == tmp_path / "state/torchserve.properties"
+    assert settings.of("torchserve", Path) == tmp_path / "state/torchserve.properties"
 
 
 def test_values_beyond_our_limits_are_the_limits(tmp_path: Path) -> None:

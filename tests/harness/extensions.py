@@ -1,0 +1,41 @@
+"""Extensions that are installed for a moment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from unittest.mock import patch
+
+from headrace.cli.main import every_command
+from headrace.config.extensions import GROUP, Extension, found, settings_types
+
+_MODULE = "made_by_tests"
+
+
+@contextmanager
+def installed(*extensions: Extension, missing: str = "") -> Iterator[None]:
+    """These are all extensions of this Python; `missing` names one that cannot be imported."""
+    module = ModuleType(_MODULE)
+    for extension in extensions:
+        setattr(module, extension.name, extension)
+    names = [extension.name for extension in extensions]
+    entries = [EntryPoint(name, f"{_MODULE}:{name}", GROUP) for name in names]
+    if missing:
+        entries.append(EntryPoint(missing, "not_installed:EXTENSION", GROUP))
+    with (
+        patch("importlib.metadata.entry_points", lambda group: entries),
+        patch.dict(sys.modules, {_MODULE: module}),
+    ):
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for cached in (found, settings_types, every_command):
+        cached.cache_clear()

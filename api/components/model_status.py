@@ -90,8 +90,6 @@ class ModelStatuses:
         self._asked: dict[tuple[str, str], ModelConfig] = {}
         # Each live worker, by its node name.
         self._hosts: dict[str, Host] = {}
-        # The models of workers that do not report their version, as of an older Headrace.
-        self._unversioned: frozenset[str] = frozenset()
         self._read_at = -FRESH_S
         self._reading: asyncio.Task[None] | None = None
 
@@ -120,18 +118,15 @@ class ModelStatuses:
         self._latest = statuses
         self._read_at = now = asyncio.get_running_loop().time()
         ready = {name for name, status in statuses.items() if status.ready}
-        of_versions, unversioned = set(), set()
+        of_versions = set()
         for name, status in statuses.items():
             for served in status.workers:
                 state = served.state
                 if _VERSION.fullmatch(state.version):
                     self._seen[name, state.version, served.worker] = now
-                elif state.state in BEST_FIRST[:-1]:
-                    unversioned.add(name)
                 if state.ready:
                     of_versions.add((name, state.version))
         self._ready = frozenset(ready | of_versions)
-        self._unversioned = frozenset(unversioned)
         # A worker that is gone may come back. One that has ended a version has not it any more.
         self._seen = {
             key: at
@@ -202,12 +197,10 @@ class ModelStatuses:
     def for_version(self, model: ModelConfig, version: str) -> ModelConfig:
         """Return the model for jobs that ask for one of `versions`, with the queue of the version.
 
-        A pipeline has one queue. Workers of an older Headrace know no queues of versions. While any
-        of them runs, jobs that ask for the declared version join the model's own queue, as before.
+        A pipeline has one queue.
         """
         name = model.name
-        shared = name in self._catalog.pipelines or name in self._unversioned
-        if shared and version == model.version:
+        if name in self._catalog.pipelines and version == model.version:
             return model
         registered = self._catalog.versions.get(name, {}).get(version)
         if registered is not None:

@@ -273,6 +273,4 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
 
 
 def _from_notice(job: Job, ended: EndedJob) -> Job:
-    return ended.job(
-        job.model, job.version, job.created_us, job.metadata_json, job.asked_version, job.trace_id
-    )
+    return ended.job(job.model, job.created_us, job.metadata_json, job.asked_version, job.trace_id)

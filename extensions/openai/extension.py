@@ -25,10 +25,17 @@ def _runner() -> Any:
     return runner
 
 
+def _checks() -> object:
+    from extensions.openai.cli.doctor import CHECKS
+
+    return CHECKS
+
+
 EXTENSION: Final = Extension(
     name="openai",
     summary="OpenAI's API: chat, completions, embeddings, responses, files and batches",
     commands={"runner": Command(load=_runner)},
     api=_api,
     server=_server,
+    checks=_checks,
 )

@@ -184,8 +184,7 @@ def key_from(key_id: str, fields: Mapping[bytes, bytes]) -> ApiKey | None:
             acts=texts["acts"] == "1",
             old_digest=bytes.fromhex(texts["old_sha256"]),
             old_until_s=float(texts["old_until"]),
-            # Keys of older versions have no such field.
-            tokens_per_minute=int(texts.get("tokens_per_minute", 0)),
+            tokens_per_minute=int(texts["tokens_per_minute"]),
         )
     except (KeyError, ValueError):
         return None

@@ -26,6 +26,7 @@ from headrace.batches.input import (
     validate,
 )
 from headrace.batches.output import CANCELLED, EXPIRED, REFUSED, BatchLeaseLost, BatchSink
+from headrace.batches.redis.fields import BatchField
 from headrace.batches.store import BatchStore, Lease, LineError, endpoint_model
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
@@ -33,7 +34,6 @@ from headrace.client.sansio import Plan
 from headrace.client.sync_client import Client, run_plan
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
-from headrace.redis.fields import BatchField
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.checkpoint import Checkpoint, decode
 from headrace.runs.engine.engine import Engine, row_of

@@ -17,15 +17,17 @@ import msgspec
 
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.batches.lists import IdLists, ItemPage
+from headrace.batches.redis import keys as batch_keys
+from headrace.batches.redis import script
+from headrace.batches.redis.fields import FileField
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
 from headrace.jobs.ids import new_id
 from headrace.payloads.index import GRACE_S
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores
 from headrace.redis import keys
-from headrace.redis.fields import FileField
 from headrace.redis.script_client import ScriptClient
-from headrace.redis.scripts import pages_of, script
+from headrace.redis.scripts import pages_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +105,8 @@ class FileStore:
         self.ttl_s = ttl_s
         self._lists = IdLists(
             client,
-            keys.FILES,
-            keys.INDEXED_FILES,
-            keys.files_of,
+            batch_keys.FILES,
+            batch_keys.files_of,
             self._read,
             lambda file: file.owner,
         )

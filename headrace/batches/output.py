@@ -10,6 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.batches.files import PART_BYTES, FileStore, new_file_id
+from headrace.batches.redis.fields import BatchField
 from headrace.batches.store import (
     JOBS_ENDPOINT,
     OPENAI_ENDPOINTS,
@@ -22,7 +23,6 @@ from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParamete
 from headrace.jobs.encoding import without_line_ends
 from headrace.openai.batch_lines import line_answer
 from headrace.openai.errors import failure_of, openai_error
-from headrace.redis.fields import BatchField
 from headrace.runs.interfaces import CheckpointStore, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 

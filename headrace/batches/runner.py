@@ -18,6 +18,7 @@ from headrace.access.api_key import NO_OWNER
 from headrace.access.key_store import INTERNAL_TTL_S, internal_key
 from headrace.batches.execution import BatchExecution
 from headrace.batches.files import FileStore
+from headrace.batches.redis import keys as batch_keys
 from headrace.batches.store import BatchStore
 from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
@@ -125,9 +126,11 @@ class BatchRunner:
         # By Redis' clock: a runner whose own clock is ahead would remove the others.
         seconds, _ = self._client.execute("TIME")
         now_s = int(seconds)
-        self._client.execute("ZADD", keys.RUNNERS, now_s, self._name)
-        self._client.execute("ZREMRANGEBYSCORE", keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S)
-        self._client.execute("EXPIRE", keys.RUNNERS, keys.WORKER_TTL_S)
+        self._client.execute("ZADD", batch_keys.RUNNERS, now_s, self._name)
+        self._client.execute(
+            "ZREMRANGEBYSCORE", batch_keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S
+        )
+        self._client.execute("EXPIRE", batch_keys.RUNNERS, keys.WORKER_TTL_S)
 
     def _replace_latest(self) -> None:
         """Release the batch whose window ends last, if one that ends before it waits.
@@ -175,7 +178,7 @@ class BatchRunner:
                     extra={"api_batch": execution.batch.id},
                 )
         try:
-            self._client.execute("ZREM", keys.RUNNERS, self._name)
+            self._client.execute("ZREM", batch_keys.RUNNERS, self._name)
         except HeadraceError:
             logger.debug("runner entry not removed, it will expire")
         self._stores.close()

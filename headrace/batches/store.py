@@ -12,15 +12,16 @@ from msgspec import Meta
 
 from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.batches.lists import IdLists, ItemPage
+from headrace.batches.redis import keys as batch_keys
+from headrace.batches.redis import script
+from headrace.batches.redis.fields import BatchField
 from headrace.errors import BatchNotFound
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Count
 from headrace.openai.batch_lines import SHAPES
-from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.fields import BatchField
 from headrace.redis.script_client import ScriptClient
-from headrace.redis.scripts import Arg, script
+from headrace.redis.scripts import Arg
 from headrace.redis.scripts import jobs as job_scripts
 
 VALIDATING: Final = "validating"
@@ -226,7 +227,7 @@ class BatchStore:
         self._keep_s = keep_s
         self._lease_s = lease_s
         self._lists = IdLists(
-            client, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of, self._read,
+            client, batch_keys.BATCHES, batch_keys.batches_of, self._read,
             lambda batch: batch.spec.owner,
         )  # fmt: skip
 
@@ -319,7 +320,7 @@ class BatchStore:
         self._client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
 
     def _read(self, ids: list[str]) -> list[BatchRecord | None]:
-        found = self._client.read_all([("HGETALL", keys.batch(one)) for one in ids])
+        found = self._client.read_all([("HGETALL", batch_keys.batch(one)) for one in ids])
         return [read_batch(one, record) for one, record in zip(ids, found, strict=True)]
 
 

@@ -157,7 +157,7 @@ class Traffic(
 
 
 def known_parts(written: Any) -> Any:
-    """Return stored traffic without the keys that only a newer Headrace has."""
+    """Return stored traffic without the keys that this version does not know."""
     if not isinstance(written, Mapping):
         return written
     found = {key: part for key, part in written.items() if key in Traffic.__struct_fields__}

@@ -58,7 +58,7 @@ def iso(us: int) -> str:
 
 #: The timings of a job, in order. The record's `tm` has all of them but `device_wait`.
 TIMINGS: Final = ("queued", "hold", "device_wait", "preprocess", "inference", "postprocess")
-#: The device wait of a job that an older version ran: its `hold` includes it.
+#: The device wait of a job that did not run.
 NO_WAIT: Final = "0.0"
 #: The place of a job that a worker has taken and that has not begun.
 NEXT_PLACE: Final = 1

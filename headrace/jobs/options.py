@@ -20,8 +20,6 @@ WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
 ENDS: Final = {
     state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
 }
-#: None here would change the digests of requests that older versions have stored.
-_NotGiven = msgspec.UnsetType
 
 #: Seconds between two tries.
 BackoffSeconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -65,16 +63,16 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Meta(description="The client's own data, returned with the job; at most 4 KiB as JSON."),
     ] = None
     webhook: Annotated[
-        _WebhookUrl | _NotGiven | None,
+        _WebhookUrl | None,
         Meta(
             description="The URL that receives events of the job, if this server sends webhooks; "
             "an address in a private network is refused unless `webhook_allow_networks` has it."
         ),
-    ] = msgspec.UNSET
+    ] = None
     webhook_events: Annotated[
-        Annotated[tuple[WebhookEvent, ...], Meta(min_length=1)] | _NotGiven | None,
+        Annotated[tuple[WebhookEvent, ...], Meta(min_length=1)] | None,
         Meta(description="The events to send; by default every event of the job's end."),
-    ] = msgspec.UNSET
+    ] = None
 
 
 DEFAULT_OPTIONS: Final = JobOptions()

@@ -296,7 +296,7 @@ def timings_member(timings: bytes, device_wait: bytes, total_us: int) -> bytes:
 
     Args:
         timings: the record's `tm`.
-        device_wait: the record's `dw`; empty if an older version ran the job.
+        device_wait: the record's `dw`; empty for a job that did not run.
         total_us: from its submit to its end.
     """
     queued, hold, *ran = timings.split(b",")

@@ -350,13 +350,13 @@ class ModelState(msgspec.Struct, frozen=True):
         node: the worker's Celery node name.
         pids: the model processes.
         backoff_us: first and longest wait before a retry, unless the job has its own.
-        version: the version of the model; "" from a worker that does not report it.
+        version: the version of the model; "" for a pipeline.
         total_replicas: how many all workers together should have; None: each has its own number.
         threads: with how many threads each process computes; 0 if it is not known.
         cpus: the logical CPUs of each pinned process, such as "0-3".
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
-        processes: the model processes with their states; empty from an older worker.
+        processes: the model processes with their states.
         generation: what its generators do; None if its handler is no generator.
     """
 

@@ -338,7 +338,7 @@ def hash_request(
     begun = _begun_digest if options.metadata is None else _begun_digest.__wrapped__
     digest = begun(model, options, version).copy()
     if details is not None:
-        # A digest without details is as older versions made it. No input begins with `d`.
+        # No input begins with `d`.
         text = details.text()
         digest.update(b"d%d\0%b" % (len(text), text))
     digest.update(input_json)

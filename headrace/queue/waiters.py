@@ -61,21 +61,17 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
     def job(
         self,
         model: str,
-        version: str,
         created_us: int,
         metadata_json: str = "",
         asked_version: str = "",
         trace_id: str = "",
     ) -> Job:
-        """Return the job as it would be read from its record.
-
-        `version` is for a publication that names none, as of a worker of an older Headrace.
-        """
+        """Return the job as it would be read from its record."""
         batch_size, batch_padding = read_batch(self.batch)
         return Job(
             id=self.id,
             model=model,
-            version=self.version or version,
+            version=self.version,
             state=_STATES[self.state],
             created_us=created_us,
             started_us=int(self.started_us or 0),

@@ -17,8 +17,6 @@ from headrace.webhooks.task_message import WebhookTask, message
 PREFIX: Final = "msg_"
 #: A field of `hr:hook:<id>` with how the job of an API key has ended; the key follows.
 _END: Final = b"e:"
-#: Replaces the API key of an end that is noted without one.
-UNKNOWN_OWNER: Final = "?"
 #: The counter of tries in `hr:stats:`; the outcome follows.
 COUNTER: Final = "webhooks"
 OUTCOMES: Final = ("delivered", "retried", "failed")
@@ -129,8 +127,7 @@ class DeliveryLog(msgspec.Struct, frozen=True):
 
     def end_of(self, owner: str) -> tuple[str, int] | None:
         """Return how the job of an API key last ended; None if that is unknown."""
-        known = [self.ends[name] for name in (owner, UNKNOWN_OWNER) if name in self.ends]
-        return max(known, key=lambda end: end[1], default=None)
+        return self.ends.get(owner)
 
     def surplus(self, owner: str) -> list[str]:
         """Deliveries to delete when the owner saves one more: its oldest that have ended."""
@@ -162,10 +159,6 @@ def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
         for name, text in fields.items()
         if name.startswith(_END) and (end := _read_end(text)) is not None
     }
-    last = _read_end(fields.get(b"s", b"") + fields.get(b"en", b""))
-    if last is not None and all(at_us < last[1] for _, at_us in ends.values()):
-        # An older version, which notes no API key, has ended the job last.
-        ends[UNKNOWN_OWNER] = last
     return DeliveryLog(ends, found)
 
 

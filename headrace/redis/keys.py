@@ -47,8 +47,6 @@ EXCLUSIVE_TTL_S: Final = 86_400
 PIECES_TTL_S: Final = 86_400
 #: How many entries the log of a streaming job keeps, about.
 PIECES_MAX: Final = 10_000
-#: Longer than a file is kept, and than a batch runs and is then kept.
-FILES_TTL_S: Final = 62 * 86_400
 #: The waiter in the record of a quiet job, until a client listens for its end.
 NO_WAITER: Final = "-"
 
@@ -203,37 +201,19 @@ background_sending: Final = Prefix("hr:background:sending:")
 
 # Webhooks (headrace/webhooks).
 
-#: hash, 7 days from an end, webhook_retry_s and webhook_log_ttl_s from a try: s, en: how and when
-#: the job last ended, if a webhook wants it; e:<key>: both, for the job of an API key;
+#: hash, 7 days from an end, webhook_retry_s and webhook_log_ttl_s from a try:
+#: e:<key>: how and when the job of an API key last ended, if a webhook wants it;
 #: <delivery>: JSON, its state; b:<delivery>: what it sends, while that may be sent again;
 #: m:<delivery>: the background task of its next try.
 deliveries: Final = Prefix("hr:hook:")
 #: zset: "<id> <delivery>" -> when it is tried again.
 DUE_DELIVERIES: Final = "hr:hooks"
 
-# Files, batches over them (headrace/batches), and offline runs (headrace/runs/records.py).
+# Files, whose parts are payloads (headrace/batches), and offline runs (headrace/runs/records.py).
 
 #: hash: the record, fields in `FileField`; while it is written 14 min from its last part, then
 #: until it expires. The zset <key>:parts lives as long: reference of a part -> where it begins.
 file: Final = Prefix("hr:file:")
-#: zset, FILES_TTL_S from the last: ids of finished files.
-FILES: Final = "hr:files"
-#: zset, FILES_TTL_S from the last: those of them that are in the list of their API key.
-INDEXED_FILES: Final = "hr:files:indexed"
-#: zset, FILES_TTL_S from the last: ids of the finished files of one API key.
-files_of: Final = Prefix("hr:files:of:")
-#: hash: the record, fields in `BatchField`; until its window has passed, then as long as a file.
-batch: Final = Prefix("hr:batch:")
-#: zset, FILES_TTL_S from the last: ids of batches, in order.
-BATCHES: Final = "hr:batches"
-#: zset, FILES_TTL_S from the last: those of them that are in the list of their API key.
-INDEXED_BATCHES: Final = "hr:batches:indexed"
-#: zset, FILES_TTL_S from the last: ids of the batches of one API key, in order.
-batches_of: Final = Prefix("hr:batches:of:")
-#: zset, FILES_TTL_S from the last: batch that has not ended -> until when a runner has leased it.
-OPEN_BATCHES: Final = "hr:batches:open"
-#: zset, WORKER_TTL_S: "<owner> <host> <pid>" of a runner -> when it was last seen, in seconds.
-RUNNERS: Final = "hr:runners"
 #: zset, 30 days: run -> its last report, the newest 1,000.
 RUNS: Final = "hr:runs"
 #: zset, 30 days: run of one API key (-: of none) -> its last report; older ones are deleted.

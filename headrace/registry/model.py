@@ -27,7 +27,7 @@ class Revision(NamedTuple):
     Attributes:
         generation: how often anything was changed; 0 if nothing ever was.
         change: the id of the newest change. If Redis loses a write and counts to the same number
-            again, it has another one. "" of an older version.
+            again, it has another one.
     """
 
     generation: int = 0
@@ -382,7 +382,7 @@ def differences(registry: Registry) -> list[Difference]:
 def _declared_traffic(options: Options) -> Traffic | None:
     """Return the traffic among the options of a models file, which were checked when it was read.
 
-    A process of an older Headrace has none if it cannot read it.
+    A process has none if it cannot read it, as of another version.
     """
     try:
         written = known_parts(options.get("traffic"))

@@ -240,14 +240,8 @@ def _registry(replies: Sequence[Any]) -> Registry:
     (*revision, file, declared), stored = replies
     generation, change = revision_of(revision)
     models = {_text(name): _decode(name, value) for name, value in sorted(_pairs(stored).items())}
-    return Registry(generation, _text(file), models, change, _versions(declared))
-
-
-def _versions(declared: bytes | None) -> dict[str, str]:
-    """Return the models of the models file; none if an older Headrace has applied it."""
-    with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(declared or b"{}", type=dict[str, str])
-    return {}
+    versions = msgspec.json.decode(declared or b"{}", type=dict[str, str])
+    return Registry(generation, _text(file), models, change, versions)
 
 
 def _text(value: bytes | None) -> str:

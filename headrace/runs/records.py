@@ -17,7 +17,7 @@ from headrace.jobs.job import Time, iso
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import Command, script
+from headrace.redis.scripts import script
 
 TTL_S: Final = 30 * 86_400
 #: How many records of an API key are kept; older ones are deleted.
@@ -96,10 +96,8 @@ class RunRecords:
 
     async def all(self, caller: Caller) -> list[Run]:
         """Return every record that the caller may see, the last to report first."""
-        newest: Command = ("ZREVRANGE", keys.RUNS, 0, KEPT - 1)
-        if not caller.sees_all:
-            newest = script("runs/list").call([], caller.key_id or NO_OWNER, KEPT)
-        found = await self._queue.call_once(newest)
+        index = keys.RUNS if caller.sees_all else keys.runs_of(caller.key_id or NO_OWNER)
+        found = await self._queue.call_once(("ZREVRANGE", index, 0, KEPT - 1))
         records = await self._read([run_id.decode() for run_id in found], caller)
         return [record for record in records if record is not None]
 

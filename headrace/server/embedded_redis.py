@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -123,16 +122,7 @@ def prepare(state_dir: Path) -> EmbeddedServer:
         # Histograms per command, updated by each call of a script; nothing reads them.
         lines.append("latency-tracking no")
     write_private(config_file, "\n".join(lines) + "\n")
-    _close_data(state_dir)
     return EmbeddedServer(program, config_file, port, password)
-
-
-def _close_data(state_dir: Path) -> None:
-    """Make the data of earlier versions, which others may read, private."""
-    for name in ("appendonlydir", "appendonly.aof", "dump.rdb"):
-        path = state_dir / name
-        with contextlib.suppress(FileNotFoundError):
-            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def prepared_url(state_dir: Path) -> str | None:

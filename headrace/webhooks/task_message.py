@@ -33,7 +33,7 @@ class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
         owner: its API key, in the same case.
         started: whether the event is the job's start and not its end.
         delivery: the delivery, for a retry.
-        turn: the delivery's `turn` when the task was made; -1 if an older version made it.
+        turn: the delivery's `turn` when the task was made.
     """
 
     job: str
@@ -43,7 +43,7 @@ class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
     owner: str = ""
     started: bool = False
     delivery: str = ""
-    turn: int = -1
+    turn: int = 0
 
 
 def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> list[str | bytes]:

@@ -285,19 +285,17 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
         "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e",
         "redis:r", 1, 0, 17, "", "", "more than nothing"], "jobs/canvas_begin": ["x", 1],
-        "workers/report": ["w", 2, "m", "{}"], "files/begin": ["f", 0],
-        "files/part": ["f", "redis:0", 0, 1, 1, 1],
-        "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
+        "workers/report": ["w", 2, "m", "{}"],
+        "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
         "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
-        "runs/save_status": ["r", "{}", "", 60, 10, "-"], "runs/list": ["-", 10],
+        "runs/save_status": ["r", "{}", "", 60, 10, "-"],
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
         "background/hold": ["w", "t", "x"],
         "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
-        "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel":
-        ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
-        ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
+        "pipelines/clear": ["x", 1],
+        "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
         "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
         "jobs/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
         "jobs/read_pieces": [10, 10, "x", 0, ""],
@@ -318,7 +316,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.execute(*command)
     queue.client.delete(
         keys.WORKERS, keys.worker("w"), keys.rate("k"), keys.RUNS, keys.runs_of("-"), keys.run("r"),
-        keys.PAYLOADS, keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
+        keys.PAYLOADS,
         keys.background_held("w"), keys.profile("p"), keys.PROFILES, keys.REGISTRY,
     )  # fmt: skip
     assert queue.client.dbsize() == 0

@@ -82,7 +82,8 @@ def test_modules_folders_and_scripts_exist(path: Path) -> None:
         if word in ELSEWHERE:
             continue
         if word.endswith(".lua"):
-            places = (SCRIPTS, ROOT, *(ROOT / "extensions").glob("*/redis"))
+            own = (*ROOT.glob("extensions/*/redis"), *ROOT.glob("headrace/*/redis"))
+            places = (SCRIPTS, ROOT, *own)
             assert any((place / word).is_file() for place in places), word
         elif word.partition("/")[0] in top and re.fullmatch(r"[\w./-]+", word) and "/" in word:
             assert (ROOT / word).exists(), word

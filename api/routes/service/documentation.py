@@ -23,7 +23,7 @@ from api.http.problems import problem
 from api.services import Services
 from headrace.errors import PathNotFound
 
-#: In the addresses of its files, so that no browser uses the cached files of an older version.
+#: In the addresses of its files, so that no browser uses cached files of another version.
 SWAGGER_UI_VERSION: Final = "5.35.0"
 STATIC_PATH: Final = "/docs/static"
 

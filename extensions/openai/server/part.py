@@ -12,6 +12,7 @@ from typing import Any, Final
 import redis
 import redis.exceptions
 
+from headrace.batches.redis import keys as batch_keys
 from headrace.batches.store import BatchStore
 from headrace.errors import HeadraceError
 from headrace.redis import keys
@@ -27,7 +28,7 @@ _STOP_S: Final = 25.0
 
 def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
     """Return host and pid of each live runner, by its name."""
-    members: Any = client.zrange(keys.RUNNERS, 0, -1)
+    members: Any = client.zrange(batch_keys.RUNNERS, 0, -1)
     named = (member.decode().split(" ") for member in members)
     return {owner: (host, int(pid)) for owner, host, pid in named}
 

@@ -22,6 +22,15 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:
     from headrace.cli.doctor.deployment import Deployment
 
+CONFIG: Final = "Configuration"
+REDIS: Final = "Redis"
+WORKERS: Final = "Workers and API"
+WORK: Final = "Work"
+DEVICES: Final = "Devices"
+HOST: Final = "This host"
+#: The groups of checks, in the order of the report.
+GROUPS: Final = (CONFIG, REDIS, WORKERS, WORK, DEVICES, HOST)
+
 #: A sentence lists at most this many names, and then the number of further names.
 NAMED_MAX: Final = 3
 

@@ -20,20 +20,25 @@ from headrace.cli.doctor import (
     redis_server,
     workers,
 )
-from headrace.cli.doctor.check import Check, CheckRun, Verdict, run_checks
+from headrace.cli.doctor.check import (
+    CONFIG,
+    DEVICES,
+    GROUPS,
+    HOST,
+    REDIS,
+    WORK,
+    WORKERS,
+    Check,
+    CheckRun,
+    Verdict,
+    run_checks,
+)
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.config.extensions import parts
 
-CONFIG: Final = "Configuration"
-REDIS: Final = "Redis"
-WORKERS: Final = "Workers and API"
-WORK: Final = "Work"
-DEVICES: Final = "Devices"
-HOST: Final = "This host"
-
-#: All checks, in the order of the report. A test compares docs/doctor.md with this list.
-CHECKS: Final = (
+_OF_CORE: Final = (
     Check("settings", CONFIG, configuration.settings),
     Check("env-file", CONFIG, configuration.env_file),
     Check("models-file", CONFIG, configuration.models_file),
@@ -72,7 +77,6 @@ CHECKS: Final = (
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
     Check("background", WORK, queues.background_tasks),
-    Check("batches", WORK, queues.batches),
     Check("gpus", DEVICES, gpus.gpus, limit_s=30),
     Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),
     Check("threads", DEVICES, gpus.threads),
@@ -82,6 +86,11 @@ CHECKS: Final = (
     Check("disks", HOST, host.disks),
     Check("open-files", HOST, host.open_files),
     Check("versions", HOST, host.versions),
+)
+_OF_EXTENSIONS: Final = [check for own in parts("checks", tuple).values() for check in own]
+#: All checks, in the order of the report. A test compares docs/doctor.md with this list.
+CHECKS: Final[tuple[Check, ...]] = tuple(
+    sorted((*_OF_CORE, *_OF_EXTENSIONS), key=lambda check: GROUPS.index(check.group))
 )
 _COLOURS: Final = {
     Verdict.OK: typer.colors.GREEN,

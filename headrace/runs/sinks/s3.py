@@ -11,11 +11,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError
@@ -24,12 +23,6 @@ from headrace.runs.sources.s3 import RunBucket, S3File
 
 ENV_SPOOL_DIR: Final = "HEADRACE_SPOOL_DIR"
 _NAME_CHARS: Final = 80
-
-
-class _InterruptedUpload(msgspec.Struct):
-    """The upload that an earlier version of Headrace noted next to the spool."""
-
-    upload_id: str
 
 
 class OutputFormat(Protocol):
@@ -72,7 +65,6 @@ class S3Target(Target):
 
     @override
     def publish(self, spool: Path) -> Any:
-        self._abort_interrupted(spool.with_name(f"{spool.name}.upload"))
         made = spool if self._format is None else self._format.encode(spool)
         with self._request() as request:
             self._bucket.client.upload_file(str(made), **request)
@@ -96,14 +88,6 @@ class S3Target(Target):
                 self._format.decode(body, out)
             finally:
                 body.unlink(missing_ok=True)
-
-    def _abort_interrupted(self, note: Path) -> None:
-        """Abort the upload of an earlier version, so that its parts do not stay in the bucket."""
-        with suppress(OSError, msgspec.DecodeError, ConfigError):
-            upload = msgspec.json.decode(note.read_bytes(), type=_InterruptedUpload)
-            with self._request() as request:
-                self._bucket.client.abort_multipart_upload(**request, UploadId=upload.upload_id)
-        note.unlink(missing_ok=True)
 
     @contextmanager
     def _request(self) -> Iterator[dict[str, str]]:

@@ -300,7 +300,7 @@ def test_of_a_quiet_job_nobody_is_told_until_somebody_listens(queue: Queue) -> N
     assert (status, json.loads(ignored)["status"]) == (keys.meta(ids[1]), "IGNORED")
     assert ended == keys.ended(ids[1])
     (row,) = read_ended(said)
-    assert row.job("m", "1.0", 0).result_json == b'{"a":[1]}'
+    assert row.job("m", 0).result_json == b'{"a":[1]}'
     assert cancelled == keys.meta(ids[2])
     for job_id in ids[:2]:
         assert queue.meta(job_id) is None

@@ -1,4 +1,4 @@
-"""Lists of files and batches: each key reads its own, also of those that an older version made."""
+"""Lists of files and batches: each key reads its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 from api.components.files import FileService
 from api.services import Services
 from headrace.access.api_key import EVERYBODY, Caller, Scope
-from headrace.batches import lists
+from headrace.batches.redis import keys as batch_keys
 from headrace.batches.store import JOBS_ENDPOINT, BatchSpec
 from headrace.redis import keys
 from headrace.redis.keys import Prefix
@@ -31,14 +31,14 @@ class Kind:
     Attributes:
         create: creates one that an API key owns; returns its id.
         page: returns the ids of a page of a caller, and whether more follow.
-        names: the lists: of all, of those that are in the list of their key, and of one key.
+        names: the lists: of all, and of one key.
     """
 
     path: str
     record: Prefix
     create: Callable[[str], str]
     page: Callable[[Caller, str, int], tuple[list[str], bool]]
-    names: tuple[str, str, Prefix]
+    names: tuple[str, Prefix]
 
     def make(self, owner: str) -> str:
         """Create one; its id sorts behind the others, as that of another millisecond."""
@@ -46,21 +46,6 @@ class Kind:
         while time.time_ns() // 10**6 == now_ms:
             pass
         return self.create(owner)
-
-    def forget_index(self, client: redis.Redis, *ids: str) -> None:
-        """As though an older version had made these; without ids, all."""
-        _, indexed, of = self.names
-        found: Any = client.keys(of + "*")
-        for name in [indexed, *(key.decode() for key in found)]:
-            if ids:
-                client.zrem(name, *ids)
-            else:
-                client.delete(name)
-
-    def delete_as_before(self, client: redis.Redis, one: str) -> None:
-        """As an older version deletes it."""
-        client.delete(self.record(one))
-        client.zrem(self.names[0], one)
 
 
 def files_of(services: Services) -> Kind:
@@ -72,7 +57,7 @@ def files_of(services: Services) -> Kind:
 
     return Kind(
         "/v1/files", keys.file, lambda owner: store.begin("in.jsonl", owner).finish("batch").id,
-        page, (keys.FILES, keys.INDEXED_FILES, keys.files_of),
+        page, (batch_keys.FILES, batch_keys.files_of),
     )  # fmt: skip
 
 
@@ -89,8 +74,8 @@ def batches_of(services: Services) -> Kind:
         found = store.page(caller, after=after, limit=limit)
         return [batch.id for batch in found.items], found.has_more
 
-    names = (keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of)
-    return Kind("/v1/batches", keys.batch, create, page, names)
+    names = (batch_keys.BATCHES, batch_keys.batches_of)
+    return Kind("/v1/batches", batch_keys.batch, create, page, names)
 
 
 @dataclass
@@ -136,60 +121,10 @@ def test_a_key_reads_no_records_of_other_keys(site: Site) -> None:
     assert site.read_records(EVERYBODY) < FOREIGN / 2
 
 
-def test_a_full_redis_lists_what_an_older_version_made(site: Site) -> None:
-    mine = site.kind.make("mine")
-    site.kind.make("another")
-    site.kind.forget_index(site.redis)
-    site.redis.config_set("maxmemory", 1)
-    try:
-        assert site.kind.page(caller("mine"), "", 20) == ([mine], False)
-    finally:
-        site.redis.config_set("maxmemory", 0)
-    assert site.kind.page(caller("mine"), "", 20) == ([mine], False)
-
-
 def test_a_caller_without_a_key_has_what_no_key_made(site: Site) -> None:
     site.kind.make("another")
     own = site.kind.make("")
     assert site.kind.page(caller(""), "", 20) == ([own], False)
-
-
-def test_what_an_older_version_made_is_listed_in_the_same_order(site: Site) -> None:
-    kind = site.kind
-    made = [kind.make("mine" if n % 3 else "another") for n in range(30)]
-    mine = [one for n, one in enumerate(made) if n % 3][::-1]
-    kind.forget_index(site.redis)
-    one = caller("mine")
-    assert kind.page(one, "", 5) == (mine[:5], True)
-    assert kind.page(one, mine[4], 20) == (mine[5:], False)
-    # While it still runs, it adds to the list of all alone, and removes from it alone.
-    added = kind.make("mine")
-    kind.forget_index(site.redis, added)
-    assert kind.page(one, "", 2) == ([added, mine[0]], True)
-    kind.delete_as_before(site.redis, mine[0])
-    assert kind.page(one, "", 2) == ([added, mine[1]], True)
-    assert kind.page(EVERYBODY, "", 100) == (
-        [added, *(one for one in made[::-1] if one != mine[0])],
-        False,
-    )
-    every, indexed, of = kind.names
-    assert site.redis.zcard(every) == site.redis.zcard(indexed) == 30
-    assert site.redis.zcard(of("mine")) == 20
-    assert site.redis.ttl(of("mine")) > 0
-    assert site.redis.ttl(indexed) > 0
-
-
-def test_as_many_added_as_removed_by_an_older_version(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lists, "COMPARED_S", 0.0)
-    kind, one = site.kind, caller("mine")
-    gone = kind.make("mine")
-    assert kind.page(one, "", 5) == ([gone], False)
-    added = kind.make("mine")
-    kind.forget_index(site.redis, added)
-    kind.delete_as_before(site.redis, gone)
-    assert kind.page(one, "", 5) == ([added], False)
 
 
 def test_ids_of_records_that_are_gone_leave_every_list(site: Site) -> None:
@@ -197,15 +132,15 @@ def test_ids_of_records_that_are_gone_leave_every_list(site: Site) -> None:
     expired = [kind.make("mine") for _ in range(4)]
     for one in expired:
         site.redis.delete(kind.record(one))
-    every, indexed, of = kind.names
+    every, of = kind.names
     # The key never lists: each that it makes removes the two oldest.
     made = [kind.make("mine") for _ in range(2)]
-    for name in (every, indexed, of("mine")):
+    for name in (every, of("mine")):
         left: Any = site.redis.zrange(name, 0, -1)
         assert [raw.decode() for raw in left] == made
     site.redis.delete(kind.record(made[0]))
     assert kind.page(caller("mine"), "", 5) == (made[1:], False)
-    for name in (every, indexed, of("mine")):
+    for name in (every, of("mine")):
         assert site.redis.zcard(name) == 1
 
 

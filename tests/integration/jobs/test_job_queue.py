@@ -227,7 +227,7 @@ def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> No
                     receipt = await queue.submit(asked)
                     ended = await wait.woken()
                 assert ended is not None
-                told = ended.job("echo", "1.0", receipt.created_us, '{"n":1}')
+                told = ended.job("echo", receipt.created_us, '{"n":1}')
                 read = await queue.read(asked.id)
             assert read is not None
             assert replace(told, token=read.token) == read
@@ -262,7 +262,7 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
         finally:
             await waiters.stop()
             await client.aclose()
-        as_told = ended and ended.job("echo", "1.0", receipt.created_us, '{"n":1}')
+        as_told = ended and ended.job("echo", receipt.created_us, '{"n":1}')
         assert (as_told and replace(as_told, token=read.token)) == (read if told else None)
 
     with_queue(any_redis, work)

@@ -25,7 +25,6 @@ from headrace.client.inputs import encode_input
 from headrace.errors import ConfigError, Conflict, StoreUnavailable
 from headrace.payloads.s3_client import s3_client
 from headrace.runs.registry import sink_for
-from headrace.runs.sinks import s3 as s3_sink
 from headrace.runs.sources import s3 as runs_s3
 from headrace.runs.sources.patterns import pattern_regex
 from headrace.server.ports import free_port
@@ -301,24 +300,6 @@ def test_a_kill_during_the_upload(
     finish_with(client, url, mark, monkeypatch)
     assert [one["n"] for one in rows_of(s3, bucket, key)] == [0, 1, 2]
     assert client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
-
-
-def test_an_upload_that_an_earlier_version_began_is_aborted(
-    s3: S3Server, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, key = f"s3://{bucket}/out.jsonl", "out.jsonl"
-    sink = begun(lambda: sink_for(url))
-    sink.append([row(0)])
-    mark = sink.sync()
-    sink.close()
-    upload = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
-    client.upload_part(Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x")
-    note = Path(f"{s3_sink.spool_path(runs_s3.RunBucket(bucket), key)}.rows.upload")
-    note.write_text(json.dumps({"digest": "d", "part_bytes": 16 << 20, "upload_id": upload}))
-    finish_with(client, url, mark, monkeypatch)
-    assert [one["n"] for one in rows_of(s3, bucket, key)] == [0]
-    assert client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
-    assert not note.exists()
 
 
 def test_an_upload_that_is_denied(

@@ -70,7 +70,7 @@ def test_what_ends_while_no_background_worker_runs_and_whose_record_runs_out(
     gone = site.submit("/200", result_ttl=1)
     kept = site.submit("/200")
     with site.server.client() as client:
-        wait_until(lambda: client.hget(keys.deliveries(gone), "s"), "it has ended", 60)
+        wait_until(lambda: client.hexists(keys.deliveries(gone), "e:"), "it has ended", 60)
         wait_until(lambda: not client.exists(keys.job(gone)), "its record is gone", 60)
     site.background_worker("late")
     (got,) = site.receiver.wait_for(gone)

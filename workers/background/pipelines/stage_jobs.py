@@ -310,13 +310,13 @@ class StageJobs:
             if not receipt.repeated:
                 execution.submitted.add(job_id)
                 wait.submitted(receipt.created_us)
-                return await self._end(wait, model, receipt.created_us)
+                return await self._end(wait, model.name, receipt.created_us)
         # An earlier attempt has submitted it, perhaps with another input payload.
         await self._drop(*given.entries)
         cancelled = job_id not in execution.submitted and await self._cancelled(job_id)
         async with self._waiters.foreign(job_id) as wait:
             wait.watched(receipt.created_us)
-            found = await self._end(wait, model, receipt.created_us)
+            found = await self._end(wait, model.name, receipt.created_us)
         if found is not None and (found.freed or (cancelled and found.state is State.CANCELLED)):
             # An attempt without saved states has freed it and could not delete it, or has cancelled
             # it while it ran.
@@ -328,7 +328,7 @@ class StageJobs:
         job = await self._queue.read(job_id)
         return job is not None and (job.cancel_requested or job.state is State.CANCELLED)
 
-    async def _end(self, wait: JobWaiter, model: ModelConfig, created_us: int) -> Job | None:
+    async def _end(self, wait: JobWaiter, model: str, created_us: int) -> Job | None:
         loop = asyncio.get_running_loop()
         while True:
             timer = loop.call_later(LOOK_S, wait.wake)
@@ -337,7 +337,7 @@ class StageJobs:
             finally:
                 timer.cancel()
             if notice is not None:
-                return notice.job(model.name, model.version, created_us)
+                return notice.job(model, created_us)
             job = await self.patiently(lambda: self._queue.read(wait.job_id))
             if job is None or job.state.final:
                 return job

@@ -183,7 +183,7 @@ class WebhookDeliverer:
                 logger.warning("webhook delivery has expired", extra={"webhook": task.delivery})
                 return None
             delivery = found.delivery
-            if task.turn not in (-1, delivery.turn):
+            if task.turn != delivery.turn:
                 # A repeat of a task that has begun an attempt.
                 return None
             state = ENDS.get(delivery.type.removeprefix("job."))

@@ -29,7 +29,7 @@ end
 local function send_webhook_task(id, events, state, owner)
   local task = string.find(events, state, 1, true) and redis.call('HGET', JOB .. id, 'wh')
   if not task then return end
-  redis.pcall('HSET', HOOK .. id, 's', state, 'en', NOW, 'e:' .. (owner or ''), state .. NOW)
+  redis.pcall('HSET', HOOK .. id, 'e:' .. (owner or ''), state .. NOW)
   redis.pcall('EXPIRE', HOOK .. id, HOOK_TTL_S)
   push_task(owner, task)
 end

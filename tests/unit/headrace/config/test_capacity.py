@@ -11,7 +11,7 @@ from headrace.config.model_catalog import ModelConfig
 
 CPU = Capacity("cpu", memory_mib=4000)
 GPU = Capacity("cuda", gpus=[1], memory_mib=64_000, gpu_memory_mib=24_000)
-#: As a worker of an older Headrace reports itself.
+#: A worker that knows nothing of itself.
 UNKNOWN = Capacity()
 
 

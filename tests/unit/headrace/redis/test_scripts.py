@@ -14,7 +14,11 @@ from headrace.redis.scripts import ScriptFolder, load_command
 
 ROOT = Path(__file__).parents[4]
 #: The packages with the scripts of extensions.
-EXTENSIONS = sorted(file.parent.parent.name for file in ROOT.glob("extensions/*/redis/__init__.py"))
+EXTENSIONS = sorted(
+    ".".join(file.parent.relative_to(ROOT).parts)
+    for pattern in ("extensions/*/redis/__init__.py", "headrace/*/redis/__init__.py")
+    for file in ROOT.glob(pattern)
+)
 
 
 def test_an_upgrade_under_a_running_process_does_not_change_its_scripts(
@@ -43,12 +47,12 @@ def test_no_script_writes_a_key_itself() -> None:
 
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_scripts_of_extensions(extension: str) -> None:
-    package = importlib.import_module(f"extensions.{extension}.redis")
+    package = importlib.import_module(extension)
     folder: ScriptFolder = package.SCRIPTS
     assert folder.names
     for name in folder.names:
         assert "keys." not in re.sub(r"--.*", "", folder.script(name).source), name
-    own = vars(importlib.import_module(f"extensions.{extension}.redis.keys"))
+    own = vars(importlib.import_module(f"{extension}.keys"))
     common = {name for name in own if name in vars(keys) and own[name] is not vars(keys)[name]}
     assert {name for name in common if not name.startswith("__")} == set()
 

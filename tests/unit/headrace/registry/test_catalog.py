@@ -55,7 +55,6 @@ def test_a_model_has_the_version_of_its_source(settings: Settings) -> None:
         assert found.models["words"][0] == version
         declared[version] = found.digest
     assert len(set(declared.values())) == 3
-    # What an older version of Headrace has applied is not applied again.
     options = {"words": {"source": "words", "max_batch_size": 2}}
     assert declared["1.0"] == digest_of(options)
     settings.models_file.write_text(FILE.replace("source", "version: '3', source"))

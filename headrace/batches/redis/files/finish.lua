@@ -3,7 +3,7 @@
 -- ARGV: 1 file, 2 its purpose, 3 for how many seconds it is kept.
 -- Returns its record, as HGETALL; {} if it is unknown. A repeat changes nothing.
 local file = keys.file .. ARGV[1]
-local lists = lists_of(keys.FILES, keys.INDEXED_FILES, keys.files_of, redis.call('HGET', file, 'k') or '')
+local lists = lists_of(keys.FILES, keys.files_of, redis.call('HGET', file, 'k') or '')
 check_lists(lists)
 if redis.call('HGET', file, 's') == 'w' then
   local expires = whole(time[1] + tonumber(ARGV[3]))

@@ -10,7 +10,7 @@ local id, token, status = ARGV[1], ARGV[2], ARGV[4]
 local batch = keys.batch .. id
 local current = redis.call('HMGET', batch, 'status', 'token', 'cancelling_at')
 if not current[1] or current[2] ~= token then return {0} end
-local function lists_of_file(owner) return lists_of(keys.FILES, keys.INDEXED_FILES, keys.files_of, owner) end
+local function lists_of_file(owner) return lists_of(keys.FILES, keys.files_of, owner) end
 local fields = tonumber(ARGV[6])
 local at = 7 + fields
 while ARGV[at] do

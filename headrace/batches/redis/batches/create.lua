@@ -4,7 +4,7 @@
 --       5 the API key that owns it ('': none).
 -- Returns its record, as HGETALL. A repeat makes no second batch.
 local batch = keys.batch .. ARGV[1]
-local lists = lists_of(keys.BATCHES, keys.INDEXED_BATCHES, keys.batches_of, ARGV[5])
+local lists = lists_of(keys.BATCHES, keys.batches_of, ARGV[5])
 check_lists(lists)
 redis.call('ZCARD', keys.OPEN_BATCHES)
 if redis.call('HLEN', batch) == 0 then

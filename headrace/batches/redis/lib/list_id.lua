@@ -1,6 +1,6 @@
--- Lists of ids in order: that of all API keys, that of one, and the list of those ids that are in the list of their key.
+-- Lists of ids in order: that of all API keys, and that of one.
 -- See headrace/batches/lists.py. An empty key has no list of its own.
-local function lists_of(all, indexed, of, key) return key == '' and {all, indexed} or {all, indexed, of .. key} end
+local function lists_of(all, of, key) return key == '' and {all} or {all, of .. key} end
 
 -- Reads them as the type that they should have, so that a wrong type fails before any write.
 local function check_lists(lists) for _, list in ipairs(lists) do redis.call('ZCARD', list) end end

@@ -34,6 +34,7 @@ from headrace.torchserve.metrics_config import (
     MetricSpec,
     MetricType,
 )
+from headrace.torchserve.redis.keys import METRICS
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMES: Final = "name[]"
@@ -83,7 +84,7 @@ async def get_metrics(services: Services, request: Request) -> Reply:
 async def _read(services: Services) -> list[Series]:
     """Return what all processes have counted."""
     redis = AsyncScriptClient(services.client)
-    [members] = await redis.read_all([("ZRANGE", keys.TORCHSERVE_METRICS, 0, -1)])
+    [members] = await redis.read_all([("ZRANGE", METRICS, 0, -1)])
     names = sorted(raw.decode("utf-8", "replace") for raw in members)
     replies: list[Any] = await redis.read_all(read_commands(names))
     return merged(zip(names, replies, strict=True))

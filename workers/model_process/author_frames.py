@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -34,11 +33,10 @@ def leads_to_author(file: str) -> bool:
     return file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED)
 
 
-@cache
-def _leading() -> frozenset[str]:
+def _leading() -> set[str]:
     """Return the files of extensions that only call the author's code."""
     found = handler_parts().values()
-    return frozenset(str(part.folder / name) for part in found for name in part.leading)
+    return {str(part.folder / name) for part in found for name in part.leading}
 
 
 def author_traceback(error: BaseException) -> str:

@@ -57,7 +57,7 @@ class Extension:
         models: returns a `headrace.models.extension.ModelsPart`.
         server: returns a `headrace.server.extension.ServerPart`.
         logs: returns a `headrace.observability.extension.LogsPart`.
-        checks: returns the checks that it adds to `headrace doctor`.
+        checks: returns a tuple of `headrace.cli.doctor.check.Check`.
     """
 
     name: str

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from handlers.optimize.forms import Args, floats
-from headrace.optimize.report import median_interval
+from handlers.optimize.medians import median_interval
 
 #: The least share of calibration inputs whose best class must be that of the module.
 AGREEMENT_MIN: Final = 0.98

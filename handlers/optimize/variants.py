@@ -21,13 +21,13 @@ from torch import nn
 
 from handlers.optimize import cache, runtimes, torch_backends
 from handlers.optimize.check import Verdict, compare
+from handlers.optimize.failures import cause, failure
 from handlers.optimize.forms import Args, Form, Replacement, form_of
 from handlers.optimize.source import Source
 from headrace.config.optimize import EXTRAS, Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
-from headrace.optimize.failures import cause, failure
 
 logger = logging.getLogger("headrace.model")
 

@@ -24,6 +24,16 @@ GROUP: Final = "headrace.extensions"
 PACKAGE: Final = "extensions"
 _PRIVATE: Final = "headrace._server"
 
+#: The points whose parts are objects of a class of the core: its module and its name.
+POINTS: Final = {
+    "api": ("api.extension", "ApiPart"),
+    "workers": ("workers.extension", "WorkerPart"),
+    "handlers": ("handlers.extension", "HandlerPart"),
+    "models": ("headrace.models.extension", "ModelsPart"),
+    "server": ("headrace.server.extension", "ServerPart"),
+    "logs": ("headrace.observability.extension", "LogsPart"),
+}
+
 logger = logging.getLogger("headrace.extensions")
 _Part = TypeVar("_Part")
 
@@ -57,7 +67,7 @@ class Extension:
         models: returns a `headrace.models.extension.ModelsPart`.
         server: returns a `headrace.server.extension.ServerPart`.
         logs: returns a `headrace.observability.extension.LogsPart`.
-        checks: returns a tuple of `headrace.cli.doctor.check.Check`.
+        checks: returns a tuple of `headrace.cli.doctor.check.Check`, for `headrace doctor`.
     """
 
     name: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +10,6 @@ from headrace.config.optimize import Optimize
 
 #: The format of the document; a reader refuses a newer one.
 FORMAT: Final = 1
-#: Half the width of the 95 % interval of a median, in places, for the root of the count.
-_HALF: Final = 0.98
 #: The reason why a variant was not measured for want of time.
 LATE: Final = "it was not built and loaded in time"
 
@@ -100,13 +96,6 @@ def read_lines(text: bytes) -> Comparison | None:
         found[variant.optimize] = variant
     comparison = msgspec.json.decode(lines[0], type=Comparison)
     return msgspec.structs.replace(comparison, variants=list(found.values()))
-
-
-def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median of ascending values, by their ranks."""
-    middle, half = (len(ordered) - 1) / 2, _HALF * math.sqrt(len(ordered))
-    low, high = math.floor(middle - half), math.ceil(middle + half)
-    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 
 def age(seconds: float) -> str:

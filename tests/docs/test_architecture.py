@@ -22,7 +22,6 @@ NOT_CLASSES = frozenset({"Reason"})
 #: What looks like a module or a path and is another name, or is not in the repository.
 ELSEWHERE = frozenset(
     [
-        "headrace.extensions",  # a group of entry points
         "headrace.digits",  # a queue
         "headrace.extensions",  # a group of entry points
         "headrace.predict",  # a task

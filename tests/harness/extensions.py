@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
@@ -39,6 +40,15 @@ def installed(*extensions: Extension, missing: str = "") -> Iterator[None]:
             yield
         finally:
             _forget()
+
+
+def write_distribution(folder: Path, name: str, source: str) -> None:
+    """Install a distribution into a folder: one module, with its `EXTENSION`."""
+    (folder / f"{name}_extension.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {name}_extension:EXTENSION\n")
 
 
 def _forget() -> None:

@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -27,12 +28,13 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from handlers.optimize.failures import cause
+from handlers.optimize.medians import median_interval
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
 from headrace.observability.machine import load_facts
-from headrace.optimize.failures import cause, ended
-from headrace.optimize.report import BatchTime, Comparison, Variant, age, median_interval
+from headrace.optimize.report import BatchTime, Comparison, Variant, age
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor
@@ -281,6 +283,22 @@ class Measured:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+
+
+def ended(exit_code: int | None, step: str) -> str:
+    """Return how a process has ended that measures a variant.
+
+    Args:
+        exit_code: its exit code, as `multiprocessing` has it.
+        step: what it did.
+    """
+    if exit_code is None or exit_code >= 0:
+        return f"its process ended in {step}; the lines above have the reason"
+    name = signal.Signals(-exit_code).name
+    remedy = "its native code has crashed, so use another backend"
+    if -exit_code == signal.SIGKILL:
+        remedy = "the host may have too little memory: see the log of the kernel"
+    return f"{name} ended its process in {step}; {remedy}"
 
 
 def _batch_time(size: int, rows: Sequence[Times]) -> BatchTime:

@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.doctor import (
     configuration,
+    extensions,
     gpus,
     host,
     placement,
@@ -36,9 +37,9 @@ from headrace.cli.doctor.check import (
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.config.extensions import parts
 
-_OF_CORE: Final = (
+#: The core's checks, in the order of the report.
+CHECKS: Final = (
     Check("settings", CONFIG, configuration.settings),
     Check("env-file", CONFIG, configuration.env_file),
     Check("models-file", CONFIG, configuration.models_file),
@@ -86,11 +87,7 @@ _OF_CORE: Final = (
     Check("disks", HOST, host.disks),
     Check("open-files", HOST, host.open_files),
     Check("versions", HOST, host.versions),
-)
-_OF_EXTENSIONS: Final = [check for own in parts("checks", tuple).values() for check in own]
-#: All checks, in the order of the report. A test compares docs/doctor.md with this list.
-CHECKS: Final[tuple[Check, ...]] = tuple(
-    sorted((*_OF_CORE, *_OF_EXTENSIONS), key=lambda check: GROUPS.index(check.group))
+    Check("extensions", HOST, extensions.extensions, limit_s=60, background=True),
 )
 _COLOURS: Final = {
     Verdict.OK: typer.colors.GREEN,
@@ -100,7 +97,13 @@ _COLOURS: Final = {
 }
 #: Maximum number of problems that are printed per check.
 _PARTS_MAX: Final = 10
-_NAME_CHARS: Final = max(len(check.name) for check in CHECKS)
+
+
+def all_checks() -> list[Check]:
+    """Return all checks, in the order of the report. A test compares docs/doctor.md with them."""
+    checks = [*CHECKS, *extensions.extension_checks()]
+    groups = list(dict.fromkeys([*GROUPS, *(check.group for check in checks)]))
+    return sorted(checks, key=lambda check: groups.index(check.group))
 
 
 def examine(
@@ -113,10 +116,12 @@ def examine(
 ) -> ExitCode:
     """Run all checks, print the report and return the exit code."""
     deployment = Deployment(os.environ, redis_url, models, api_url)
+    checks = all_checks()
+    width = max(len(check.name) for check in checks)
     results: list[CheckRun] = []
     group = ""
     try:
-        for run in run_checks(deployment, CHECKS):
+        for run in run_checks(deployment, checks):
             results.append(run)
             if as_json:
                 output.json_line(_json_object(run))
@@ -125,7 +130,7 @@ def examine(
             if heading != group:
                 output.line(f"{chr(10) if group else ''}{_styled(heading, bold=True)}", styled=True)
                 group = heading
-            for text in _lines(run):
+            for text in _lines(run, width):
                 output.line(text, styled=True)
     finally:
         deployment.close()
@@ -159,10 +164,10 @@ def _json_object(run: CheckRun) -> dict[str, object]:
     }
 
 
-def _lines(run: CheckRun) -> list[str]:
+def _lines(run: CheckRun, width: int) -> list[str]:
     result = run.result
     coloured = _styled(f"{result.verdict:<4}", fg=_COLOURS[result.verdict])
-    head, below = f"  {coloured}  {run.check.name:<{_NAME_CHARS}}  ", " " * (_NAME_CHARS + 10)
+    head, below = f"  {coloured}  {run.check.name:<{width}}  ", " " * (width + 10)
     parts = result.parts or ((result.sentence, result.hint),)
     lines: list[str] = []
     shown = parts[:_PARTS_MAX]

@@ -33,7 +33,6 @@ from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (
-    BY_NAME,
     breaks,
     fake_smi,
     fake_torch,
@@ -130,7 +129,7 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
     monkeypatch.setattr(command, "CHECKS", checks)
     assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
     shown = capsysbinary.readouterr().out.decode()
-    name = max(len(name) for name in BY_NAME)
+    name = len("second")
     assert shown.splitlines() == [
         "One",
         f"  ok    {'first':<{name}}  well",
@@ -160,7 +159,7 @@ def test_several_findings_of_one_check_are_a_line_each(
     monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: iter([*found_, ok("d")])),))
     command.examine(None, None, None, strict=False, as_json=False)
     shown = capsysbinary.readouterr().out.decode().splitlines()
-    indent = 10 + max(len(name) for name in BY_NAME)
+    indent = 10 + len("one")
     assert [line[indent:] for line in shown[1:-2]] == [
         "a", "-> x", "b", "c", "-> y", *map(str, range(7)), "-> z", "and 2 more; --json has them",
     ]  # fmt: skip

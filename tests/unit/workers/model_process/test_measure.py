@@ -17,7 +17,6 @@ from headrace.config.model_catalog import load_catalog
 from headrace.config.optimize import Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Context, Exportable
-from headrace.optimize.failures import ended
 from headrace.optimize.report import Comparison, Variant
 from tests.harness.workers.worker import write_models
 from workers.model_process import measure
@@ -155,7 +154,7 @@ def test_an_unexpected_error_is_named_with_its_place_and_its_traceback(
     ],
 )
 def test_the_end_of_a_process_names_the_step_and_the_signal(exit_code: int, text: str) -> None:
-    assert ended(exit_code, "a batch of 4").startswith(text)
+    assert measure.ended(exit_code, "a batch of 4").startswith(text)
 
 
 def test_the_rounds_of_the_table_decide_over_the_speed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -39,19 +38,3 @@ def failure(problem: str, error: BaseException, folder: Path) -> str:
         f"{problem}: {cause(error)}; use another backend, or mend the cause and run `headrace "
         f"optimize` with --again; the traceback is in {file}"
     )
-
-
-def ended(exit_code: int | None, step: str) -> str:
-    """Return how a process has ended that measures a variant.
-
-    Args:
-        exit_code: its exit code, as `multiprocessing` has it.
-        step: what it did.
-    """
-    if exit_code is None or exit_code >= 0:
-        return f"its process ended in {step}; the lines above have the reason"
-    name = signal.Signals(-exit_code).name
-    remedy = "its native code has crashed, so use another backend"
-    if -exit_code == signal.SIGKILL:
-        remedy = "the host may have too little memory: see the log of the kernel"
-    return f"{name} ended its process in {step}; {remedy}"

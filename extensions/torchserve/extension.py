@@ -77,10 +77,10 @@ def _observer(settings: Settings, figures: Callable[[], Figures]) -> Observer | 
 
 
 def _handlers() -> HandlerPart:
-    from handlers import torchserve
     from handlers.extension import HandlerPart
+    from handlers.torchserve import __path__ as folders
 
-    folder = Path(torchserve.__path__[0])
+    folder = Path(folders[0])
     return HandlerPart(load=_load, folder=folder, leading=("handler.py", "entry.py", "process.py"))
 
 

@@ -139,7 +139,8 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
 def handler_extension(handler: str) -> str:
     """Return whose handler a model names, as `NAME:...`; "" if it is of no extension."""
     name, colon, _ = handler.partition(":")
-    extension = found().extensions.get(name) if colon else None
+    # Most names before a colon are a file or a module, and need no search for extensions.
+    extension = found().extensions.get(name) if colon and name.isidentifier() else None
     return name if extension is not None and extension.handlers is not None else ""
 
 

@@ -26,8 +26,10 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import celery_worker, write_models
 
 ALONE: Final = {"extensions.torchserve", "extensions.torchserve.extension"}
-#: A part of the code, and what its modules return: all names of TorchServe in their process.
-NAMES: Final = "sorted(name for name in sys.modules if 'torchserve' in name or name == 'ts')"
+#: What the handlers return: the modules of their process that are about extensions.
+NAMES: Final = (
+    "sorted(name for name in sys.modules if 'torchserve' in name or name in ('ts', 'extensions'))"
+)
 OURS: Final = f"""
 import sys
 import headrace
@@ -89,7 +91,7 @@ def test_a_model_process_imports_the_handlers_only_for_a_reference_to_one(
     (tmp_path / "ours.py").write_text(OURS)
     write_archive(tmp_path / "theirs", "handler.py", {"handler.py": THEIRS})
     models = write_models(
-        tmp_path, ours={"handler": "ours.py"}, theirs={"source": str(tmp_path / "theirs")}
+        tmp_path, ours={"handler": "ours.py:Names"}, theirs={"source": str(tmp_path / "theirs")}
     )
     state = {"HEADRACE_STATE_DIR": str(tmp_path / "state")}
     catalog = load_models(Settings(models_file=models, state_dir=tmp_path / "state"))

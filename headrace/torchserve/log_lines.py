@@ -14,6 +14,8 @@ from typing import Final
 
 from headrace.text import printable
 
+#: The value of the setting `log_format` for these lines.
+LOG_FORMAT: Final = "torchserve"
 #: The loggers whose lines have a file of their own.
 ACCESS: Final = "ACCESS_LOG"
 TS_METRICS: Final = "TS_METRICS"

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from api.build import build
-from api.extension import api_parts, operations
+from api.extension import Surface, api_parts, operations, surfaces_of
 from api.observability.access_log import (
     AccessLog,
     RequestTrace,
@@ -26,7 +26,6 @@ from api.router import Router
 from api.routes.service import documentation
 from api.routes.table import answer_headers
 from api.services import Services
-from api.torchserve.app import TorchServe
 from headrace import __version__
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
@@ -79,7 +78,7 @@ class Application(FastAPI):
         catalog: the models and pipelines, for the description.
         operations: answers every HTTP request; FastAPI serves the mounted files.
         services: the services of this process, while the application runs.
-        torchserve: answers requests for TorchServe's URLs; None if they are not served.
+        surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
     """
@@ -88,7 +87,7 @@ class Application(FastAPI):
     operations: Router
     catalog: Catalog
     services: Services | None = None
-    torchserve: TorchServe | None = None
+    surfaces: Sequence[Surface] = ()
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
     _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
@@ -113,9 +112,10 @@ class Application(FastAPI):
         if scope["type"] != "http" or services is None:
             await super().__call__(scope, receive, send)
             return
-        torchserve = self.torchserve
-        if torchserve is None or not await torchserve.serve(services, scope, receive, send):
-            await self.operations.serve(services, scope, receive, send)
+        for surface in self.surfaces:
+            if await surface.serve(scope, receive, send):
+                return
+        await self.operations.serve(services, scope, receive, send)
 
     @override
     def openapi(self) -> dict[str, Any]:
@@ -146,19 +146,22 @@ def create_app(
         declared: what the models file declares; the catalog then follows the registry.
 
     Raises:
-        ConfigError: at start: redis_url is not set or not valid.
+        ConfigError: at start: redis_url is not set or not valid, or a surface cannot be built.
     """
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
         services = build(settings, catalog, app.describe, declared)
         app.services = services
-        if services.torchserve is not None:
-            app.torchserve = TorchServe(services.torchserve)
+        app.surfaces = surfaces_of(services)
         await services.start()
+        for surface in app.surfaces:
+            await surface.start()
         try:
             yield
         finally:
+            for surface in app.surfaces:
+                await surface.stop()
             await services.stop()
             app.services = None
 

@@ -38,7 +38,9 @@ class ApiPart:
         tags: the groups in which the description shows them, with a sentence each.
         error_form: which form the errors of some paths have, for the description.
         service: builds what its endpoints share in one process; they get it by `Services.of`.
-        surface: builds its surface; None if the settings do not ask for it.
+        surface: builds its surface; None if the settings do not ask for it. It may observe the
+            counters, require tokens of native requests, and add what its endpoints share to
+            `Services.added`.
         error_reply: returns an error in the form that the clients of a path expect; None for a
             path that is not of this extension.
         hint: returns what to use in place of an unknown path; None if it knows nothing better.
@@ -60,6 +62,22 @@ class ApiPart:
 def api_parts() -> tuple[ApiPart, ...]:
     """Return the parts of all extensions."""
     return tuple(parts("api", ApiPart).values())
+
+
+def surfaces_of(services: Services) -> list[Surface]:
+    """Return the surfaces that the settings ask for.
+
+    Raises:
+        ConfigError: the configuration of one cannot be used.
+    """
+    builders = [part.surface for part in api_parts() if part.surface is not None]
+    return [surface for build in builders if (surface := build(services)) is not None]
+
+
+def hint_of(method: str, path: str) -> str:
+    """Return what to use in place of an unknown path; "" if no extension knows anything better."""
+    hints = (part.hint(method, path) for part in api_parts() if part.hint is not None)
+    return " ".join(filter(None, hints))
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from api.auth.admission import admit
 from api.auth.authenticator import Needs
-from api.extension import api_parts, path_parameters
+from api.extension import api_parts, hint_of, path_parameters
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -35,12 +35,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: The label of requests for unknown paths in metrics.
 NO_ROUTE: Final = "none"
-#: TorchServe's clients send their inputs to these paths.
-_TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
-#: Other paths of TorchServe, and those that take their place.
-_TORCHSERVE_ROUTES: Final = {
-    "/ping": "GET /ready, or GET /live for the process alone",
-}
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
 
 
@@ -228,8 +222,7 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
-        hints = [part.hint(request.method, path) for part in api_parts() if part.hint is not None]
-        hint = " ".join(filter(None, [*hints, _torchserve_hint(path)]))
+        hint = hint_of(request.method, path)
         hint = hint or "See /docs, or docs/api.md, for the routes."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
@@ -238,16 +231,6 @@ def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
     )
     reply = _error_reply(error, path)
     return reply._replace(headers=(*reply.headers, (b"allow", allowed.encode())))
-
-
-def _torchserve_hint(path: str) -> str:
-    if path.startswith(_TORCHSERVE):
-        return "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
-    if other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
-        return f"Use {other}; see docs/torchserve.md."
-    if path == "/models" or path.startswith("/models/"):
-        return "In place of TorchServe's /models use GET /api/v1/models; see docs/torchserve.md."
-    return ""
 
 
 def _counting(send: Send, services: Services, label: str, method: str) -> Send:

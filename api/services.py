@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
-    from api.observability.torchserve_reporter import TorchServeReporter
     from api.submission.input_checks import InputChecks
     from api.submission.input_store import InputStore
     from api.submission.shadow import ShadowCopies
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from headrace.queue.watcher import JobWatcher
     from headrace.queue.webhook_deliveries import DeliveryStore
     from headrace.runs.records import RunRecords
-    from headrace.torchserve.config import TorchServeConfig
     from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -69,12 +66,8 @@ class Services:
         added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
-        check_token: refuses a native request without a token of TorchServe; None if none are
-            required.
-        torchserve: the configuration of TorchServe's interfaces; None if they are not served.
-        torchserve_reporter: takes their metrics; None if they are not served.
-        tickets: the requests that this process has taken for each model of TorchServe that takes
-            one only if a model process is idle.
+        check_token: refuses a native request without a token that a surface requires; None if
+            none does.
     """
 
     settings: Settings
@@ -106,9 +99,6 @@ class Services:
     registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
     check_token: Callable[[Services, Request, Needs | None], None] | None = None
-    torchserve: TorchServeConfig | None = None
-    torchserve_reporter: TorchServeReporter | None = None
-    tickets: Counter[str] = field(default_factory=Counter)
     added: dict[type[Service], Service] = field(default_factory=dict)
 
     def of(self, kind: type[_Service]) -> _Service:
@@ -119,7 +109,7 @@ class Services:
 
     @property
     def asks_who_calls(self) -> bool:
-        """Return whether requests need an API key or a token of TorchServe."""
+        """Return whether requests need an API key or a token."""
         return self.authenticator is not None or self.check_token is not None
 
     def dismiss(self) -> None:
@@ -135,8 +125,6 @@ class Services:
             await self.registry.start()
         await self.waiters.start()
         await self.counter_reporter.start()
-        if self.torchserve_reporter is not None:
-            await self.torchserve_reporter.start()
         await self.expiry_task.start()
         await self.shadow_copies.start()
         if self.authenticator is not None:
@@ -152,8 +140,6 @@ class Services:
         await self.expiry_task.stop()
         await self.shadow_copies.stop()
         await self.counter_reporter.stop()
-        if self.torchserve_reporter is not None:
-            await self.torchserve_reporter.stop()
         if self.authenticator is not None:
             await self.authenticator.stop()
         await self.queue.close()

@@ -1,4 +1,4 @@
-"""Who may use an operation: the holders of API keys, of TorchServe's tokens, or everybody."""
+"""Who may use an operation: the holders of API keys, of a surface's tokens, or everybody."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -26,13 +27,15 @@ from api.http.messages import (
     Send,
     segments_of,
 )
+from api.observability.torchserve_reporter import TorchServeReporter
 from api.services import Services
 from api.torchserve import descriptions, inference, management, metrics, tokens
-from api.torchserve.endpoints import Found, Interfaces
+from api.torchserve.endpoints import Found, Interfaces, Parts, config_of, parts_of
 from api.torchserve.errors import NOT_FOUND, TorchServeError, error_reply, reply_to, unexpected
 from api.torchserve.replies import REQUEST_ID, fixed_headers, new_request_id
 from headrace.errors import HeadraceError, drop_tracebacks
-from headrace.torchserve.config import TorchServeConfig
+from headrace.observability.torchserve_metrics import TorchServeMetrics, metrics_output
+from headrace.torchserve.config import TorchServeConfig, read_config
 
 #: The label of requests for unknown paths in metrics, as in api.router.
 _NO_ROUTE: Final = "none"
@@ -51,15 +54,31 @@ _ALL: Final = Interfaces(inference=True, management=True, metrics=True)
 
 
 class TorchServe:
-    """Serves TorchServe's URLs for one configuration."""
+    """Serves TorchServe's URLs.
 
-    def __init__(self, config: TorchServeConfig) -> None:
+    Args:
+        services: the services, which have its parts.
+    """
+
+    def __init__(self, services: Services) -> None:
+        config = config_of(services)
+        self._services = services
+        self._reporter = parts_of(services).reporter
         self._ports = interfaces_by_port(config)
         self._headers = fixed_headers(config)
         self._origin = config.cors_allowed_origin
 
-    async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def start(self) -> None:
+        """Start to report metrics."""
+        await self._reporter.start()
+
+    async def stop(self) -> None:
+        """Report the last metrics."""
+        await self._reporter.stop()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; return False for one of the native API."""
+        services = self._services
         interfaces = self._interfaces(scope)
         segments = stripped(segments_of(scope))
         if interfaces.inference and is_native(segments, interfaces):
@@ -91,8 +110,7 @@ class TorchServe:
             await send_reply(send, answer._replace(headers=headers), request)
         else:
             await send_stream(send, answer._replace(headers=headers))
-        if services.torchserve_reporter is not None:
-            services.torchserve_reporter.finished(scope, answer.status, began)
+        self._reporter.finished(scope, answer.status, began)
         return True
 
     async def _answer(self, services: Services, request: Request, found: Found | None) -> Answer:
@@ -119,6 +137,22 @@ class TorchServe:
     def _interfaces(self, scope: Scope) -> Interfaces:
         server = scope.get("server")
         return self._ports.get(server[1] if server else None, _ALL)
+
+
+def build(services: Services, file: Path) -> TorchServe:
+    """Return the surface of a configuration.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    config = read_config(file)
+    metrics = TorchServeMetrics(config, "api", metrics_output(services.settings.log_format))
+    reporter = TorchServeReporter(metrics, services.client, services.catalog)
+    services.added[Parts] = Parts(config, reporter)
+    services.counters.observers.append(reporter)
+    if not config.disable_token_authorization:
+        services.check_token = tokens.check_native
+    return TorchServe(services)
 
 
 def interfaces_by_port(config: TorchServeConfig) -> dict[int | None, Interfaces]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from api.http.messages import Answer, Request
+from api.observability.torchserve_reporter import TorchServeReporter
 from api.services import Services
 from headrace.torchserve.config import TorchServeConfig
 
@@ -36,8 +39,29 @@ class Found(NamedTuple):
     token: TokenKind
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What the endpoints here share, besides the services.
+
+    Attributes:
+        reporter: takes the metrics.
+        tickets: the requests that this process has taken for each model that takes one only if a
+            model process is idle.
+    """
+
+    config: TorchServeConfig
+    reporter: TorchServeReporter
+    tickets: Counter[str] = field(default_factory=Counter)
+
+    def close(self) -> None:
+        """Close nothing: they have no connections of their own."""
+
+
+def parts_of(services: Services) -> Parts:
+    """Return the shared parts; the endpoints here run only where they are."""
+    return services.of(Parts)
+
+
 def config_of(services: Services) -> TorchServeConfig:
-    """Return the configuration; the endpoints here run only where there is one."""
-    config = services.torchserve
-    assert config is not None  # noqa: S101 - app.py is not there without it
-    return config
+    """Return the configuration."""
+    return parts_of(services).config

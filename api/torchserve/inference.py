@@ -51,7 +51,6 @@ from api.torchserve.results import answer_with, job_headers
 from api.torchserve.sequences import drop_request, end_sequences, take_request
 from api.torchserve.streams import cancel_abandoned, submit_and_stream
 from api.torchserve.tickets import ticket
-from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import (
     BrokerError,
@@ -63,6 +62,7 @@ from headrace.errors import (
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import DEFAULT_OPTIONS
 from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.torchserve.archive import TORCHSERVE
 from headrace.torchserve.model_config import RESPONSE_TIMEOUT, TOO_SMALL
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)

@@ -37,6 +37,7 @@ from api.torchserve.model_files import shown
 from api.torchserve.parameters import read_query
 from api.torchserve.registration import register_model, remove_fetched
 from api.torchserve.replies import json_reply, status_reply
+from headrace.config.model_options import PER_WORKER
 from headrace.registry.model import (
     Change,
     ModelVersion,
@@ -47,7 +48,6 @@ from headrace.registry.model import (
 )
 from headrace.torchserve.model_config import (
     MAX_WORKERS,
-    PER_WORKER,
     SEQUENCES,
     worker_options,
 )

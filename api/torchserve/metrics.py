@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from api.http.messages import Reply, Request
 from api.services import Services
-from api.torchserve.endpoints import Found, config_of
+from api.torchserve.endpoints import Found, config_of, parts_of
 from headrace.config.model_catalog import ModelConfig
 from headrace.observability.torchserve_metrics import (
     device_values,
@@ -34,6 +34,7 @@ from headrace.torchserve.metrics_config import (
     MetricSpec,
     MetricType,
 )
+from headrace.torchserve.redis.keys import METRICS
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMES: Final = "name[]"
@@ -61,8 +62,7 @@ async def get_metrics(services: Services, request: Request) -> Reply:
     config = config_of(services)
     if config.metrics_mode == "log":
         return Reply(200, b"", CONTENT_TYPE)
-    reporter = services.torchserve_reporter
-    assert reporter is not None  # noqa: S101 - it is there with the configuration
+    reporter = parts_of(services).reporter
     await reporter.report()
     specs = [
         spec
@@ -84,7 +84,7 @@ async def get_metrics(services: Services, request: Request) -> Reply:
 async def _read(services: Services) -> list[Series]:
     """Return what all processes have counted."""
     redis = AsyncScriptClient(services.client)
-    [members] = await redis.read_all([("ZRANGE", keys.TORCHSERVE_METRICS, 0, -1)])
+    [members] = await redis.read_all([("ZRANGE", METRICS, 0, -1)])
     names = sorted(raw.decode("utf-8", "replace") for raw in members)
     replies: list[Any] = await redis.read_all(read_commands(names))
     return merged(zip(names, replies, strict=True))

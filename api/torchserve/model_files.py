@@ -30,7 +30,8 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
 from headrace.models.download import Downloader
-from headrace.models.folder import PROGRAMS, ModelFolder, read_file, read_folder
+from headrace.models.extension import ModelFolder
+from headrace.models.folder import PROGRAMS, read_file, read_folder
 from headrace.models.source import SourceReader
 from headrace.models.store import lock_path
 from headrace.torchserve.config import is_allowed

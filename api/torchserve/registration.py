@@ -31,14 +31,14 @@ from api.torchserve.model_files import (
 )
 from api.torchserve.parameters import Parameters, read_parameters
 from api.torchserve.replies import status_reply
-from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import MODEL_NAME_PATTERN
 from headrace.config.model_options import DEFAULT_VERSION
 from headrace.errors import BrokerFull, ConfigError, Conflict, InvalidRequest
 from headrace.models.catalog import ENVIRONMENTS
-from headrace.models.folder import ModelFolder, archive_handler
+from headrace.models.extension import ModelFolder
 from headrace.models.requirements import installed
 from headrace.registry.model import Change, Registry, register, withdraw
+from headrace.torchserve.archive import TORCHSERVE, archive_handler
 from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.model_config import (
     MAX_WORKERS,

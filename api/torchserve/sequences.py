@@ -1,6 +1,6 @@
 """Sequences of requests (`sequenceBatching`): their ids, and the limits of their model.
 
-Redis has the state of all sequences (torchserve/sequences.lua), so all API processes count the same
+Redis has the state of all sequences (sequences.lua), so all API processes count the same
 ones. The model process does not see when a limit ends a sequence.
 
 The end of a job writes nothing there: the script reads the records of the jobs that had not ended
@@ -26,8 +26,9 @@ from headrace.jobs.job import Job
 from headrace.jobs.response import split_details
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.script_client import AsyncScriptClient
-from headrace.redis.scripts import Arg, script
+from headrace.redis.scripts import Arg
 from headrace.torchserve.model_config import CONTINUOUS, REGISTRATION, SEQUENCES
+from headrace.torchserve.redis import script
 from headrace.torchserve.sequences import SequenceKeys, SequenceLimits
 
 _US_PER_MS: Final = 1000
@@ -114,5 +115,5 @@ async def _call(
     # After another registration a model has no sequences.
     version = f"{model.version} {model.options.get(REGISTRATION, '')}".rstrip()
     of = f"{model.name}{VERSION_SEPARATOR}{version}"
-    call = script("torchserve/sequences").call([], what, of, sequence, job_id, *limits)
+    call = script("sequences").call([], what, of, sequence, job_id, *limits)
     return await AsyncScriptClient(services.client).call(call)

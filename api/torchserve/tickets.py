@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from api.components.model_status import NO_WORKER
 from api.services import Services
+from api.torchserve.endpoints import parts_of
 from api.torchserve.errors import UNAVAILABLE, TorchServeError
 from headrace.config.model_catalog import ModelConfig
 from headrace.redis import keys
@@ -25,7 +26,7 @@ async def ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]:
     if not model.options.get(JOB_TICKET):
         yield
         return
-    held = services.tickets
+    held = parts_of(services).tickets
     reports = await services.queue.worker_states()
     (depth,) = await services.queue.depths([keys.queue_name(model.name)])
     ready = sum(

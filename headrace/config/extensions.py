@@ -137,6 +137,14 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
     return result
 
 
+def handler_extension(handler: str) -> str:
+    """Return whose handler a model names, as `NAME:...`; "" if it is of no extension."""
+    name, colon, _ = handler.partition(":")
+    # Most names before a colon are a file or a module, and need no search for extensions.
+    extension = found().extensions.get(name) if colon and name.isidentifier() else None
+    return name if extension is not None and extension.handlers is not None else ""
+
+
 @cache
 def settings_types() -> dict[str, Any]:
     """Return the types of the values that extensions have in the settings, by their names."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from headrace.config.extensions import handler_extension
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 
@@ -27,8 +28,6 @@ BUILTIN_HANDLERS: Final = (
     "text_embedding",
     "tensor_model",
 )
-#: Before a handler of TorchServe, as `headrace.models` finds it in an archive.
-TORCHSERVE: Final = "torchserve:"
 #: Functions that can make a class without a `class` statement.
 _CLASS_MAKERS: Final = {"type", "exec", "globals", "vars", "setattr"}
 
@@ -44,7 +43,7 @@ class HandlerKind(StrEnum):
     BUILTIN = "builtin"
     FILE = "file"
     MODULE = "module"
-    TORCHSERVE = "torchserve"
+    EXTENSION = "extension"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,7 @@ class HandlerReference:
         text: the text in the models file.
         target: the built-in's name, the file's path as written, or the dotted module.
         name: the class in it; empty for its only class.
+        extension: whose handler it is: the text before the first colon; "" for none.
     """
 
     text: str
@@ -62,6 +62,7 @@ class HandlerReference:
     target: str
     name: str
     label: str
+    extension: str = ""
 
     def file(self, base_dir: Path) -> Path:
         """Return the file of a FILE handler; a relative path refers to `base_dir`."""
@@ -75,9 +76,9 @@ def parse_handler(text: str) -> HandlerReference:
         ConfigError: it has none of the forms.
     """
     label = f"handler {text!r}"
-    if text.startswith(TORCHSERVE):
-        target, name = _split(text.removeprefix(TORCHSERVE))
-        return HandlerReference(text, HandlerKind.TORCHSERVE, target, name, label)
+    if extension := handler_extension(text):
+        target, name = _split(text.removeprefix(f"{extension}:"))
+        return HandlerReference(text, HandlerKind.EXTENSION, target, name, label, extension)
     if text in BUILTIN_HANDLERS:
         return HandlerReference(text, HandlerKind.BUILTIN, text, "", label)
     target, name = _split(text)

@@ -16,6 +16,8 @@ from headrace.jobs.ids import VERSION
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 DEFAULT_VERSION: Final = "1.0"
+#: Options for the number of model processes in each worker.
+PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
 RETRY_BACKOFF_S: Final = 1.0
 RETRY_BACKOFF_MAX_S: Final = 60.0
 

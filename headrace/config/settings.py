@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from headrace.config.allowed_urls import read_prefix
 from headrace.config.extension_settings import combined, values_in_file, values_in_variables
+from headrace.config.extensions import found
 from headrace.config.labels import Label
 from headrace.config.paths import server_root
 from headrace.config.service_links import is_service_link
@@ -80,6 +81,8 @@ _Text = Annotated[str, Meta(min_length=1)]
 #: No `*`: without API keys, all pages in a browser on this machine could use the API.
 _Origin = Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$")]
 
+#: The log formats of the core.
+LOG_FORMATS: Final = ("console", "json", "auto")
 _Value = TypeVar("_Value")
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -158,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_retry_s: Annotated[int, Meta(ge=0, le=7 * DAY_S)] = DAY_S
     webhook_log_ttl_s: Annotated[int, Meta(ge=60, le=30 * DAY_S)] = DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["console", "json", "auto", "torchserve"] = "console"
+    log_format: str = "console"
     access_log: bool = False
     #: The values of extensions, by their names; `of` returns one.
     extensions: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -263,12 +266,23 @@ def load_settings(
     in_file, of_extensions = ({}, {}) if file is None else _from_file(file, problems)
     in_variables, others = _from_environ(environ, problems)
     values = {**in_file, **in_variables, **_from_overrides(overrides, problems)}
+    _check_log_format(values.get("log_format", "console"), problems)
     _check_lists(values, problems)
     if of_extensions or others:
         values["extensions"] = combined(of_extensions, others, problems)
     if problems:
         raise ConfigError("\n".join(problems), hint="see docs/configuration.md for all settings")
     return Settings(**{"models_file": _default_models_file(), **values})
+
+
+def _check_log_format(chosen: str, problems: list[str]) -> None:
+    known = [*LOG_FORMATS]
+    if chosen not in known:
+        # An extension may have a format of its own name.
+        known += [one.name for one in found().extensions.values() if one.logs is not None]
+    if chosen not in known:
+        *most, last = sorted(known)
+        problems.append(f"log_format: expected {', '.join(most)} or {last}, got {chosen!r}")
 
 
 def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:

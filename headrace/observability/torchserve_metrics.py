@@ -15,12 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.observability import logs
 from headrace.observability.torchserve_totals import NO_MODEL, Labels, TorchServeTotals
 from headrace.observability.worker_report import Figures, HostFigures
 from headrace.torchserve import metrics_config as m
 from headrace.torchserve.config import TorchServeConfig
 from headrace.torchserve.log_lines import (
     ACCESS,
+    LOG_FORMAT,
     MODEL_METRICS,
     TS_METRICS,
     console_line,
@@ -57,6 +59,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     value: float
     dimensions: tuple[tuple[str, str], ...] = ()
     request_ids: tuple[str, ...] = ()
+
+
+def metrics_output(log_format: str) -> Callable[[str], None] | None:
+    """Return what writes lines to the log of this process; None if it has another format."""
+    return logs.standard_error().write if log_format == LOG_FORMAT else None
 
 
 class TorchServeMetrics:

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.redis import keys
-from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import Arg, Command
 from headrace.torchserve.metrics_config import BUCKETS, MetricSpec, MetricType
+from headrace.torchserve.redis import keys, script
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Changes:
             known[:] = [one + more for one, more in zip(known, counts, strict=True)]
 
     def arguments(self) -> list[Arg]:
-        """Return the arguments of torchserve/metrics.lua."""
+        """Return the arguments of metrics.lua."""
         found: list[Arg] = []
         for (model, field), by in self.counters.items():
             found += (model, field, repr(by))
@@ -131,7 +131,7 @@ class TorchServeTotals:
                     del self._known[model]
         if not arguments:
             return changes, None
-        call = script("torchserve/metrics").call([], self._host, self._series_max, *arguments)
+        call = script("metrics").call([], self._host, self._series_max, *arguments)
         return changes, call
 
     def give_back(self, changes: Changes) -> None:
@@ -151,7 +151,7 @@ class TorchServeTotals:
 
 def read_commands(members: Iterable[str]) -> list[Command]:
     """Return the commands that read the metrics of members of `hr:ts`."""
-    return [("HGETALL", keys.torchserve_metrics(member)) for member in members]
+    return [("HGETALL", keys.metrics(member)) for member in members]
 
 
 def read_series(member: str, fields: Mapping[bytes, bytes]) -> list[Series]:

@@ -31,10 +31,6 @@ VERSION_SEPARATOR: Final = "@"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
 BACKGROUND_TTL_S: Final = 15
-#: Longer than most jobs wait and run.
-SEQUENCES_TTL_S: Final = 86_400
-#: The metrics of a host that is gone are shown for so long.
-METRICS_TTL_S: Final = 86_400
 #: Longer than any lease_ttl.
 REPLICA_LEASES_TTL_S: Final = 86_400
 #: The TTL of a job whose record has none.
@@ -153,16 +149,6 @@ api: Final = Prefix("hr:api:")
 #: hash: counters of a model for /metrics; of no model under SHARED_STATS (worker_report.py).
 stats: Final = Prefix("hr:stats:")
 SHARED_STATS: Final = stats("")
-#: hash <host> <model>, METRICS_TTL_S: TorchServe's metrics of a model, as one host counts them; of
-#: no model without a name (headrace/observability/torchserve_totals.py).
-torchserve_metrics: Final = Prefix("hr:ts:")
-#: zset, METRICS_TTL_S: "<host> <model>" -> when its metrics were written last.
-TORCHSERVE_METRICS: Final = "hr:ts"
-#: hash <model>@<version>, SEQUENCES_TTL_S and the idle time from the last request: sequence of
-#: TorchServe -> its state; see torchserve/sequences.lua.
-sequences: Final = Prefix("hr:sequences:")
-#: zset, the same name and TTL: sequence -> when to look whether it has ended.
-sequence_ends: Final = Prefix("hr:sequences:ends:")
 
 # API keys (headrace/access/api_key.py).
 

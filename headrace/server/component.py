@@ -122,7 +122,7 @@ def run_flower(
 def _console(names: Sequence[str], settings: Settings, broker: BrokerInfo) -> Console:
     """Return the console for children of these names, after the warnings about Redis."""
     as_json = components.log_format(settings) == logs.JSON
-    files = components.torchserve_files(settings)
+    files = components.log_files(settings)
     console = console_for([OWN_NAME, *names], as_json=as_json, files=files)
     for warning in broker.warnings():
         console.print(OWN_NAME, warning)

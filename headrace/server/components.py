@@ -23,6 +23,7 @@ from headrace.config.settings import ENV_CONFIG, Settings
 from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
+from headrace.observability.extension import LogFiles, logs_parts
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.server import background_workers
@@ -31,9 +32,6 @@ from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
-from headrace.torchserve.config import TorchServeConfig, read_config
-from headrace.torchserve.log_files import LogFiles
-from headrace.torchserve.metrics_config import metrics_config_of
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 PYTHON: Final = (sys.executable, "-m")
@@ -94,24 +92,18 @@ def log_format(settings: Settings) -> str:
     return logs.format_of(settings.log_format, sys.stdout)
 
 
-def torchserve_files(settings: Settings) -> LogFiles | None:
-    """Return TorchServe's log files; None unless its interfaces and its log format are chosen.
+def log_files(settings: Settings) -> LogFiles | None:
+    """Return the files of the log format; None if it has none.
 
     Raises:
-        ConfigError: the configuration cannot be read, or the files cannot be written.
+        ConfigError: the configuration of an extension cannot be read, or the files cannot be
+            written.
     """
-    file = settings.of("torchserve", Path)
-    return None if file is None else log_files_of(read_config(file), settings)
-
-
-def log_files_of(config: TorchServeConfig, settings: Settings) -> LogFiles | None:
-    """Return the log files of a configuration; None if the log has another format.
-
-    Raises:
-        ConfigError: its metrics.yaml cannot be read, or the files cannot be written.
-    """
-    metrics_config_of(config)  # an error is shown here, and not by each process
-    return LogFiles(config) if settings.log_format == logs.TORCHSERVE else None
+    for name, part in logs_parts().items():
+        files = part.files(settings.extensions.get(name), settings.log_format)
+        if files is not None:
+            return files
+    return None
 
 
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:

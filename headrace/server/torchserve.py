@@ -17,14 +17,12 @@ from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError, last_line
 from headrace.models.members import Limits
 from headrace.models.source import SourceReader
-from headrace.observability import logs
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.registry.catalog import read_declared
 from headrace.registry.model import Registry
 from headrace.registry.store import registry_at
-from headrace.server import components
 from headrace.server.extension import processes
 from headrace.server.gpus import list_gpus, visible_gpus
 from headrace.server.ports import listen, listen_unix
@@ -43,7 +41,8 @@ from headrace.server.up import Up, UpOptions
 from headrace.torchserve.config import write_config
 from headrace.torchserve.key_file import STATIC_KEYS, make_keys, static_keys
 from headrace.torchserve.launch import Launch
-from headrace.torchserve.log_files import LogFiles
+from headrace.torchserve.log_files import LogFiles, log_files_of
+from headrace.torchserve.log_lines import LOG_FORMAT
 from headrace.torchserve.snapshot import MODELS_KEY
 from headrace.torchserve.workflow import WORKFLOWS
 
@@ -132,7 +131,7 @@ class TorchServer(Up):
     @override
     def _log_files(self) -> LogFiles | None:
         # The file of the configuration is not written yet.
-        return components.log_files_of(self._launch.config, self._settings)
+        return log_files_of(self._launch.config, self._settings.log_format)
 
     @override
     def _take_ports(self) -> None:
@@ -216,7 +215,7 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
         "HEADRACE_TORCHSERVE": str(state / CONFIG_NAME),
         "HEADRACE_MODELS_FILE": str(state / MODELS_NAME),
         "HEADRACE_STATE_DIR": str(state),
-        "HEADRACE_LOG_FORMAT": environ.get("HEADRACE_LOG_FORMAT") or logs.TORCHSERVE,
+        "HEADRACE_LOG_FORMAT": environ.get("HEADRACE_LOG_FORMAT") or LOG_FORMAT,
         "HEADRACE_MODEL_STORE": str(launch.model_store),
         "HEADRACE_MODEL_API": str(config.enable_model_api).lower(),
         "HEADRACE_BODY_LIMIT_BYTES": str(min(max(config.max_request_size, 1), _BODY_MAX_BYTES)),

@@ -17,7 +17,7 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
 from headrace.models.download import Downloader
-from headrace.models.folder import MANIFEST, MODEL_FILE, archive_handler
+from headrace.models.folder import MODEL_FILE
 from headrace.models.source import SourceReader
 from headrace.registry.model import (
     Change,
@@ -28,6 +28,7 @@ from headrace.registry.model import (
     unregister,
 )
 from headrace.registry.store import RegistryStore
+from headrace.torchserve.archive import MANIFEST, archive_handler
 from headrace.torchserve.config import is_allowed
 from headrace.torchserve.launch import Launch
 from headrace.torchserve.model_config import AT_START, details_of, model_options, with_snapshot

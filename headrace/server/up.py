@@ -13,6 +13,7 @@ from typing import Any
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs
+from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import background_workers, components, embedded_redis, state_dir
@@ -24,7 +25,6 @@ from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, Console, console_for
 from headrace.server.supervisor.supervisor import Supervisor
-from headrace.torchserve.log_files import LogFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Up:
         self._report("stopped; queued jobs are kept")
 
     def _log_files(self) -> LogFiles | None:
-        """Return TorchServe's log files, if there are any."""
-        return components.torchserve_files(self._settings)
+        """Return the files of the log format, if it has any."""
+        return components.log_files(self._settings)
 
     def _close_port(self) -> None:
         """Stop listening: a connection that waits while the workers drain gets no answer."""

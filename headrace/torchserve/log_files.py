@@ -22,7 +22,17 @@ from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.torchserve.config import TorchServeConfig
-from headrace.torchserve.log_lines import ACCESS, MODEL_LOG, MODEL_METRICS, TS_METRICS, read_lines
+from headrace.torchserve.log_lines import (
+    ACCESS,
+    LOG_FORMAT,
+    MODEL_LOG,
+    MODEL_METRICS,
+    TS_METRICS,
+    console_line,
+    is_line,
+    read_lines,
+)
+from headrace.torchserve.metrics_config import metrics_config_of
 
 MAX_BYTES: Final = 100_000_000
 KEPT: Final = 5
@@ -35,6 +45,16 @@ _FILES: Final = {
     MODEL_METRICS: ("model_metrics.log", True, True),
     MODEL_LOG: ("model_log.log", False, False),
 }
+
+
+def log_files_of(config: TorchServeConfig, log_format: str) -> LogFiles | None:
+    """Return the log files of a configuration; None if the log has another format.
+
+    Raises:
+        ConfigError: its metrics.yaml cannot be read, or the files cannot be written.
+    """
+    metrics_config_of(config)  # an error is shown here, and not by each process
+    return LogFiles(config) if log_format == LOG_FORMAT else None
 
 
 class LogFile:
@@ -106,6 +126,14 @@ class LogFiles:
                 f"TorchServe's log files cannot be created: {error}",
                 hint="set LOG_LOCATION and METRICS_LOCATION to folders that can be written",
             ) from error
+
+    def is_line(self, line: bytes) -> bool:
+        """Return whether a line has the form of `log_lines.console_line`."""
+        return is_line(line)
+
+    def line(self, name: str, text: str) -> str:
+        """Return a text of a process as a line of this form, with its end."""
+        return console_line(time.time(), "INFO", name, name, text)
 
     def write(self, data: bytes) -> None:
         """Write complete lines, in the form of `log_lines.console_line`."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+#: The value of the setting `log_format` for these lines.
+LOG_FORMAT: Final = "torchserve"
 #: The loggers whose lines have a file of their own.
 ACCESS: Final = "ACCESS_LOG"
 TS_METRICS: Final = "TS_METRICS"

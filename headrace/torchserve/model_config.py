@@ -42,8 +42,6 @@ _NOT_GIVEN: Final = {
     "responseTimeout": -1,
     "startupTimeout": -1,
 }
-#: Options for the number of model processes in each worker.
-PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
 #: Members of the `options` of a version, for its description. They are the URL or the name that a
 #: request has registered it by, the runtime that the request has named, and whether the server has
 #: started with it. The last one is another text for each registration, as the archive of the same

@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from headrace.config.handler_reference import TORCHSERVE
 from headrace.config.model_catalog import MODEL_NAME_PATTERN
 from headrace.config.pipelines import INPUT, STAGE_NAME_PATTERN, PipelineProblem, PipelineSection
 from headrace.config.pipelines import build as build_pipeline
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
+from headrace.torchserve.archive import TORCHSERVE
 
 SUFFIX: Final = ".war"
 #: Below the state directory: the unpacked archives of `headrace torchserve`.
@@ -94,9 +94,17 @@ class Workflow(NamedTuple):
     nodes: tuple[Node, ...]
 
     @property
-    def has_functions(self) -> bool:
-        """Return whether a node is a function."""
-        return any(not node.source for node in self.nodes)
+    def needed_file(self) -> str:
+        """The file of its functions; "" if no node is one."""
+        return self.handler if any(not node.source for node in self.nodes) else ""
+
+    def lines(self) -> list[str]:
+        """Return its name and its nodes, for people."""
+        nodes = [
+            f"node:         {node.name}: {node.source or f'a function of {self.handler}'}"
+            for node in self.nodes
+        ]
+        return [f"workflow:     {self.name}", *nodes]
 
     def document(self, folder: str) -> dict[str, Any]:
         """Return the content of a models file with the workflow's models and its pipeline.

@@ -305,7 +305,6 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "profiles/save": ["p", "", "", "", 60, 8],
         "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
-        "torchserve/metrics": ["h", 10], "torchserve/sequences": ["end", "m@1", "s", ""],
         "queues/retry_failures": [queue.name], "queues/read_failures": ["m", "+inf", 0, 0, 1],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
     }  # fmt: skip

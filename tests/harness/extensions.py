@@ -10,8 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
+from api.extension import api_parts
+from handlers.extension import handler_parts
 from headrace.cli.main import every_command
 from headrace.config.extensions import GROUP, Extension, found, settings_types
+from headrace.models.extension import models_parts
+from headrace.observability.extension import logs_parts
+from workers.extension import worker_parts
 
 _MODULE = "made_by_tests"
 
@@ -47,5 +52,8 @@ def write_distribution(folder: Path, name: str, source: str) -> None:
 
 
 def _forget() -> None:
-    for cached in (found, settings_types, every_command):
+    for cached in (
+        found, settings_types, every_command, api_parts, handler_parts, logs_parts, models_parts,
+        worker_parts,
+    ):  # fmt: skip
         cached.cache_clear()

@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headrace.config.handler_reference import TORCHSERVE
+from headrace.config.extensions import handler_extension
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
 from headrace.redis.keys import OFFLINE_STEP
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
+from workers.extension import worker_parts
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
@@ -169,11 +170,12 @@ class HeldJobs:
 
     @staticmethod
     def _extend(model: ServedModel, batch: Batch | None) -> None:
-        """Count the timeout of an archive's batch from its last piece, as TorchServe does.
+        """Count the timeout of a batch from its last piece, if the extension of its handler does.
 
         A timeout that a client has set still counts from the start of the attempt.
         """
-        if batch is None or not model.config.handler.startswith(TORCHSERVE):
+        part = worker_parts().get(handler_extension(model.config.handler))
+        if batch is None or part is None or not part.pieces_extend_timeout:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):

@@ -23,6 +23,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
+from headrace.redis.scripts import Command
 from workers.canvas.notifier import CanvasNotifier
 from workers.consumer.claimer import Claimer, wants_notification
 from workers.consumer.held_jobs import HeldJobs
@@ -32,12 +33,12 @@ from workers.consumer.profiles import Profiles
 from workers.consumer.registry_reader import Found, RegistryReader
 from workers.consumer.replica_frames import ReplicaFrames
 from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.extension import Observer
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.backlog import PLACES
 from workers.models.served_model import ServedModel
-from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
@@ -73,14 +74,14 @@ class Consumer:
         registry: RegistryReader,
         profiles: Profiles,
         registered: Found | None = None,
-        metrics: WorkerMetrics | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.models = models
         self._leases = leases
         self._notifications = notifications
         self.observer = observer
         self._report = report
-        self._metrics = metrics
+        self._observers = observers
         self._transfer = transfer
         self._dispatcher = dispatcher
         self._held_jobs = HeldJobs(models, leases)
@@ -88,12 +89,11 @@ class Consumer:
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._replica_manager = ReplicaManager(
-            self._selector, leases, observer, orphan_guard, placement,
-            torchserve=metrics is not None,
+            self._selector, leases, observer, orphan_guard, placement, observers,
         )  # fmt: skip
         self._frames = ReplicaFrames(
             leases, notifications, observer, transfer, self._held_jobs, self._replica_manager,
-            profiles, metrics,
+            profiles, observers,
         )  # fmt: skip
         self._registry = registry
         self._profiles = profiles
@@ -251,7 +251,7 @@ class Consumer:
             progress, unloaded = self._updates.progress(), self._updates.unloaded()
             for command in self._report.commands(self.models, progress, unloaded):
                 self._leases.send(command)
-            for command in () if self._metrics is None else self._metrics.commands(self.models):
+            for command in self._observed():
                 self._leases.send(command)
             self._transfer.sweep(now)
             self._profiles.check(now)
@@ -262,10 +262,15 @@ class Consumer:
             self._leases.send(command)
 
     def _send_totals(self, now: float) -> None:
-        """Write TorchServe's metrics of the last batches, if it is time."""
-        if self._metrics is not None and now >= self._metrics.due_at:
-            for command in self._metrics.totals(self.models):
-                self._leases.send(command)
+        """Write what the observers have counted in the last batches, if it is time."""
+        for observer in self._observers:
+            if now >= observer.due_at:
+                for command in observer.totals(self.models):
+                    self._leases.send(command)
+
+    def _observed(self) -> list[Command]:
+        """Return what the observers write with each report."""
+        return [command for one in self._observers for command in one.commands(self.models)]
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
         """Take the reply to `READ_CHANGES`."""
@@ -410,7 +415,7 @@ class Consumer:
         if connected:
             times += (self._sweep_at, self._renew_at)
             times += (self.observer.events_at, self._leases.reply_due_at)
-            times += () if self._metrics is None else (self._metrics.due_at,)
+            times += [observer.due_at for observer in self._observers]
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
@@ -455,7 +460,7 @@ class Consumer:
         self._replica_manager.release_all(self.models, time.monotonic())
         self._updates.lease_replicas(time.monotonic(), stopping=True)
         last_report = [*self._report.commands(self.models), *self._report.removal()]
-        last_report += () if self._metrics is None else self._metrics.commands(self.models)
+        last_report += self._observed()
         for command in (*last_report, *self.observer.events(NEVER)):
             self._leases.send(command)
         while self._leases.busy and self._leases.connected:

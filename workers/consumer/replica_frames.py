@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headrace.observability.worker_report import GenerationState
@@ -10,13 +11,13 @@ from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
 from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.extension import Observer
 from workers.jobs.leased_job import Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
 from workers.models.backlog import PLACES
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
-from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -51,7 +52,7 @@ class ReplicaFrames:
         held_jobs: HeldJobs,
         replica_manager: ReplicaManager,
         profiles: Profiles,
-        metrics: WorkerMetrics | None,
+        observers: Sequence[Observer],
     ) -> None:
         self.finished: list[FinishedBatch] = []
         self._leases = leases
@@ -61,7 +62,7 @@ class ReplicaFrames:
         self._held_jobs = held_jobs
         self._replica_manager = replica_manager
         self._profiles = profiles
-        self._metrics = metrics
+        self._observers = observers
 
     def catch_up(self, model: ServedModel, replica: Replica, now: float) -> None:
         """Read all that a process has sent, and notice its end."""
@@ -96,8 +97,8 @@ class ReplicaFrames:
         elif kind == "progress":
             self._held_jobs.write_progress(replica, *rest)
         elif kind == "metrics":
-            if self._metrics is not None:
-                self._metrics.reported(model, replica, rest[0])
+            for observer in self._observers:
+                observer.reported(model, replica, rest[0])
         elif kind == "yielded":
             self._preempted(model, replica, rest[0], now)
         elif kind == "profiled":
@@ -126,8 +127,8 @@ class ReplicaFrames:
             replica.enter(Phase(value))
         elif kind == "ready":
             self._replica_manager.ready(model, replica, value)
-            if self._metrics is not None:
-                self._metrics.loaded(model, replica, value["load_s"])
+            for observer in self._observers:
+                observer.loaded(model, replica, value["load_s"])
             model.backlog.assume_waiting()
         else:
             self._replica_manager.load_failed(model, replica, value)
@@ -170,8 +171,8 @@ class ReplicaFrames:
                 fields = {"failed": failed, "duration_ms": took_ms}
                 logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
             ready, storing = model.batch_done(batch, result, at)
-            if self._metrics is not None:
-                self._metrics.finished(model, batch, result.outcomes, result.times, at)
+            for observer in self._observers:
+                observer.finished(model, batch, result.outcomes, result.times, at)
             self._observer.finished(batch, [*ready, *storing])
             self._leases.settle(model, ready)
             if storing:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from headrace.errors import last_line
 from headrace.jobs.trace_context import Trace
 from headrace.observability.logs import about_jobs
+from workers.extension import Observer
 from workers.jobs.leased_job import TIMED_OUT, Batch
 from workers.jobs.settlement import unfinished
 from workers.leases.manager import LeaseManager, WorkerObserver
@@ -28,18 +29,12 @@ from workers.protocol.phases import STARTING, Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
 from workers.replicas.process_end import OomKills, ProcessEnd
-from workers.replicas.replica import LOAD_TOO_LONG, Replica
+from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
 
 #: How often the memory of the processes is checked.
 MEMORY_S: Final = 1.0
-#: The words of TorchServe for a load that fails, and for one that is too slow.
-_DIED: Final = "Backend worker process died."
-_TOO_SLOW: Final = (
-    "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Backend worker did "
-    "not respond in given time"
-)
 
 
 class ReplicaManager:
@@ -58,11 +53,10 @@ class ReplicaManager:
         observer: WorkerObserver,
         orphan_guard: OrphanGuard,
         placement: Placement,
-        *,
-        torchserve: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.report_due = False
-        self._torchserve = torchserve
+        self._observers = observers
         self._selector = selector
         self._leases = leases
         self._observer = observer
@@ -119,12 +113,12 @@ class ReplicaManager:
     def load_failed(self, model: ServedModel, replica: Replica, traceback: str) -> None:
         """Log a failed load; the same traceback in a row is logged in full only once.
 
-        With TorchServe's interfaces it is logged each time, after the words that scripts look for.
+        An observer may have a text of its own, which is logged each time.
         """
         repeated = model.replica_history.add_load_failure(traceback)
-        shown = last_line(traceback) if repeated and not self._torchserve else traceback
-        if self._torchserve:
-            shown = f"{_TOO_SLOW if LOAD_TOO_LONG in last_line(traceback) else _DIED}\n{shown}"
+        usual = last_line(traceback) if repeated else traceback
+        texts = filter(None, (one.load_failed(traceback) for one in self._observers))
+        shown = "\n".join(texts) or usual
         logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
         replica.error = traceback
 

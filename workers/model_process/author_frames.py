@@ -10,16 +10,13 @@ from typing import Final
 import headrace
 import workers
 from handlers import loader
+from handlers.extension import handler_parts
 
 _LOADER: Final = Path(loader.__file__)
 _OURS: Final = (
     f"{Path(workers.__file__).parent}/",
     f"{Path(headrace.__file__).parent}/",
     str(_LOADER),
-    *(
-        str(_LOADER.parent / "torchserve" / name)
-        for name in ("handler.py", "entry.py", "process.py")
-    ),
     "<frozen importlib",
 )
 _STANDARD_LIBRARY: Final = f"{sysconfig.get_path('stdlib')}/"
@@ -31,9 +28,15 @@ def leads_to_author(file: str) -> bool:
 
     Headrace calls a verb perhaps through the standard library, as asyncio and threads do.
     """
-    if file.startswith(_OURS):
+    if file.startswith(_OURS) or file in _leading():
         return True
     return file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED)
+
+
+def _leading() -> set[str]:
+    """Return the files of extensions that only call the author's code."""
+    found = handler_parts().values()
+    return {str(part.folder / name) for part in found for name in part.leading}
 
 
 def author_traceback(error: BaseException) -> str:

@@ -38,8 +38,6 @@ logger = logging.getLogger("headrace.model")
 
 PR_SET_PDEATHSIG: Final = 1
 WARM_UP_ID: Final = "warm-up"
-#: Files of handlers/torchserve through which the load of an archive goes.
-_OF_ARCHIVES: Final = ("handler.py", "entry.py", "process.py")
 
 
 def handler_of(config: dict[str, Any]) -> Handler:

@@ -7,26 +7,30 @@ them.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from headrace.errors import last_line
 from headrace.observability.torchserve_metrics import (
     HOST,
     TorchServeMetrics,
     device_values,
     host_values,
+    metrics_output,
     version_labels,
     worker_name,
 )
 from headrace.observability.worker_report import Figures
 from headrace.redis.scripts import Command
 from headrace.torchserve import metrics_config as m
-from headrace.torchserve.config import TorchServeConfig
+from headrace.torchserve.config import TorchServeConfig, read_config
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
-from workers.replicas.replica import Replica
+from workers.replicas.replica import LOAD_TOO_LONG, Replica
 
 #: The number of a worker among those of its host, from 0, a slash, and how many there are.
 SHARE_VARIABLE: Final = "HEADRACE_WORKER_SHARE"
@@ -35,6 +39,12 @@ _WORKERS_APART: Final = 100
 #: How long totals may wait for those of further batches, in seconds.
 WRITE_S: Final = 0.05
 _NEVER: Final = float("inf")
+#: TorchServe's words for a load that fails, and for one that is too slow. Scripts look for them.
+_DIED: Final = "Backend worker process died."
+_TOO_SLOW: Final = (
+    "Backend worker error\norg.pytorch.serve.wlm.WorkerInitializationException: Backend worker did "
+    "not respond in given time"
+)
 
 
 class WorkerMetrics:
@@ -79,6 +89,11 @@ class WorkerMetrics:
             thread=name,
         )
         self._changed()
+
+    def load_failed(self, traceback: str) -> str:
+        """Return the text for the log."""
+        words = _TOO_SLOW if LOAD_TOO_LONG in last_line(traceback) else _DIED
+        return f"{words}\n{traceback}"
 
     def reported(self, model: ServedModel, replica: Replica, rows: Sequence[Any]) -> None:
         """Take the metrics that a handler has reported."""
@@ -156,3 +171,19 @@ class WorkerMetrics:
         number = model.replicas.index(replica) if replica in model.replicas else 0
         number += self._place * _WORKERS_APART
         return worker_name(number, model.config.name, model.config.version)
+
+
+def build(file: Path, log_format: str, figures: Callable[[], Figures]) -> WorkerMetrics:
+    """Return what takes the metrics of a worker.
+
+    Args:
+        file: the configuration of TorchServe's interfaces.
+        log_format: the setting of this name.
+        figures: returns the newest figures of the host and the GPUs.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+    """
+    config = read_config(file)
+    metrics = TorchServeMetrics(config, "worker", metrics_output(log_format))
+    return WorkerMetrics(metrics, config, figures, os.environ)

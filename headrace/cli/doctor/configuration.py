@@ -131,7 +131,7 @@ def handlers(deployment: Deployment) -> Iterator[CheckResult]:
 
 
 def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
-    if spec.kind is HandlerKind.TORCHSERVE:  # only its process knows where it may be
+    if spec.kind is HandlerKind.EXTENSION:  # only its process knows where it may be
         return None
     if spec.kind is HandlerKind.FILE:
         file: Path | None = spec.file(base_dir)

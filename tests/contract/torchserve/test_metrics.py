@@ -1,4 +1,4 @@
-"""torchserve/metrics.lua: how the processes of all hosts add up TorchServe's metrics."""
+"""metrics.lua: how the processes of all hosts add up TorchServe's metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from headrace.observability import torchserve_totals
 from headrace.observability.torchserve_totals import Labels, Series, TorchServeTotals, merged
-from headrace.redis import keys
 from headrace.torchserve.metrics_config import BUCKETS, MetricSpec, MetricType
+from headrace.torchserve.redis import keys, script
 from tests.harness.clients.script_calls import Queue
 
 COUNTER = MetricSpec("Seen", MetricType.COUNTER, "Count", ())
@@ -26,14 +26,14 @@ def write(queue: Queue, *processes: TorchServeTotals) -> list[Any]:
         assert command is not None
         _, _, count, *arguments = command
         assert count == 0
-        replies.append(queue.call("torchserve/metrics", [], *arguments))
+        replies.append(queue.send(script("metrics").call([], *arguments)))
     return replies
 
 
 def read(queue: Queue) -> dict[tuple[str, Labels], Series]:
-    found: list[Any] = queue.client.zrange(keys.TORCHSERVE_METRICS, 0, -1)
+    found: list[Any] = queue.client.zrange(keys.METRICS, 0, -1)
     members = sorted(raw.decode() for raw in found)
-    rows: Any = [(one, queue.client.hgetall(keys.torchserve_metrics(one))) for one in members]
+    rows: Any = [(one, queue.client.hgetall(keys.metrics(one))) for one in members]
     return {(one.name, one.labels): one for one in merged(rows)}
 
 
@@ -62,7 +62,7 @@ def test_all_of_it_expires(queue: Queue) -> None:
     totals = TorchServeTotals("h")
     totals.add("m", COUNTER, NO_LABELS, 1.0)
     write(queue, totals)
-    for name in (keys.TORCHSERVE_METRICS, keys.torchserve_metrics("h m")):
+    for name in (keys.METRICS, keys.metrics("h m")):
         assert 0 < queue.client.ttl(name) <= keys.METRICS_TTL_S
 
 
@@ -78,13 +78,13 @@ def test_the_limit_holds_for_all_processes_of_a_host(queue: Queue) -> None:
 
 @pytest.mark.leaves_keys
 def test_a_key_of_another_type_hinders_no_other_model(queue: Queue) -> None:
-    queue.client.set(keys.torchserve_metrics("h m"), "theirs", ex=60)
+    queue.client.set(keys.metrics("h m"), "theirs", ex=60)
     totals = TorchServeTotals("h")
     for model in ("m", "other"):
         totals.add(model, COUNTER, NO_LABELS, 1.0)
     write(queue, totals)
-    assert queue.client.zrange(keys.TORCHSERVE_METRICS, 0, -1) == [b"h other"]
-    assert queue.client.get(keys.torchserve_metrics("h m")) == b"theirs"
+    assert queue.client.zrange(keys.METRICS, 0, -1) == [b"h other"]
+    assert queue.client.get(keys.metrics("h m")) == b"theirs"
 
 
 def test_the_metrics_of_served_models_live_on(
@@ -95,12 +95,12 @@ def test_the_metrics_of_served_models_live_on(
         totals.add(model, COUNTER, NO_LABELS, 1.0)
     write(queue, totals)
     for model in ("m", "gone"):
-        queue.client.expire(keys.torchserve_metrics(f"h {model}"), 100)
+        queue.client.expire(keys.metrics(f"h {model}"), 100)
     assert totals.take({"m"})[1] is None, "an hour has not passed"
     monkeypatch.setattr(torchserve_totals, "KEEP_S", 0.0)
     command = totals.take({"m"})[1]
     assert command is not None
     queue.execute(*command)
-    assert queue.client.ttl(keys.torchserve_metrics("h m")) > 100
-    assert queue.client.ttl(keys.torchserve_metrics("h gone")) <= 100
+    assert queue.client.ttl(keys.metrics("h m")) > 100
+    assert queue.client.ttl(keys.metrics("h gone")) <= 100
     assert read(queue)["Seen", host("h")].values == (1.0,)

@@ -1,19 +1,25 @@
-"""torchserve/sequences.lua: which requests of sequences are taken, and when a sequence ends."""
+"""sequences.lua: which requests of sequences are taken, and when a sequence ends."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from headrace.jobs.ids import new_id
-from headrace.redis import keys
+from headrace.redis import keys as core_keys
+from headrace.redis.scripts import Arg
+from headrace.torchserve.redis import keys, script
 from tests.harness.clients.script_calls import Queue
 
 OF: Final = "m@1.0"
 IDLE_US: Final = 3_600_000_000
 TIMEOUT_US: Final = 7_200_000_000
 TAKEN: Final = (b"taken", 0)
+
+
+def call(queue: Queue, *arguments: Arg) -> Any:
+    return queue.send(script("sequences").call([], *arguments))
 
 
 def take(
@@ -27,10 +33,9 @@ def take(
     continuous: bool = False,
 ) -> tuple[bytes, int]:
     """Ask for a request of a sequence."""
-    word, count = queue.call(
-        "torchserve/sequences", [], "take", OF, sequence, job, most, waiting, IDLE_US, timeout_us,
-        int(continuous),
-    )  # fmt: skip
+    word, count = call(
+        queue, "take", OF, sequence, job, most, waiting, IDLE_US, timeout_us, int(continuous)
+    )
     return word, count
 
 
@@ -49,7 +54,7 @@ def answered(queue: Queue, sequence: str) -> str:
 
 
 def change(queue: Queue, what: str, sequence: str, job: str = "") -> None:
-    queue.call("torchserve/sequences", [], what, OF, sequence, job)
+    call(queue, what, OF, sequence, job)
 
 
 def grow_old(queue: Queue, sequence: str, us: int) -> None:
@@ -61,7 +66,7 @@ def grow_old(queue: Queue, sequence: str, us: int) -> None:
         job, _, taken = entry.rpartition(":")
         older.append(f"{job}:{int(taken) - us}")
         if at := queue.record(job).get("en"):
-            queue.client.hset(keys.job(job), "en", int(at) - us)
+            queue.client.hset(core_keys.job(job), "en", int(at) - us)
     queue.client.hset(keys.sequences(OF), sequence, " ".join(older))
     queue.client.zincrby(keys.sequence_ends(OF), -us, sequence)
 

@@ -205,7 +205,7 @@ def test_a_file_that_is_no_workflow(tmp_path: Path) -> None:
 
 def test_a_workflow_without_functions_needs_no_handler(tmp_path: Path) -> None:
     found = read(tmp_path, MODEL + "dag: {cats: []}", handler=None)
-    assert not found.has_functions
+    assert not found.needed_file
     assert found.document("")["pipelines"]["pets"]["stages"] == {
         "cats": {"model": "pets__cats", "from": "input"}
     }

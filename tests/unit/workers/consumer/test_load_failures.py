@@ -9,14 +9,21 @@ import pytest
 from headrace.config.model_catalog import ModelConfig
 from workers.consumer.replica_manager import ReplicaManager
 from workers.models.served_model import ServedModel
-from workers.replicas.replica import LOAD_TOO_LONG, Replica
+from workers.replicas.replica import Replica
 
 ERROR = "Traceback (most recent call last):\n  a frame\nValueError: words"
 
 
-def logged(caplog: pytest.LogCaptureFixture, errors: list[str], *, torchserve: bool) -> list[str]:
+class Telling:
+    """An observer that has its own text for a failed load."""
+
+    def load_failed(self, traceback: str) -> str:
+        return f"own words: {traceback}"
+
+
+def logged(caplog: pytest.LogCaptureFixture, errors: list[str], *observers: Any) -> list[str]:
     away: Any = None
-    manager = ReplicaManager(away, away, away, away, away, torchserve=torchserve)
+    manager = ReplicaManager(away, away, away, away, away, observers)
     replica = Replica({"device": "cpu"}, {})
     model = ServedModel(ModelConfig(name="m"), 0, [replica])
     for error in errors:
@@ -26,18 +33,8 @@ def logged(caplog: pytest.LogCaptureFixture, errors: list[str], *, torchserve: b
 
 
 def test_the_same_failure_is_logged_in_full_once(caplog: pytest.LogCaptureFixture) -> None:
-    assert logged(caplog, [ERROR] * 2, torchserve=False) == [ERROR, "ValueError: words"]
+    assert logged(caplog, [ERROR] * 2) == [ERROR, "ValueError: words"]
 
 
-def test_with_torchserves_interfaces_each_failure_is_logged_with_its_words(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    slow = f"The stacks of the process:\n  a frame\n{LOAD_TOO_LONG}, 5 s"
-    died, again, too_slow = logged(caplog, [ERROR, ERROR, slow], torchserve=True)
-    assert died == again == f"Backend worker process died.\n{ERROR}"
-    assert too_slow.splitlines()[:2] == [
-        "Backend worker error",
-        "org.pytorch.serve.wlm.WorkerInitializationException: "
-        "Backend worker did not respond in given time",
-    ]
-    assert too_slow.endswith(slow)
+def test_the_text_of_an_observer_is_logged_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged(caplog, [ERROR] * 2, Telling()) == [f"own words: {ERROR}"] * 2

@@ -13,7 +13,7 @@ from headrace.torchserve.config import TorchServeConfig
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.models.served_model import ServedModel
 from workers.observability.torchserve_metrics import WorkerMetrics
-from workers.replicas.replica import Replica
+from workers.replicas.replica import LOAD_TOO_LONG, Replica
 
 GIB = 1024**3
 FIGURES = Figures(
@@ -136,3 +136,14 @@ def test_the_rows_of_a_handler_are_lines_with_its_requests() -> None:
     assert text.count("] W-9000-m_2.0-stdout MODEL_METRICS - HandlerTime.ms:2.0|#ModelName:m|") == 2
     assert ",requestID:a,b,timestamp:" in text
     assert int(text.rpartition("timestamp:")[2]) >= before
+
+
+def test_a_failed_load_is_logged_with_the_words_of_torchserve() -> None:
+    metrics, error = Worker().metrics, "a frame\nValueError: words"
+    assert metrics.load_failed(error) == f"Backend worker process died.\n{error}"
+    slow = f"The stacks of the process:\n  a frame\n{LOAD_TOO_LONG}, 5 s"
+    assert metrics.load_failed(slow) == (
+        "Backend worker error\n"
+        "org.pytorch.serve.wlm.WorkerInitializationException: "
+        f"Backend worker did not respond in given time\n{slow}"
+    )

@@ -2,7 +2,7 @@
 -- KEYS: none. ARGV: 1 host, 2 the most metrics of a model, then per change: model, metric, and what it changes by: a number
 --       (a counter), '=' and a number (a gauge), the numbers of a histogram with spaces between, or '' (it only lives on).
 -- Returns how many changes were left out, as their model has too many metrics.
-local LIVE, PREFIX, left_out, seen = keys.TORCHSERVE_METRICS, keys.torchserve_metrics, 0, {}
+local LIVE, PREFIX, left_out, seen = keys.METRICS, keys.metrics, 0, {}
 redis.call('ZREMRANGEBYSCORE', LIVE, 0, time[1] - keys.METRICS_TTL_S)
 
 local function add_all(key, field, by)

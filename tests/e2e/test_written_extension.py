@@ -49,13 +49,13 @@ def test_its_command_runs(site: Path, tmp_path: Path) -> None:
 def test_its_url_is_served_beside_an_extension_that_lacks_a_package(
     site: Path, tmp_path: Path
 ) -> None:
-    variables = {"PYTHONPATH": str(site), "HEADRACE_GREETING_WORD": "Moin"}
-    with running_up(tmp_path, **variables) as up:
+    path = str(site)
+    with running_up(tmp_path, PYTHONPATH=path, HEADRACE_GREETING_WORD="Moin") as up:
         assert up.request("GET", "/greeting") == (200, {"text": "Moin from echo"})
         assert up.result_of(up.submit("echo", 5)) == 5
         described = up.request("GET", "/openapi.json")[1]["paths"]["/greeting"]["get"]
         assert described["summary"] == "Greet the client in the name of the models"
-        done = headrace("doctor", cwd=tmp_path, **variables)
+        done = headrace("doctor", cwd=tmp_path, PYTHONPATH=path)
     assert "lacking: it cannot be imported: ModuleNotFoundError" in done.stdout
     assert "greeting: Greets by a URL and by a command" in done.stdout
 

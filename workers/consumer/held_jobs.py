@@ -25,6 +25,7 @@ from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_no
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.protocol.frames import PieceRow
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -131,18 +132,11 @@ class HeldJobs:
                     if batch.start_due_at == NEVER:
                         self.write_start(batch)
 
-    def write_pieces(
-        self, model: ServedModel, replica: Replica, rows: Sequence[Sequence[Any]]
-    ) -> None:
+    def write_pieces(self, model: ServedModel, replica: Replica, rows: Sequence[PieceRow]) -> None:
         """Append the pieces that a replica sends to the piece logs of their jobs.
 
         Pieces of a batch that the replica no longer has, and of quiet jobs, are ignored.
 
-        Args:
-            model: the model of the replica.
-            replica: the replica.
-            rows: one per piece: the batch's number, the job's id, and then the values of
-                `job_scripts.append_pieces` from the first index on.
         """
         wanted = []
         first_s: list[float] = []

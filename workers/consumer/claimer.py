@@ -11,6 +11,7 @@ from typing import Final
 
 from headrace.redis.keys import STEPS
 from workers.leases.manager import LeaseManager
+from workers.models.backlog import Place
 from workers.models.served_model import ServedModel
 from workers.scheduling.dispatcher import Dispatcher
 
@@ -103,11 +104,10 @@ def whole_batch_unread(model: ServedModel) -> bool:
     return unread >= policy.max_batch_size and not bounded and not others
 
 
-def wants_notification(model: ServedModel, place: int, now: float) -> bool:
+def wants_notification(model: ServedModel, place: Place, now: float) -> bool:
     """Return whether the next change of a list, by its place, should wake the worker."""
-    step = place % len(STEPS)
-    if not model.backlog.watches(place) or not model.serving or not model.room[step]:
+    if not model.backlog.watches(place) or not model.serving or not model.room[place.step]:
         return False
     # An online job must not wait for an offline batch that has not started.
-    offline_next = step < len(STEPS) - 1 and model.prepared and not model.batcher.online
+    offline_next = place.step < len(STEPS) - 1 and model.prepared and not model.batcher.online
     return model.takes_jobs or bool(offline_next) or model.batch_ends_in_s(now) > SHORT_BATCH_S

@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.models.backlog import PLACES
+from workers.models.backlog import Place, place_of
 from workers.models.served_model import ServedModel
 from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
@@ -376,18 +376,14 @@ class Consumer:
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
         if self._leases.connected and not self._stopping.is_set():
-            watching = self._updates.watching
             wanted = [
-                index
-                for index in self._notifications.unwatched
-                if (model := watching[index // PLACES]) is not None
-                and wants_notification(model, index % PLACES, now)
+                number
+                for number in self._notifications.unwatched
+                if (found := self._place(number)) and wants_notification(*found, now)
             ]
             if wanted:
-                for index in self._notifications.watch(wanted):
-                    found = watching[index // PLACES]
-                    if found is not None:
-                        found.backlog.found(index % PLACES)
+                for model, place in self._places(self._notifications.watch(wanted)):
+                    model.backlog.found(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -396,12 +392,19 @@ class Consumer:
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 
-    def _woken(self, indices: Iterable[int]) -> None:
+    def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""
-        for index in indices:
-            model = self._updates.watching[index // PLACES]
-            if model is not None:
-                model.backlog.assume_waiting([index % PLACES])
+        for model, place in self._places(lists):
+            model.backlog.assume_waiting([place])
+
+    def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
+        return filter(None, map(self._place, lists))
+
+    def _place(self, number: int) -> tuple[ServedModel, Place] | None:
+        """Return the model of a list of the notifications, and the place; None if it has ended."""
+        position, place = place_of(number)
+        model = self._updates.watching[position]
+        return (model, place) if model is not None else None
 
     def _due_times(self, now: float) -> list[float]:
         """Return the times at which the loop must turn although nothing has come."""

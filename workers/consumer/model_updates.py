@@ -27,7 +27,7 @@ from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import NEVER
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
-from workers.models.backlog import OWN, PLACES
+from workers.models.backlog import OWN, first_list
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import STARTING, Phase
 from workers.replicas.placement import Placement
@@ -42,7 +42,7 @@ _NO_PROCESS: Final = (
     "replicas", "min_replicas", "max_replicas", "scale_down_s", "auto_replicas", "total_replicas",
     "labels", "device_ids", "memory_mb", "load", "idle_unload_s", "traffic",
 )  # fmt: skip
-_NO_LISTS: Final[list[list[str]]] = [[] for _ in range(PLACES // 2)]
+_NO_LISTS: Final[list[list[str]]] = [[] for _ in keys.STEPS]
 
 
 class Failed(NamedTuple):
@@ -429,13 +429,13 @@ class ModelUpdates:
         self.watching[model.position] = model
         own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
         lists = [*(_NO_LISTS if model.backlog.queues[OWN].closed else own), *version]
-        self._notifications.set_lists(model.position * PLACES, lists)
+        self._notifications.set_lists(first_list(model.position), lists)
         model.backlog.assume_waiting()
 
     def _unwatch(self, model: ServedModel) -> None:
         if model.position is not None:
             self.watching[model.position] = None
-            self._notifications.set_lists(model.position * PLACES, [*_NO_LISTS, *_NO_LISTS])
+            self._notifications.set_lists(first_list(model.position), [*_NO_LISTS, *_NO_LISTS])
             model.position = None
 
     def _scale(self, model: ServedModel, config: ModelConfig) -> None:

@@ -13,7 +13,7 @@ from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.jobs.leased_job import Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
-from workers.models.backlog import PLACES
+from workers.models.backlog import PLACES, first_list
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
 from workers.observability.torchserve_metrics import WorkerMetrics
@@ -170,8 +170,9 @@ class ReplicaFrames:
         # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
         # watched would have woken this worker.
         if model.position is not None:
-            first, unwatched = model.position * PLACES, self._notifications.unwatched
-            model.backlog.guess([place for place in range(PLACES) if first + place in unwatched])
+            unwatched = self._notifications.unwatched
+            places = enumerate(PLACES, first_list(model.position))
+            model.backlog.guess([place for number, place in places if number in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)

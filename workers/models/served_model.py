@@ -25,7 +25,7 @@ from workers.batching.estimates import MemoryLimit
 from workers.batching.input_cost import InputCost
 from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob
 from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
-from workers.models.backlog import OWN, Backlog
+from workers.models.backlog import OWN, Backlog, Place
 from workers.models.claims import Claims
 from workers.models.deadlines import Deadlines
 from workers.models.pending_work import PendingCallbacks, PendingPayloads, TransferOutcome
@@ -270,7 +270,7 @@ class ServedModel:
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """Return the batch that leaves now for an idle replica; None if none does."""
-        if self.backlog.expected_place is not None and not draining and not self.continuous:
+        if self.backlog.expected_step is not None and not draining and not self.continuous:
             self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
             if self.hold_until is not None:
                 return None
@@ -465,7 +465,7 @@ class ServedModel:
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """Forget these jobs, which are back in the queue."""
         for job in jobs:
-            self.backlog.returned(self.claims.queue_number(job), STEP_PLACE[job.step])
+            self.backlog.returned(Place(self.claims.queue_number(job), STEP_PLACE[job.step]))
         self.forget(jobs)
 
     def release_prepared(self) -> list[LeasedJob]:

@@ -14,7 +14,7 @@ from headrace.redis.scripts.jobs import ClaimReply
 from workers.consumer.claimer import Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
-from workers.models.backlog import WRONG_MAX
+from workers.models.backlog import OWN, WRONG_MAX, Place
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
@@ -139,7 +139,7 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
 
     def at_its_end(brings: int) -> bool:
         one.release_prepared()
-        one.backlog.guess([0])
+        one.backlog.guess([Place(OWN, 0)])
         asked = bool(said([one], "claim"))
         if asked:
             came(one, brings)
@@ -147,14 +147,14 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
         return asked
 
     def lone_job() -> bool:
-        one.backlog.assume_waiting([0])
+        one.backlog.assume_waiting([Place(OWN, 0)])
         assert said([one], "claim"), "it was told of"
         came(one, 1)
         one.read_claims(NOW)
         return at_its_end(brings=0)
 
     assert [lone_job() for _ in range(5)] == [True] * WRONG_MAX + [False] * 2
-    one.backlog.found(0)
+    one.backlog.found(Place(OWN, 0))
     assert said([one], "claim"), "a length says so"
     came(one, 1)
     one.read_claims(NOW)

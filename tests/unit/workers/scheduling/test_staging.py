@@ -9,6 +9,7 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from workers.jobs.leased_job import Batch, LeasedJob
+from workers.models.backlog import OWN, Place
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
@@ -103,7 +104,7 @@ def test_a_model_of_the_device_without_recent_jobs_does_not_keep_a_full_batch_ba
     assert staged(busy(served(), 4), other)
     other.batcher.online_at = NOW - QUIET_S - 1
     assert staged(busy(served(), 4), other)
-    other.backlog.assume_waiting([1])
+    other.backlog.assume_waiting([Place(OWN, 1)])
     assert not staged(busy(served(), 4), other)
 
 
@@ -192,7 +193,7 @@ def test_offline_work_is_staged_as_late_as_it_may_and_only_where_it_is_quiet() -
     assert stage_at(quiet, NOW) == pytest.approx(NOW + 1 - 4 * 0.01)
     other = served("other")
     assert staged(quiet, other, now=NOW + 0.99)
-    other.backlog.assume_waiting([1])
+    other.backlog.assume_waiting([Place(OWN, 1)])
     assert not staged(quiet, other, now=NOW + 0.99), "something online is known to come"
     third = served("served")
     third.batcher.add(job())

@@ -78,7 +78,7 @@ class HeldJobs:
             self._in_doubt.pop(model.key, None)
             model.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for job, code in zip(jobs, codes, strict=True):
-                if model.held.get(job.id) is not job or job.dropped:
+                if not model.holds(job) or job.dropped:
                     continue
                 if int(code) == CANCEL_REQUESTED:
                     self._cancel(model, job.id, job.token)
@@ -171,7 +171,7 @@ class HeldJobs:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
-            limit_s = model.deadlines.timeout_s(jobs)
+            limit_s = model.timeout_s(jobs)
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:

@@ -163,18 +163,18 @@ class Consumer:
 
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
-        if model.pending_payloads.has_work:
+        if model.has_payload_work:
             self._transfer.take(model)
-        if model.callbacks.has_work:
+        if model.has_callback_work:
             self._notifier.take(model)
-        if model.claims.logs_wanted:
+        if model.wants_logs:
             self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.claims.unread or model.prepared for model in self.models):
+        if not any(model.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -218,7 +218,7 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.backlog.assume_waiting()
+            model.expect_jobs()
 
     def _try_to_connect(self, _: bool) -> None:
         failure: Exception | None = None
@@ -282,7 +282,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.deadlines.expire(now)
+            model.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -310,8 +310,8 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run_batch(model, second, staged)
         for model in self.models:
-            if model.deadlines.ended:
-                self._leases.settle(model, model.deadlines.take_ended())
+            if ended := model.take_ended():
+                self._leases.settle(model, ended)
         self._isolate()
 
     def _isolate(self) -> None:
@@ -383,7 +383,7 @@ class Consumer:
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.backlog.found(place)
+                    model.found(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -395,7 +395,7 @@ class Consumer:
     def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""
         for model, place in self._places(lists):
-            model.backlog.assume_waiting([place])
+            model.notified(place)
 
     def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
         return filter(None, map(self._place, lists))
@@ -417,7 +417,7 @@ class Consumer:
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
-            times += (model.deadlines.next_at, model.next_due_at)
+            times.append(model.due_at)
             for replica in model.replicas:
                 for batch in replica.running:
                     due_at = batch.start_due_at if connected else NEVER

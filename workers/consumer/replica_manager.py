@@ -360,8 +360,7 @@ class ReplicaManager:
             model.load_mib = self._placement.used_mib(model.device, replica.pids)
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
-        model.lacks_memory = False
-        model.deadlines.least_time.forget()
+        model.process_starts()
         frames = replica.start(now, self._orphan_guard.mark)
         self._orphan_guard.watch(replica.pid)
         for watched in (frames, replica.exit_fd):

@@ -454,7 +454,7 @@ class ServedModel:
 
     def hold_for_callbacks(self, settlements: list[Settlement]) -> list[Settlement]:
         """Keep the settlements that must wait for callbacks; return the others."""
-        return self._callbacks.hold_back(settlements)
+        return self._callbacks.hold_for_callbacks(settlements)
 
     def awaits_callbacks(self, job: LeasedJob) -> bool:
         """Return whether the callbacks of a job that has ended are being sent."""

@@ -78,7 +78,7 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
     batch = Batch([job], "idle", 1, 60)
     result = BatchResult([[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0)
     ended = model.batch_done(batch, result, 2)
-    assert model._callbacks.hold_back(ended[0]) == []
+    assert model._callbacks.hold_for_callbacks(ended[0]) == []
     job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:

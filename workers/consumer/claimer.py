@@ -1,4 +1,4 @@
-"""When a worker claims jobs, when it reads the claimed jobs, and which changes wake it.
+"""When a worker claims jobs, and when it reads the claimed jobs.
 
 All calls of a turn are sent in one write. If a whole batch is known to wait, its claim is sent
 earlier. Redis then works on it while this worker reads the last claim, or settles the last batch.
@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.redis.keys import STEPS
 from workers.leases.manager import LeaseManager
-from workers.models.backlog import Place
 from workers.models.served_model import ServedModel
 from workers.scheduling.dispatcher import Dispatcher
 
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
 TOP_UP_S: Final = 0.002
-#: A batch that ends sooner than this needs no notification meanwhile: its end claims anyway.
-SHORT_BATCH_S: Final = 0.005
 
 
 class Claimer:
@@ -81,12 +77,3 @@ class Claimer:
         if now >= self.top_up_at or model.claims_better or self._dispatcher.may_run(model):
             self.top_up_at = now + TOP_UP_S
             self._leases.claim(model, room, now)
-
-
-def wants_notification(model: ServedModel, place: Place, now: float) -> bool:
-    """Return whether the next change of a list, by its place, should wake the worker."""
-    if not model.wants_notification(place):
-        return False
-    # An online job must not wait for an offline batch that has not started.
-    offline_next = place.step < len(STEPS) - 1 and model.prepared and not model.online
-    return model.takes_jobs or bool(offline_next) or model.batch_ends_in_s(now) > SHORT_BATCH_S

@@ -24,7 +24,7 @@ from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.claimer import Claimer, wants_notification
+from workers.consumer.claimer import Claimer
 from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
@@ -35,7 +35,7 @@ from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.models.backlog import Place, place_of
+from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
 from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
@@ -379,7 +379,7 @@ class Consumer:
             wanted = [
                 number
                 for number in self._notifications.unwatched
-                if (found := self._place(number)) and wants_notification(*found, now)
+                if (found := self._place(number)) and found[0].wants_notification(found[1], now)
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
@@ -402,9 +402,9 @@ class Consumer:
 
     def _place(self, number: int) -> tuple[ServedModel, Place] | None:
         """Return the model of a list of the notifications, and the place; None if it has ended."""
-        position, place = place_of(number)
+        position, index = divmod(number, len(PLACES))
         model = self._updates.watching[position]
-        return (model, place) if model is not None else None
+        return (model, PLACES[index]) if model is not None else None
 
     def _due_times(self, now: float) -> list[float]:
         """Return the times at which the loop must turn although nothing has come."""

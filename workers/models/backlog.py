@@ -48,12 +48,6 @@ def first_list(position: int) -> int:
     return position * len(PLACES)
 
 
-def place_of(number: int) -> tuple[int, Place]:
-    """Return the position of the model that has this list of the notifications, and its place."""
-    position, index = divmod(number, len(PLACES))
-    return position, PLACES[index]
-
-
 @dataclass(slots=True)
 class QueueBacklog:
     """What waits in one queue.

@@ -19,7 +19,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import version_queue
+from headrace.redis.keys import OFFLINE_STEP, version_queue
 from headrace.redis.scripts.jobs import ClaimReply
 from headrace.redis.scripts.queues import SweepReply
 from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, Reason, batch_policy
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a generator has to let a job leave that has exceeded its timeout, in seconds.
 LEAVE_S: Final = 5.0
+#: A batch that ends sooner than this needs no notification meanwhile: its end claims anyway.
+SHORT_BATCH_S: Final = 0.005
 #: Weight of the newest batch in running means.
 NEWEST_WEIGHT: Final = 0.2
 
@@ -235,9 +237,13 @@ class ServedModel:
         """Claim from the model's own queue."""
         self._backlog.set_closed(OWN, closed=False)
 
-    def wants_notification(self, place: Place) -> bool:
-        """Return whether it could claim what joins this list, and would not find it anyway."""
-        return self._backlog.watches(place) and self.serving and bool(self.room[place.step])
+    def wants_notification(self, place: Place, now: float) -> bool:
+        """Return whether the next change of a list should wake the worker."""
+        if not self._backlog.watches(place) or not self.serving or not self.room[place.step]:
+            return False
+        # An online job must not wait for an offline batch that has not started.
+        offline_next = place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.online
+        return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
 
     def notified(self, place: Place) -> None:
         """Note that a list has changed, so that a message may wait there."""

@@ -312,7 +312,8 @@ class ServedModel:
     @property
     def claims_better(self) -> bool:
         """Whether a claim would return better jobs than all that are prepared."""
-        return not self.online and (not self.prepared or self._backlog.online)
+        batcher = self._batcher
+        return not batcher.online and (not len(batcher) or self._backlog.online)
 
     def whole_batch_waits(self, room: Sequence[int]) -> bool:
         """Return whether a whole batch is known to wait in Redis for this room."""

@@ -97,8 +97,8 @@ def load_of(model: ServedModel, now: float) -> Load:
     ready = [replica for replica in lasting if replica.state is Phase.READY]
     last = lasting[-1] if lasting else None
     return Load(
-        waiting=model.prepared + model.backlog.depth,
-        takes=len(ready) * model.memory_limit.limit,
+        waiting=model.waiting,
+        takes=len(ready) * model.batch_limit,
         busy=bool(ready) and not any(replica.idle for replica in ready),
         idle_s=now - last.idle_since if last is not None and last.idle else 0.0,
         changing=len(ready) < len(model.replicas),

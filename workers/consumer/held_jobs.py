@@ -26,6 +26,7 @@ from workers.extension import worker_parts
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.protocol.frames import PieceRow
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class HeldJobs:
             self._in_doubt.pop(model.key, None)
             model.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for job, code in zip(jobs, codes, strict=True):
-                if model.held.get(job.id) is not job or job.dropped:
+                if not model.holds(job) or job.dropped:
                     continue
                 if int(code) == CANCEL_REQUESTED:
                     self._cancel(model, job.id, job.token)
@@ -132,18 +133,11 @@ class HeldJobs:
                     if batch.start_due_at == NEVER:
                         self.write_start(batch)
 
-    def write_pieces(
-        self, model: ServedModel, replica: Replica, rows: Sequence[Sequence[Any]]
-    ) -> None:
+    def write_pieces(self, model: ServedModel, replica: Replica, rows: Sequence[PieceRow]) -> None:
         """Append the pieces that a replica sends to the piece logs of their jobs.
 
         Pieces of a batch that the replica no longer has, and of quiet jobs, are ignored.
 
-        Args:
-            model: the model of the replica.
-            replica: the replica.
-            rows: one per piece: the batch's number, the job's id, and then the values of
-                `job_scripts.append_pieces` from the first index on.
         """
         wanted = []
         first_s: list[float] = []
@@ -179,7 +173,7 @@ class HeldJobs:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
-            limit_s = model.deadlines.timeout_s(jobs)
+            limit_s = model.timeout_s(jobs)
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:

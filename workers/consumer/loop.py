@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import Command
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.claimer import Claimer, wants_notification
+from workers.consumer.claimer import Claimer
 from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
@@ -37,7 +37,7 @@ from workers.extension import Observer
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.models.backlog import PLACES
+from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
 from workers.observability.worker_report import WorkerReporter
 from workers.replicas.orphan_guard import OrphanGuard
@@ -163,18 +163,18 @@ class Consumer:
 
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
-        if model.pending_payloads.has_work:
+        if model.has_payload_work:
             self._transfer.take(model)
-        if model.callbacks.has_work:
+        if model.has_callback_work:
             self._notifier.take(model)
-        if model.claims.logs_wanted:
+        if model.wants_logs:
             self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.claims.unread or model.prepared for model in self.models):
+        if not any(model.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -218,7 +218,7 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.backlog.assume_waiting()
+            model.expect_jobs()
 
     def _try_to_connect(self, _: bool) -> None:
         failure: Exception | None = None
@@ -287,7 +287,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.deadlines.expire(now)
+            model.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -315,8 +315,8 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run_batch(model, second, staged)
         for model in self.models:
-            if model.deadlines.ended:
-                self._leases.settle(model, model.deadlines.take_ended())
+            if ended := model.take_ended():
+                self._leases.settle(model, ended)
         self._isolate()
 
     def _isolate(self) -> None:
@@ -381,18 +381,14 @@ class Consumer:
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
         if self._leases.connected and not self._stopping.is_set():
-            watching = self._updates.watching
             wanted = [
-                index
-                for index in self._notifications.unwatched
-                if (model := watching[index // PLACES]) is not None
-                and wants_notification(model, index % PLACES, now)
+                number
+                for number in self._notifications.unwatched
+                if (found := self._place(number)) and found[0].wants_notification(found[1], now)
             ]
             if wanted:
-                for index in self._notifications.watch(wanted):
-                    found = watching[index // PLACES]
-                    if found is not None:
-                        found.backlog.found(index % PLACES)
+                for model, place in self._places(self._notifications.watch(wanted)):
+                    model.found(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -401,12 +397,19 @@ class Consumer:
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 
-    def _woken(self, indices: Iterable[int]) -> None:
+    def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""
-        for index in indices:
-            model = self._updates.watching[index // PLACES]
-            if model is not None:
-                model.backlog.assume_waiting([index % PLACES])
+        for model, place in self._places(lists):
+            model.notified(place)
+
+    def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
+        return filter(None, map(self._place, lists))
+
+    def _place(self, number: int) -> tuple[ServedModel, Place] | None:
+        """Return the model of a list of the notifications, and the place; None if it has ended."""
+        position, index = divmod(number, len(PLACES))
+        model = self._updates.watching[position]
+        return (model, PLACES[index]) if model is not None else None
 
     def _due_times(self, now: float) -> list[float]:
         """Return the times at which the loop must turn although nothing has come."""
@@ -419,7 +422,7 @@ class Consumer:
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
-            times += (model.deadlines.next_at, model.next_due_at)
+            times.append(model.due_at)
             for replica in model.replicas:
                 for batch in replica.running:
                     due_at = batch.start_due_at if connected else NEVER

@@ -27,7 +27,7 @@ from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import NEVER
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
-from workers.models.backlog import OWN, PLACES
+from workers.models.backlog import first_list
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import STARTING, Phase
 from workers.replicas.placement import Placement
@@ -42,7 +42,7 @@ _NO_PROCESS: Final = (
     "replicas", "min_replicas", "max_replicas", "scale_down_s", "auto_replicas", "total_replicas",
     "labels", "device_ids", "memory_mb", "load", "idle_unload_s", "traffic",
 )  # fmt: skip
-_NO_LISTS: Final[list[list[str]]] = [[] for _ in range(PLACES // 2)]
+_NO_LISTS: Final[list[list[str]]] = [[] for _ in keys.STEPS]
 
 
 class Failed(NamedTuple):
@@ -147,7 +147,7 @@ class ModelUpdates:
         It is served already, or it is the default one and another one has the model's own queue.
         """
         for model in self._of(version[0], Life.SERVING):
-            own = not model.backlog.queues[OWN].closed
+            own = not model.own_closed
             if model.config.version == version[1] or (wanted.is_default and own):
                 return True
         return False
@@ -270,7 +270,7 @@ class ModelUpdates:
             version = model.config.version
             last = not wanted or (name, version) in self._elsewhere
             last = last or (name, version) in self._on_demand
-            if version not in wanted and (last or model.backlog.queues[OWN].closed):
+            if version not in wanted and (last or model.own_closed):
                 self._retire(model)
         for model in self._of(name, Life.RETIRING):
             self._end(model, now)
@@ -315,7 +315,7 @@ class ModelUpdates:
     def _is_handed_over(model: ServedModel, wanted: dict[str, Wanted]) -> bool:
         """Return whether a model is the default version, and another one still claims as such."""
         one = wanted.get(model.config.version)
-        return one is not None and one.is_default and model.backlog.queues[OWN].closed
+        return one is not None and one.is_default and model.own_closed
 
     def _of(self, name: str, life: Life) -> list[ServedModel]:
         return [one for one in self._models if one.config.name == name and one.life is life]
@@ -354,7 +354,7 @@ class ModelUpdates:
         model = self._build(wanted.config, f"{name} {self._built}", stats)
         model.loads = wanted.loads
         model.load_mib = self._on_demand.load_mib((name, wanted.config.version))
-        model.backlog.set_closed(OWN, closed=True)
+        model.close_queue()
         model.life = Life.LOADING
         self._models.append(model)
         self._dispatcher.add(model)
@@ -369,8 +369,8 @@ class ModelUpdates:
     def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
         """Let a model claim, and its predecessor retire."""
         if predecessor is not None:
-            closed = predecessor.backlog.queues[OWN].closed
-            model.backlog.set_closed(OWN, closed=closed)
+            if not predecessor.own_closed:
+                model.open_queue()
             model.position, predecessor.position = predecessor.position, None
             self._retire(predecessor)
         model.life = Life.SERVING
@@ -407,15 +407,15 @@ class ModelUpdates:
         default = next((version for version, one in wanted.items() if one.is_default), None)
         serving = self._of(name, Life.SERVING)
         new = next((model for model in serving if model.config.version == default), None)
-        if new is None or not new.backlog.queues[OWN].closed:
+        if new is None or not new.own_closed:
             return
         for model in serving:
-            if not model.backlog.queues[OWN].closed:
+            if not model.own_closed:
                 if not new.serving and (new.replicas or self._replica_leases.awaited(new.config)):
                     return  # its first process still loads, here or in another worker
-                model.backlog.set_closed(OWN, closed=True)
+                model.close_queue()
                 self._watch(model)
-        new.backlog.set_closed(OWN, closed=False)
+        new.open_queue()
         self._watch(new)
 
     def _watch(self, model: ServedModel) -> None:
@@ -428,14 +428,14 @@ class ModelUpdates:
             self.watching.append(model)
         self.watching[model.position] = model
         own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
-        lists = [*(_NO_LISTS if model.backlog.queues[OWN].closed else own), *version]
-        self._notifications.set_lists(model.position * PLACES, lists)
-        model.backlog.assume_waiting()
+        lists = [*(_NO_LISTS if model.own_closed else own), *version]
+        self._notifications.set_lists(first_list(model.position), lists)
+        model.expect_jobs()
 
     def _unwatch(self, model: ServedModel) -> None:
         if model.position is not None:
             self.watching[model.position] = None
-            self._notifications.set_lists(model.position * PLACES, [*_NO_LISTS, *_NO_LISTS])
+            self._notifications.set_lists(first_list(model.position), [*_NO_LISTS, *_NO_LISTS])
             model.position = None
 
     def _scale(self, model: ServedModel, config: ModelConfig) -> None:
@@ -467,7 +467,7 @@ class ModelUpdates:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
         self._leases.release(model, model.release_prepared(), "free")
         self._replica_manager.drain_surplus(model, now)
-        if model.replicas or model.held or model.unfinished or model.backlog.claiming:
+        if model.replicas or model.held or model.unfinished or model.claiming:
             return
         if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
             return  # the next report has its last counts

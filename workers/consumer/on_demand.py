@@ -368,9 +368,7 @@ def _version_of(model: ServedModel) -> Version:
 
 def _has_jobs(model: ServedModel) -> bool:
     """Return whether a model has jobs, or jobs that it may get are known to wait."""
-    if model.held or model.unfinished or model.backlog.claiming:
-        return True
-    return any(any(queue.waiting) for queue in model.backlog.queues)
+    return bool(model.held or model.unfinished or model.claiming or model.jobs_wait)
 
 
 def _fields(version: Version) -> dict[str, str]:

@@ -25,6 +25,7 @@ from workers.jobs.leased_job import TIMED_OUT, Batch
 from workers.jobs.settlement import unfinished
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.models.served_model import ServedModel
+from workers.protocol.frames import Loaded
 from workers.protocol.phases import STARTING, Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
@@ -122,19 +123,15 @@ class ReplicaManager:
         logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
         replica.error = traceback
 
-    def ready(self, model: ServedModel, replica: Replica, info: dict[str, Any]) -> None:
-        """Put a loaded process into service; drain the process that it replaces, if any.
-
-        `info` has what the process reported: `load_s`, `fits`, `helpers`, `overlap` and
-        `continuous`.
-        """
-        replica.ready(info)
+    def ready(self, model: ServedModel, replica: Replica, process: Loaded) -> None:
+        """Put a loaded process into service; drain the process that it replaces, if any."""
+        replica.ready(process)
         model.set_continuous(replica.continuous)
-        model.replica_history.add_load(info["load_s"])
+        model.replica_history.add_load(process.load_s)
         model.load_mib = self._placement.used_mib(model.device, replica.pids) or model.load_mib
         if replica.fits:
             model.observe_memory(model.config.max_batch_size, replica.fits)
-        logger.info("loaded in %.2f s", info["load_s"], extra=about(model))
+        logger.info("loaded in %.2f s", process.load_s, extra=about(model))
         limit = model.config.max_memory_mb
         if limit is not None and (taken := replica.memory_mib()) > limit:
             logger.error(
@@ -357,8 +354,7 @@ class ReplicaManager:
             model.load_mib = self._placement.used_mib(model.device, replica.pids)
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
-        model.lacks_memory = False
-        model.deadlines.least_time.forget()
+        model.process_starts()
         frames = replica.start(now, self._orphan_guard.mark)
         self._orphan_guard.watch(replica.pid)
         for watched in (frames, replica.exit_fd):

@@ -26,7 +26,7 @@ from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
 from workers.model_process.offline_limit import OfflineLimit
 from workers.model_process.outcomes import Outcome, encode_result, failure
-from workers.model_process.overlap import Inbox, Send
+from workers.model_process.overlap import Inbox, ReceivedBatch, Send
 from workers.model_process.pieces import PieceSender, SendsPieces, piece_json
 from workers.model_process.requests import (
     Request,
@@ -35,6 +35,7 @@ from workers.model_process.requests import (
     that_make_room,
 )
 from workers.model_process.token_meter import TokenMeter
+from workers.protocol.frames import Done, Offline, Pieces, Quiet, Resume, Room, Stop, Waits
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -72,7 +73,7 @@ class ContinuousExecutor:
         self._inbox = inbox
         self._send = send
         self._tag = tag
-        self._pieces = PieceSender(lambda rows: send(["pieces", rows]))
+        self._pieces = PieceSender(lambda rows: send(Pieces(rows)))
         if isinstance(handler, SendsPieces):
             handler.send_pieces_to(self._send_piece)
         self._meter = TokenMeter(send, self._state)
@@ -84,7 +85,7 @@ class ContinuousExecutor:
         self._offline: dict[int, float] = {}
         self._quiet: set[int] = set()
         self._received = 0
-        self._room = (-1, -1, -1)
+        self._room: Room | None = None
         self._paused: frozenset[str] = frozenset()
         self._limit = OfflineLimit()
         self._can_pause = handler.can_pause
@@ -118,23 +119,19 @@ class ContinuousExecutor:
             except queue.Empty:
                 return True
             idle = False
-            if frame[0] == "stop":
-                return False
-            if frame[0] == "resume":
-                _, seq, pieces, tokens = frame
-                self._logs[seq] = (_values(pieces), _values(tokens))
-                continue
-            if frame[0] == "offline":
-                _, seq, yield_s = frame
-                self._offline[seq] = yield_s
-                continue
-            if frame[0] == "quiet":
-                self._quiet.add(frame[1])
-                continue
-            _, seq, items, *traces, dropped = frame
-            self._received += len(items)
-            begin(self._tag, seq, traces)
-            self._prepare(seq, items, dropped)
+            match frame:
+                case Stop():
+                    return False
+                case Resume():
+                    self._logs[frame.seq] = (_values(frame.pieces), _values(frame.tokens))
+                case Offline():
+                    self._offline[frame.seq] = frame.yields_s
+                case Quiet():
+                    self._quiet.add(frame.seq)
+                case ReceivedBatch():
+                    self._received += len(frame.items)
+                    begin(self._tag, frame.seq, frame.traces)
+                    self._prepare(frame.seq, frame.items, frame.dropped)
 
     def _prepare(self, seq: int, items: list[Any], dropped: set[int]) -> None:
         """Let a job wait for room; one whose input is bad, or too large, ends."""
@@ -406,7 +403,7 @@ class ContinuousExecutor:
     def _send_outcome(
         self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = 0
     ) -> None:
-        self._send(["done", seq, [outcome], times.as_list(), 0, 0, False, used])
+        self._send(Done(seq, [outcome], times.as_list(), used=used))
 
     def _lost(self, error: BaseException) -> None:
         """End the process because a step raised. A job that ran alone fails with the error."""
@@ -419,7 +416,7 @@ class ContinuousExecutor:
     def _state(self) -> tuple[int, int, int]:
         """Return how many requests run, what they take of the budget, and the budget."""
         used = sum(self._likely(one) for one in self._running.values())
-        return len(self._running), used, self._whole
+        return len(self._running), int(used), int(self._whole)
 
     def _report_waiting(self) -> None:
         """Report which requests wait, and which wait no more: a timeout counts only what runs."""
@@ -427,7 +424,7 @@ class ContinuousExecutor:
         for one, waits in (*((one, True) for one in self._waiting), *held):
             if waits != one.reported:
                 one.reported = waits
-                self._send(["waits", one.seq, waits])
+                self._send(Waits(one.seq, waits))
 
     def _report_room(self) -> None:
         """Report how many more online and offline jobs may come, and how many have by now."""
@@ -443,10 +440,10 @@ class ContinuousExecutor:
             offline = max(0, min(offline, most - len(self._yielding()) - len(self._waiting)))
         if any(one.put_back and one.offline for one in self._waiting):
             offline = 0
-        room = (self._received, online, offline)
+        room = Room(self._received, int(online), int(offline))
         if room != self._room:
             self._room = room
-            self._send(["room", *room])
+            self._send(room)
 
     @staticmethod
     def _more(free: int, waiting: int) -> int:

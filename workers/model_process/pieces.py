@@ -21,14 +21,13 @@ from headrace.errors import HandlerError
 from headrace.generator import joined
 from workers.model_process.batch_state import SubBatch, rows_of
 from workers.model_process.outcomes import encode_result
+from workers.protocol.frames import PieceRow
 
 #: The time between two frames of pieces, in seconds.
 INTERVAL_S: Final = 0.02
 #: The bytes of pieces that are sent without a wait, as readers take entries whole.
 ENTRY_BYTES: Final = 256 * 1024
 
-#: A batch's number, then the arguments of `job_scripts.append_pieces` without the lease's token.
-Row = tuple[int, str, int, int, bytes, bytes]
 #: Takes a job's id, the JSON of a piece, and the JSON of the `ResponseDetails` of a response that
 #: begins with it, or b"".
 SendPiece = Callable[[str, bytes, bytes], None]
@@ -64,7 +63,7 @@ class PieceSender:
         send: called with rows; by one thread at a time.
     """
 
-    def __init__(self, send: Callable[[list[Row]], None]) -> None:
+    def __init__(self, send: Callable[[list[PieceRow]], None]) -> None:
         self._send = send
         self._changed = threading.Condition()
         # By the number of the batch and the job's id.
@@ -132,7 +131,7 @@ class PieceSender:
 
     def _flush(self, keys: Iterable[tuple[int, str]]) -> None:
         """Send the waiting pieces of these jobs. Under the lock, so that rows stay in order."""
-        rows: list[Row] = []
+        rows: list[PieceRow] = []
         for key in keys:
             known = self._waiting.pop(key)
             if known.restarts:

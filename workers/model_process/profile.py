@@ -22,8 +22,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from headrace.generator import Generator
 from headrace.jobs.trace_context import Trace
 from headrace.observability import logs
@@ -31,6 +29,7 @@ from workers.model_process import stacks
 from workers.model_process.context import TRACES, SpanOf
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.preprocess.pool import PreprocessProcess
+from workers.protocol.frames import Profiled, SampleStacks, StartProfile
 
 logger = logging.getLogger("headrace.model")
 
@@ -49,22 +48,6 @@ _AUTOMATIC_S: Final = 600.0
 _FOLDER: Final = "headrace-profile-"
 
 
-class Request(msgspec.Struct, frozen=True):
-    """What to profile. For a generator, a batch is a step.
-
-    Attributes:
-        id: the id of the profile; "" for one that the option `profile` starts.
-        kind: trace or stack.
-        batches: how many batches a trace has.
-        seconds: how long it waits for them, or how long stacks are sampled.
-    """
-
-    id: str
-    kind: str
-    batches: int
-    seconds: float
-
-
 class ProfileFailed(Exception):
     """A profile could not be made; the text has the reason, and what to do."""
 
@@ -80,14 +63,14 @@ class Profiler:
         processes: the preprocess processes.
     """
 
-    def __init__(self, send: Callable[[list[Any]], None]) -> None:
+    def __init__(self, send: Callable[[Profiled], None]) -> None:
         self.executor: BatchExecutor | None = None
         self.processes: Sequence[PreprocessProcess] = ()
         self._send = send
         self._busy = threading.Lock()
         _remove_left_folders()
 
-    def take(self, request: Request) -> None:
+    def take(self, request: StartProfile) -> None:
         """Start a profile in a thread. It waits for an automatic one, and none waits for it."""
         if request.id or not self._busy.locked():
             threading.Thread(target=self._run, args=(request,), name="profile", daemon=True).start()
@@ -96,7 +79,7 @@ class Profiler:
         """Profile some of each `batches` batches from now on."""
         if self.executor is None:
             raise RuntimeError("the handler is not loaded")
-        request = Request("", "trace", profiled, _AUTOMATIC_S)
+        request = StartProfile("", "trace", profiled, _AUTOMATIC_S)
         inner = self.executor.span
 
         def due(count: int) -> None:
@@ -105,7 +88,7 @@ class Profiler:
 
         self.executor.span = _Counting(inner, due)
 
-    def _run(self, request: Request) -> None:
+    def _run(self, request: StartProfile) -> None:
         if not self._busy.acquire(timeout=request.seconds if request.id else 0):
             if request.id:
                 self._answer(request, error="the model process is being profiled already")
@@ -123,17 +106,17 @@ class Profiler:
             self._busy.release()
 
     def _answer(
-        self, request: Request, files: dict[str, bytes] | None = None, error: str = ""
+        self, request: StartProfile, files: dict[str, bytes] | None = None, error: str = ""
     ) -> None:
         if error and not request.id:
             logger.warning("the automatic profile was not made: %s", error)
             return
         try:
-            self._send(["profiled", request.id, files or {}, error])
+            self._send(Profiled(request.id, files or {}, error))
         except OSError:  # the worker is gone, and this process ends
             logger.warning("the worker did not take the profile")
 
-    def _trace(self, request: Request) -> dict[str, bytes]:
+    def _trace(self, request: StartProfile) -> dict[str, bytes]:
         if self.executor is None or "torch" not in sys.modules:
             raise ProfileFailed(
                 "the handler does not use torch, so there is no trace; use `headrace profile "
@@ -177,11 +160,11 @@ class Profiler:
         # Its mark is in the table too.
         return _files_of(profile, f"{what} and a step that had not ended" if open_steps else what)
 
-    def _stacks(self, request: Request) -> dict[str, bytes]:
+    def _stacks(self, request: StartProfile) -> dict[str, bytes]:
         with _own_folder() as folder:
             paths = [folder / str(n) for n in range(len(self.processes))]
             for process, path in zip(self.processes, paths, strict=True):
-                process.frames.send(["profile", str(path), request.seconds])
+                process.frames.send(SampleStacks(str(path), request.seconds))
             found = {"model process": stacks.sample(request.seconds)}
             until = time.monotonic() + _LATE_S
             for n, path in enumerate(paths):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from headrace.generator import Piece
 from headrace.observability.worker_report import SECONDS_BOUNDS
 from workers.model_process.executor import clock
+from workers.protocol.frames import TokenFigures
 
 #: The least time between two reports while requests run, in seconds.
 INTERVAL_S: Final = 0.5
@@ -26,7 +27,7 @@ class TokenMeter:
     """
 
     def __init__(
-        self, send: Callable[[list[Any]], None], state: Callable[[], tuple[int, int, int]]
+        self, send: Callable[[TokenFigures], None], state: Callable[[], tuple[int, int, int]]
     ) -> None:
         self._send = send
         self._state = state
@@ -76,7 +77,7 @@ class TokenMeter:
             return
         self._due_at = clock() + INTERVAL_S
         self._sent = state
-        self._send(["generated", state, self._prompt, self._generated, self._counts, self._sum_s])
+        self._send(TokenFigures(state, self._prompt, self._generated, self._counts, self._sum_s))
         self._prompt = self._generated = 0
         self._counts = [0] * len(self._counts)
         self._sum_s = 0.0

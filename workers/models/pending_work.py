@@ -183,7 +183,7 @@ class PendingCallbacks:
             if job.canvas is not None and not job.dropped and outcome[0]:
                 job.result = outcome[1]
 
-    def hold_back(self, settlements: list[Settlement]) -> list[Settlement]:
+    def hold_for_callbacks(self, settlements: list[Settlement]) -> list[Settlement]:
         """Keep the settlements that must wait for callbacks; return the others."""
         if not self.linked:
             return settlements

@@ -19,6 +19,8 @@ from tests.harness.torchserve import json_of, loaded, request, run, write_archiv
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import Outcome
+from workers.model_process.overlap import ReceivedBatch
+from workers.protocol.frames import Done, Pieces, Stop
 
 CONFIG = "continuousBatching: true\n"
 #: Each request says how it goes on: the word of its criterion after each of its calls.
@@ -79,13 +81,13 @@ class Frames:
         raw, kind, details = sent
         row = [f"job-{seq}", raw, kind, float("inf"), details]
         dropped = self.dropped.setdefault(seq, set())
-        self._waiting.append(["batch", seq, [row], dropped])
+        self._waiting.append(ReceivedBatch(seq, [row], None, dropped))
 
     def get(self, block: bool = True) -> Any:
         if self._waiting:
             return self._waiting.pop(0)
         if block:
-            return ["stop"]
+            return Stop()
         raise queue.Empty
 
     def send(self, frame: Any) -> None:
@@ -93,16 +95,18 @@ class Frames:
         self._on(frame)
 
     def outcome(self, seq: int) -> Outcome:
-        (found,) = [frame[2][0] for frame in self.sent if frame[:2] == ["done", seq]]
+        (found,) = [
+            one.outcomes[0] for one in self.sent if isinstance(one, Done) and one.seq == seq
+        ]
         outcome: Outcome = found
         return outcome
 
     def pieces(self, seq: int) -> list[Any]:
-        rows = [row for frame in self.sent if frame[0] == "pieces" for row in frame[1]]
+        rows = [row for one in self.sent if isinstance(one, Pieces) for row in one.rows]
         return [piece for row in rows if row[0] == seq for piece in json.loads(row[4])]
 
     def head(self, seq: int) -> Any:
-        rows = [row for frame in self.sent if frame[0] == "pieces" for row in frame[1]]
+        rows = [row for one in self.sent if isinstance(one, Pieces) for row in one.rows]
         heads = [row[5] for row in rows if row[0] == seq and row[5]]
         assert len(heads) <= 1
         return json.loads(heads[0]) if heads else None
@@ -207,7 +211,7 @@ def test_each_request_needs_a_criterion(tmp_path: Path) -> None:
 
 def test_a_cancelled_request_leaves_and_its_cache_is_removed(tmp_path: Path) -> None:
     def cancel(frame: Any) -> None:
-        if frame[0] == "pieces" and frame[1][0][0] == 1:
+        if isinstance(frame, Pieces) and frame.rows[0][0] == 1:
             frames.dropped[1].add(0)
 
     frames, executor = Frames(cancel), served(tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,6 +21,10 @@ from headrace.errors import InputError
 from workers.model_process import continuous, offline_limit
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import CANCELLED, BatchExecutor
+from workers.model_process.overlap import ReceivedBatch
+from workers.protocol.frames import Done, Offline, Pieces, Quiet, Room, Stop, TokenFigures, Waits
+
+F = TypeVar("F")
 
 #: For how many seconds an offline job yields, unless a test says else.
 LONG = 1e9
@@ -100,8 +104,8 @@ class Script:
     """An inbox with frames, each after so many steps; and what the executor has sent."""
 
     generator: Counting
-    frames: list[tuple[int, list[Any]]] = field(default_factory=list)
-    sent: list[list[Any]] = field(default_factory=list)
+    frames: list[tuple[int, Any]] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
     #: What is dropped: after which step, and the set.
     drops: list[tuple[int, set[int]]] = field(default_factory=list)
 
@@ -116,15 +120,15 @@ class Script:
     ) -> None:
         dropped: set[int] = set()
         if offline is not None:
-            self.frames.append((at, ["offline", seq, offline]))
+            self.frames.append((at, Offline(seq, offline)))
         if quiet:
-            self.frames.append((at, ["quiet", seq]))
+            self.frames.append((at, Quiet(seq)))
         row = (f"job{seq}", json.dumps(value).encode())
-        self.frames.append((at, ["batch", seq, [row], dropped]))
+        self.frames.append((at, ReceivedBatch(seq, [row], None, dropped)))
         if drop_at is not None:
             self.drops.append((drop_at, dropped))
 
-    def get(self, block: bool = True) -> list[Any]:
+    def get(self, block: bool = True) -> Any:
         steps = self.generator.steps
         for at, dropped in self.drops:
             if at <= steps:
@@ -132,7 +136,7 @@ class Script:
         if self.frames and (block or self.frames[0][0] <= steps):
             return self.frames.pop(0)[1]
         if block:
-            return ["stop"]
+            return Stop()
         raise queue.Empty
 
     def run(self) -> Script:
@@ -144,8 +148,12 @@ class Script:
         ContinuousExecutor(executor, self.generator, inbox, self.sent.append).run()
         return self
 
+    def of(self, kind: type[F]) -> list[F]:
+        """The frames of this kind that were sent."""
+        return [frame for frame in self.sent if isinstance(frame, kind)]
+
     def outcomes(self, seq: int) -> list[Any]:
-        return [frame[2][0] for frame in self.sent if frame[0] == "done" and frame[1] == seq]
+        return [frame.outcomes[0] for frame in self.of(Done) if frame.seq == seq]
 
     def text(self, seq: int) -> str:
         (outcome,) = self.outcomes(seq)
@@ -154,7 +162,7 @@ class Script:
 
     def logged(self, seq: int) -> tuple[str, list[int]]:
         """The pieces and the tokens of a job's log, whose indices follow each other."""
-        rows = [row for frame in self.sent if frame[0] == "pieces" for row in frame[1]]
+        rows = [row for frame in self.of(Pieces) for row in frame.rows]
         pieces: list[str] = []
         tokens: list[int] = []
         for _, _, first, count, text, made_of in (row for row in rows if row[0] == seq):
@@ -167,13 +175,13 @@ class Script:
 
     @property
     def rooms(self) -> list[list[int]]:
-        return [frame[1:] for frame in self.sent if frame[0] == "room"]
+        return [[frame.received, frame.online, frame.offline] for frame in self.of(Room)]
 
     def used(self, seq: int) -> list[int | None]:
-        return [frame[-1] for frame in self.sent if frame[0] == "done" and frame[1] == seq]
+        return [frame.used for frame in self.of(Done) if frame.seq == seq]
 
     def waits(self, seq: int) -> list[bool]:
-        return [frame[2] for frame in self.sent if frame[0] == "waits" and frame[1] == seq]
+        return [frame.waits for frame in self.of(Waits) if frame.seq == seq]
 
 
 def test_an_online_request_takes_the_place_of_the_newest_offline_one() -> None:
@@ -320,7 +328,7 @@ def test_offline_requests_go_on_beside_an_online_one_in_each_step(
     for seq in range(100, 200):
         script.job(seq, {"words": 1}, at=seq - 100)
     script.run()
-    ended = [frame[1] for frame in script.sent if frame[0] == "done"]
+    ended = [frame.seq for frame in script.of(Done)]
     assert {0, 1, 2} < set(ended[:-20])
 
 
@@ -332,7 +340,7 @@ def test_a_request_that_is_too_large_fails_at_once_beside_others() -> None:
     assert (script.used(1), script.used(2)) == ([None], [0])
     (outcome,) = script.outcomes(2)
     assert "the request needs 11 tokens of the model's memory, which has 10" in outcome[2]
-    places = [frame[1] for frame in script.sent if frame[0] == "done"]
+    places = [frame.seq for frame in script.of(Done)]
     assert places == [2, 1]
 
 
@@ -352,7 +360,7 @@ def test_a_request_that_ends_before_it_has_joined_has_used_no_tokens() -> None:
 
     script = Script(Picky(slots=1, memory=10))
     script.job(0, {"words": 3})
-    script.frames.append((0, ["batch", 1, [("job1", b"{")], set()]))
+    script.frames.append((0, ReceivedBatch(1, [("job1", b"{")], None, set())))
     script.job(2, {"words": 1, "bad": True})
     script.job(3, {"words": 1, "refused": True})
     script.job(4, {"words": 8})
@@ -377,7 +385,7 @@ def test_a_request_that_is_cancelled_counts_with_what_it_took() -> None:
     script.run()
     assert [script.outcomes(seq) for seq in (1, 2, 5)] == [[CANCELLED]] * 3
     assert (script.used(1), script.used(2), script.used(5)) == ([13], [12], [None])
-    prompts = sum(frame[2] for frame in script.sent if frame[0] == "generated")
+    prompts = sum(frame.prompt for frame in script.of(TokenFigures))
     assert prompts == 20, "each one counts once"
 
 
@@ -433,11 +441,11 @@ def test_the_newest_request_is_put_back_when_the_memory_runs_out() -> None:
     script.run()
     assert generator.joined[:3] == ["job2", "job3", "job1"]
     # The offline one first, then the newer online one.
-    assert [frame[1] for frame in script.sent if frame[0] == "waits" and frame[2]] == [1, 1, 3]
+    assert [frame.seq for frame in script.of(Waits) if frame.waits] == [1, 1, 3]
     for seq in (1, 2, 3):
         assert script.text(seq) == words(9)
         assert script.logged(seq) == (words(9), list(range(9)))
-    assert [frame[1] for frame in script.sent if frame[0] == "done"] == [2, 3, 1]
+    assert [frame.seq for frame in script.of(Done)] == [2, 3, 1]
 
 
 def test_a_quiet_job_sends_no_pieces_and_keeps_its_tokens_when_it_is_put_back() -> None:

@@ -16,6 +16,8 @@ from handlers.language_model import LanguageModel
 from headrace.handler import Context
 from workers.model_process.continuous import ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
+from workers.model_process.overlap import ReceivedBatch
+from workers.protocol.frames import Done, Pieces, Stop
 
 LONG = 8
 #: How many steps may run after the one that has read the prompt of a request, until it has a token.
@@ -38,11 +40,11 @@ class Script:
     """
 
     model: LanguageModel
-    frames: list[tuple[int, list[Any]]] = field(default_factory=list)
+    frames: list[tuple[int, Any]] = field(default_factory=list)
     between: dict[int, Callable[[], None]] = field(default_factory=dict)
     during: dict[int, Callable[[], None]] = field(default_factory=dict)
     rows: list[set[str]] = field(default_factory=list)
-    sent: list[tuple[int, list[Any]]] = field(default_factory=list)
+    sent: list[tuple[int, Any]] = field(default_factory=list)
     holders: dict[int, set[str]] = field(default_factory=dict)
     steps: int = 0
 
@@ -59,22 +61,24 @@ class Script:
     def job(self, seq: int, name: str, asked: Any, at: int = 0) -> set[int]:
         """Let a job come before a step; return the set of its dropped places."""
         dropped: set[int] = set()
-        self.frames.append((at, ["batch", seq, [(name, json.dumps(asked).encode())], dropped]))
+        self.frames.append(
+            (at, ReceivedBatch(seq, [(name, json.dumps(asked).encode())], None, dropped))
+        )
         return dropped
 
-    def get(self, block: bool = True) -> list[Any]:
+    def get(self, block: bool = True) -> Any:
         if self.steps in self.between:
             self.between.pop(self.steps)()
         if self.frames and (block or self.frames[0][0] <= self.steps):
             return self.frames.pop(0)[1]
         if block:
-            return ["stop"]
+            return Stop()
         raise queue.Empty
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: Any) -> None:
         self.sent.append((self.steps, frame))
-        if frame[0] == "done":
-            self.holders[frame[1]] = self.holding
+        if isinstance(frame, Done):
+            self.holders[frame.seq] = self.holding
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Run all jobs to their ends."""
@@ -103,8 +107,12 @@ class Script:
 
     def done(self, seq: int) -> tuple[int, Any]:
         """How many steps had ended when a job ended, and its outcome."""
-        ((steps, frame),) = [pair for pair in self.sent if pair[1][:2] == ["done", seq]]
-        return steps, frame[2][0]
+        ((steps, frame),) = [
+            (steps, frame)
+            for steps, frame in self.sent
+            if isinstance(frame, Done) and frame.seq == seq
+        ]
+        return steps, frame.outcomes[0]
 
     def result(self, seq: int) -> Any:
         _, outcome = self.done(seq)
@@ -116,7 +124,7 @@ class Script:
         return next(
             steps
             for steps, frame in self.sent
-            if frame[0] == "pieces" and any(row[1] == name for row in frame[1])
+            if isinstance(frame, Pieces) and any(row[1] == name for row in frame.rows)
         )
 
 

@@ -16,7 +16,8 @@ from tests.harness.wait import wait_until
 from workers.model_process import pieces as module
 from workers.model_process.batch_state import BatchState
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.pieces import PieceSender, Row
+from workers.model_process.pieces import PieceSender
+from workers.protocol.frames import PieceRow
 
 
 class Run:
@@ -25,7 +26,7 @@ class Run:
     def __init__(self, handler: Handler, *inputs: Any, sizes: Sequence[int] = ()) -> None:
         context = Context("m", "1", "cpu", Path(), allowed_batch_sizes=list(sizes))
         handler.initialize(context)
-        self.rows: list[Row] = []
+        self.rows: list[PieceRow] = []
         self.executor = BatchExecutor(handler, context)
         self.executor.send_pieces_to(self.rows.extend)
         self.inputs = [(f"job{n}", json.dumps(value).encode()) for n, value in enumerate(inputs)]
@@ -140,7 +141,7 @@ def test_the_first_piece_leaves_at_once_and_the_next_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 3600.0)
-    rows: list[Row] = []
+    rows: list[PieceRow] = []
     sender = PieceSender(rows.extend)
     sender.begin(1, ["x", "y"])
     for n in range(4):
@@ -151,7 +152,7 @@ def test_the_first_piece_leaves_at_once_and_the_next_together(
 
 
 def test_the_pieces_of_all_jobs_leave_together() -> None:
-    frames: list[list[Row]] = []
+    frames: list[list[PieceRow]] = []
     sender = PieceSender(lambda rows: frames.append(list(rows)))
     sender.begin(1, ["x", "y"])
     # The first frame begins the time until the next one, and a first piece does not.
@@ -168,7 +169,7 @@ def test_the_pieces_of_all_jobs_leave_together() -> None:
 
 
 def test_pieces_do_not_wait_for_the_next_step() -> None:
-    rows: list[Row] = []
+    rows: list[PieceRow] = []
     sender = PieceSender(rows.extend)
     sender.begin(1, ["x"])
     sender.add([(1, "x", b"1", ())])
@@ -181,7 +182,7 @@ def test_large_pieces_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch
     """An entry, which readers take whole, has at most one piece more than its size."""
     monkeypatch.setattr(module, "INTERVAL_S", 3600.0)
     monkeypatch.setattr(module, "ENTRY_BYTES", 1000)
-    rows: list[Row] = []
+    rows: list[PieceRow] = []
     sender = PieceSender(rows.extend)
     sender.begin(1, ["job"])
     for _ in range(32):

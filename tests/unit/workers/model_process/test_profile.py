@@ -18,7 +18,8 @@ from headrace.generator import Generator
 from workers.model_process import profile
 from workers.model_process.context import no_span
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.profile import ProfileFailed, Profiler, Request
+from workers.model_process.profile import ProfileFailed, Profiler
+from workers.protocol.frames import Profiled, StartProfile
 
 
 class Steps(Generator):
@@ -60,16 +61,16 @@ def profiled(batches: int, steps: int, over: threading.Event | None = None) -> s
         over: is set when the last one runs.
     """
     answered = threading.Event()
-    sent: list[list[Any]] = []
+    sent: list[Profiled] = []
 
-    def send(frame: list[Any]) -> None:
+    def send(frame: Profiled) -> None:
         sent.append(frame)
         answered.set()
 
     executor = Executor()
     profiler = Profiler(send)
     profiler.executor = cast("BatchExecutor", executor)
-    profiler.take(Request("x", "trace", batches, 600))
+    profiler.take(StartProfile("x", "trace", batches, 600))
     while executor.span is no_span:
         assert not answered.wait(0.001)
     for n in range(steps + 1):
@@ -79,7 +80,8 @@ def profiled(batches: int, steps: int, over: threading.Event | None = None) -> s
                 if over is not None:
                     over.set()
                 answered.wait()
-    ((_, _, files, error),) = sent
+    (frame,) = sent
+    files, error = frame.files, frame.error
     assert error == ""
     table: bytes = files["operators.txt"]
     return table.decode()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headrace.generator import Piece
 from headrace.observability.worker_report import BETWEEN_S, HISTOGRAMS, ModelStats, field_of
 from workers.model_process import token_meter
 from workers.model_process.token_meter import INTERVAL_S, TokenMeter
+from workers.protocol.frames import TokenFigures
 
 
 class Site:
@@ -17,7 +16,7 @@ class Site:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.state = 100.0, (0, 0, 80)
-        self.frames: list[list[Any]] = []
+        self.frames: list[TokenFigures] = []
         monkeypatch.setattr(token_meter, "clock", lambda: self.now)
         self.meter = TokenMeter(self.frames.append, lambda: self.state)
 
@@ -31,10 +30,10 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(monkeypatch)
 
 
-def histogram(frame: list[Any]) -> dict[float, int]:
+def histogram(frame: TokenFigures) -> dict[float, int]:
     """How many tokens there are at each bound that has any."""
     bounds = [*HISTOGRAMS[BETWEEN_S], float("inf")]
-    return {bound: count for bound, count in zip(bounds, frame[4], strict=True) if count}
+    return {bound: count for bound, count in zip(bounds, frame.counts, strict=True) if count}
 
 
 def test_each_token_after_the_first_counts_once_with_its_share_of_the_time(site: Site) -> None:
@@ -44,7 +43,7 @@ def test_each_token_after_the_first_counts_once_with_its_share_of_the_time(site:
     site.meter.report(running=False)
     (frame,) = site.frames
     assert histogram(frame) == {0.025: 1, 0.05: 4}
-    assert frame[5] == pytest.approx(0.2)
+    assert frame.sum_s == pytest.approx(0.2)
 
 
 def test_requests_do_not_mix_and_one_that_left_is_forgotten(site: Site) -> None:
@@ -68,13 +67,13 @@ def test_a_delta_without_tokens_is_one_token_and_a_piece_without_both_is_none(si
 
 def test_it_reports_at_the_end_of_an_interval_and_when_nothing_runs(site: Site) -> None:
     site.meter.report(running=False)
-    assert site.frames.pop() == ["generated", (0, 0, 80), 0, 0, [0] * 18, 0.0]
+    assert site.frames.pop() == TokenFigures((0, 0, 80), 0, 0, [0] * 18, 0.0)
     site.meter.report(running=False)
     assert site.frames == []
     site.state = (2, 60, 80)
     site.now += INTERVAL_S
     site.meter.report(running=True)
-    assert site.frames.pop()[1] == (2, 60, 80)
+    assert site.frames.pop().state == (2, 60, 80)
     site.meter.used({"prompt_tokens": 7, "completion_tokens": 3, "beside": 1})
     site.meter.used({"completion_tokens": 2})
     site.meter.used(None)
@@ -82,7 +81,8 @@ def test_it_reports_at_the_end_of_an_interval_and_when_nothing_runs(site: Site) 
     assert site.frames == [], "too early"
     site.state = (0, 0, 80)
     site.meter.report(running=False)
-    assert site.frames.pop()[1:4] == [(0, 0, 80), 7, 5]
+    frame = site.frames.pop()
+    assert (frame.state, frame.prompt, frame.generated) == ((0, 0, 80), 7, 5)
 
 
 def test_usage_that_is_no_number_is_an_error(site: Site) -> None:
@@ -99,7 +99,7 @@ def test_the_worker_adds_the_reports(site: Site) -> None:
         site.meter.ended("a")
         site.meter.report(running=False)
     for frame in site.frames:
-        stats.observe_tokens(*frame[2:])
+        stats.observe_tokens(frame.prompt, frame.generated, frame.counts, frame.sum_s)
     assert not stats.empty
     drained = dict(stats.drain())
     assert (drained["prompt_tokens"], drained["generation_tokens"]) == ("14.0", "4.0")

@@ -71,9 +71,7 @@ class Application(FastAPI):
     """FastAPI behind the router.
 
     Attributes:
-        catalog: the models and pipelines, for the description.
         operations: answers every HTTP request; FastAPI serves the mounted files.
-        services: the services of this process, while the application runs.
         surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
@@ -137,8 +135,6 @@ def create_app(
     """Build the application for one Redis and one models file. It connects when it starts.
 
     Args:
-        settings: the settings.
-        catalog: the models that are served.
         declared: what the models file declares; the catalog then follows the registry.
 
     Raises:

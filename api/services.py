@@ -63,7 +63,6 @@ class Services:
     Attributes:
         describe: returns the OpenAPI description, with the models that declare inputs or without.
         authenticator: authenticates requests; None if no API keys are required.
-        client: the connection to Redis.
         added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.

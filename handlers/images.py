@@ -60,7 +60,6 @@ def decode(
         draft_px: a JPEG may be decoded at a smaller size, with no side below this, which saves most
             of the work.
         upright: turn the image by its EXIF data.
-        formats: the formats that are read.
 
     Raises:
         InputError: it is not an image, cannot be decoded, or is too large.

@@ -123,7 +123,6 @@ def use_channels_last(
     The module is in evaluation mode; its weights are rearranged in place.
 
     Args:
-        module: the module.
         example: a batch (N, C, H, W) as it gets it.
         mode: the model's key `channels_last`.
         name: the model's name, for the log.

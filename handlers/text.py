@@ -155,7 +155,6 @@ def load_vocabulary(path: Path, *, weights_only: bool = True) -> Any:
     """Return the vocabulary in a file that `torch.save` wrote.
 
     Args:
-        path: the file.
         weights_only: False runs the code in a file that holds more than mappings, lists and
             tensors.
 

@@ -43,8 +43,6 @@ class Observer(Protocol):
         """Take a batch that has run.
 
         Args:
-            model: the model.
-            batch: the batch.
             outcomes: one per job; the first item is true if it succeeded.
             times: ms of the handler's verbs.
             now: when it ended.

@@ -14,8 +14,6 @@ async def admit(services: Services, request: Request, needs: Needs | None) -> No
     """Refuse a request that may not use an operation.
 
     Args:
-        services: the services.
-        request: the request.
         needs: what the operation requires; None for an unknown path.
 
     Raises:

@@ -32,8 +32,6 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
     """Read the body; refuse it as soon as it exceeds the limit.
 
     Args:
-        request: the request.
-        limit_bytes: the limit.
         fixed: the limit is the route's own, which `body_limit_bytes` does not raise.
 
     Raises:

@@ -86,10 +86,7 @@ class EventStream(Generic[Event]):
     """One stream.
 
     Args:
-        services: those of this process.
-        request: the request.
         source: the source, while it is entered. The stream enters it when it begins.
-        writer: the writer.
         receive: receives the hang-up, for a request with several streams.
         most_s: the seconds after which it ends.
     """

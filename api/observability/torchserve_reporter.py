@@ -31,13 +31,7 @@ TARGET_MAX_CHARS: Final = 512
 
 
 class TorchServeReporter(BackgroundReporter):
-    """Takes the requests of one API process. Used on its event loop only.
-
-    Args:
-        metrics: what the values become.
-        client: the connection to Redis.
-        catalog: the models that are served.
-    """
+    """Takes the requests of one API process. Used on its event loop only."""
 
     def __init__(
         self, metrics: TorchServeMetrics, client: redis.asyncio.Redis, catalog: Catalog

@@ -42,7 +42,6 @@ def add_models(
 
     Args:
         document: the description of the table, which is not changed.
-        models: the served models and pipelines.
         operation: describes a submit of an input to a path.
     """
     declared = [

@@ -86,7 +86,6 @@ class BulkSubmitter:
         brief: answer with the number of accepted lines, and in full only for the others.
         quiet: publish no completion events and do not list the jobs.
         deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
-        header: returns a header of the request.
     """
 
     def __init__(

@@ -271,9 +271,6 @@ def route(
     Args:
         model: the model, for a job that names no version.
         statuses: the versions of the models.
-        job_id: the id of the job.
-        metadata: its metadata.
-        header: returns a header of the request.
     """
     traffic = model.traffic
     if traffic is None:
@@ -297,12 +294,8 @@ def request_from_json(
     """Validate a request whose body is JSON.
 
     Args:
-        request: the request.
-        model: the model that it names.
-        identity: the job's id.
         inline_limit_bytes: a longer input becomes a payload.
         caller: the API key that makes the request.
-        header: returns a header of the request.
 
     Raises:
         InvalidRequest: an option or a parameter is not valid, or the request does not have exactly

@@ -178,7 +178,6 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
     Args:
         services: know the workers.
         name: the model.
-        version: the version.
         error: the traceback; "" if the time was up.
     """
     reason = last_line(error)

@@ -47,7 +47,6 @@ class _Operation(NamedTuple):
     """An operation of an interface.
 
     Attributes:
-        query: the parameters of its query, with their types.
         body: it has a body of any type.
         success: the content of its answer; None for any bytes.
         accepts: it can answer 202 before it has ended.

@@ -67,7 +67,6 @@ class TorchServeError(Exception):
     """An error that has no class in headrace.errors, as it is answered.
 
     Args:
-        status: the HTTP status.
         type_: TorchServe's name of the error.
         message: what is wrong, and what to do.
         headers: further headers of the answer.

@@ -87,7 +87,6 @@ class Target(NamedTuple):
     """What a prediction asks for.
 
     Attributes:
-        model: its name.
         version: "" for none.
         url_path: what follows in the path.
         explain: an explanation instead of a prediction.
@@ -336,8 +335,6 @@ def handler_headers(services: Services, request: Request, added: Mapping[str, st
     """Return the headers that a handler of TorchServe reads, as JSON: all that are no secret.
 
     Args:
-        services: the services.
-        request: the request.
         added: further ones, which win.
     """
     found = {

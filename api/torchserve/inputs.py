@@ -67,8 +67,6 @@ def read_input(
     """Return the input of a request.
 
     Args:
-        request: the request.
-        body: its body.
         inline_limit_bytes: a longer input becomes a payload.
         decode: whether JSON and text reach the handler as values, or else as bytes.
         with_query: whether the parameters of the query are fields of the input.

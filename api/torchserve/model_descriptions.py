@@ -41,7 +41,6 @@ class Serving(NamedTuple):
     """The model processes of one version in one worker.
 
     Attributes:
-        state: their state.
         figures: what the worker measures.
         memory_bytes: the memory of one process of the model there, on average.
     """
@@ -182,10 +181,7 @@ def _description(
     """Return the description of one version.
 
     Args:
-        model: its model.
-        version: the version.
         config: its configuration, if this process has it.
-        pending: its jobs.
         reports: those of all workers.
         files: the manifest and the settings in its folder.
     """

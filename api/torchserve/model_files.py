@@ -50,7 +50,6 @@ class Found(NamedTuple):
     """The files of a model before its registration.
 
     Attributes:
-        source: the option `source`.
         model: the manifest of its folder; None for a file that is no archive, despite its name.
         url: the parameter of the request, without the query of a URL.
         fetched: the complete file that gets its name by `keep`; None if nothing was fetched.
@@ -152,7 +151,6 @@ def found_model(
     Args:
         settings: the model store, and the limits of a download.
         allowed: `allowed_urls` of TorchServe's configuration.
-        reader: reads the files.
         url: the parameter of the request.
         has_handler: whether the request or the configuration names a handler.
 

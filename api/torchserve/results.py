@@ -71,9 +71,6 @@ async def answer_with(
     """Return the answer to a request whose job has ended, or does not end while it waits.
 
     Args:
-        services: the services.
-        request: the request.
-        job: its job.
         native: the handler is one of Headrace. Then the type of its result is the one of the
             answer. A handler of TorchServe sets a header if it wants one.
 

@@ -141,7 +141,6 @@ def walk(
         folder: for the files of the servers.
         model: a name for the model.
         photos: the folder of its inputs.
-        steps: the steps.
         length: the options of `headrace bench` that end a load.
     """
     options: dict[str, Any] = {}

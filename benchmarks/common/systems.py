@@ -108,7 +108,6 @@ class Headrace:
 
     Args:
         events: whether the worker sends Celery's task events.
-        models: further models.
         environ: further settings of the API and the worker.
     """
 

@@ -50,7 +50,6 @@ class Loop:
 
     Args:
         workload: the model.
-        device: a torch device.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:

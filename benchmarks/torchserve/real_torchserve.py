@@ -58,7 +58,6 @@ class Target:
     Attributes:
         url: the URL of the requests.
         cpu: the CPU of the server's processes.
-        prefer: the header Prefer.
     """
 
     url: str

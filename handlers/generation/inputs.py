@@ -117,7 +117,6 @@ def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> boo
     The tokens of 10 MB take ten seconds, in which the other requests of the process wait.
 
     Args:
-        text: the text.
         most: how many tokens the model takes.
         tokens: makes a text into tokens.
     """

@@ -33,8 +33,6 @@ def build_key(wanted: Optimize, module: nn.Module, device: str, settings: Any) -
 
     Args:
         wanted: the variant.
-        module: the module with its weights.
-        device: the torch device.
         settings: what else decides over the module's inputs and over the batch sizes.
     """
     parts = (

@@ -124,7 +124,6 @@ def compare(
     """Compare a variant with its module.
 
     Args:
-        module: the module.
         variant: what would take its place.
         calls: arguments whose outputs are compared.
         timed: arguments whose time is compared, by batch size.

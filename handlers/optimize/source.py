@@ -33,7 +33,6 @@ class Source:
         calibration: arguments of real calls.
         sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
         most: the largest batch.
-        device: the torch device.
         threads: with how many threads it computes.
     """
 

@@ -130,7 +130,6 @@ def fed_by_nodes(entry: Entry, sources: Sequence[str]) -> Entry:
     several nodes have their names.
 
     Args:
-        entry: what to call.
         sources: the nodes; none for an entry that is no node, which stays as it is.
     """
     if not sources:

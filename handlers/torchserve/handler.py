@@ -72,7 +72,6 @@ class TorchServeHandler(Handler):
     """Calls `handle(data, context)` of an archive once per batch.
 
     Args:
-        reference: the handler, as the manifest names it.
         config: the settings of TorchServe; None to read them.
     """
 

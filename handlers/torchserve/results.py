@@ -56,9 +56,6 @@ class Reply:
     """What a handler has set for one request, in addition to its result.
 
     Attributes:
-        status: the HTTP status.
-        phrase: its reason phrase.
-        headers: the headers.
         pieces: what it has sent before the result.
     """
 

@@ -58,7 +58,6 @@ def read_lines(
     """Yield the lines from a byte on; memory holds at most `limit_bytes` of a line.
 
     Args:
-        reader: the file.
         limit_bytes: the most bytes of a line.
         at: where the first line begins.
         number: the number of the line before it.
@@ -103,7 +102,6 @@ class BatchLineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         input: JSON text; None if the line has an `input_ref`.
-        options: the job's options, by name.
         parameters: the model's parameters, by name; the API checks them.
         shown: what the row needs of the request besides its model.
     """
@@ -350,7 +348,6 @@ class ValidationResult:
     """The result of a validation.
 
     Attributes:
-        errors: the first ERRORS_MAX errors.
         bad: the number of all errors.
     """
 
@@ -378,8 +375,6 @@ def validate(
     Memory grows by about 100 bytes with each line, to find duplicate ids.
 
     Args:
-        lines: the lines of the file.
-        requests: reads them.
         max_lines: the most requests.
         limit_bytes: the most bytes of a line, for the message.
         check_stop: called after every _CHECK_LINES lines; an exception ends the validation.

@@ -63,7 +63,6 @@ class IdLists(Generic[Item]):
         """Return a page of the items that a caller may see; ids of items that are gone are removed.
 
         Args:
-            caller: the API key of the request.
             after: the last id before the page, which need not exist; "" for the beginning.
             limit: the most items.
             newest_first: the order.

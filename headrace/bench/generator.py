@@ -135,7 +135,6 @@ class Generator:
     """Sends one load.
 
     Args:
-        plan: what it does.
         start_at: the time of `time.monotonic` at which the load starts.
     """
 
@@ -403,7 +402,6 @@ def generate(plan: Plan, start_at: float | None = None) -> Sent:
     """Send a load in this thread, and return what was seen.
 
     Args:
-        plan: what to send.
         start_at: the time of `time.monotonic` at which it starts; None for now.
     """
     start_at = time.monotonic() if start_at is None else start_at

@@ -197,7 +197,6 @@ def priced(found: Measurement, price_per_hour: float, currency: str = "") -> Mea
 
     Args:
         found: the measurement.
-        price_per_hour: the price of the hardware for an hour.
         currency: a name for its unit.
     """
     met = [
@@ -227,7 +226,6 @@ def measure(
 
     Args:
         scenarios: how the requests of each load arrive.
-        target: the model on its server.
         options: how long, and by how many processes.
         objective: what the requests must meet; each load then has a verdict.
         name: what the measurement is called in reports.
@@ -268,7 +266,6 @@ def find_peak(
     meets it and is not steady, and one that the generator spoilt.
 
     Args:
-        target: the model on its server.
         objective: what the requests must meet.
         options: how long each load is, at least; `stop_early` is always on.
         start: the first rate, requests a second; 0 takes that of a lone client.

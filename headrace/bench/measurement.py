@@ -80,7 +80,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a process, or a group of processes, used during the steady part.
 
     Attributes:
-        cpu_s: CPU seconds.
         memory_mb: the most memory (unique set size where the system has it, else resident) in MiB.
         processes: how many processes it was.
         memory_total_mb: of the part `device`: the memory of all NVIDIA devices in MiB; else 0.
@@ -100,11 +99,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start_s: its start, from the start of the load.
-        length_s: its length.
         rate: answered requests a second.
         p50_ms, p99_ms: latency of the requests that were due in it.
         waiting: requests without an answer at its end.
-        steady: it is in the steady part.
     """
 
     start_s: float
@@ -192,19 +189,14 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `headrace bench`.
 
     Attributes:
-        format: the format of the document.
         name: what the run is called in reports.
-        model: the model.
         version: the version that answered; "" if the server does not name one.
         protocol, url: how and where it was reached, without secrets.
         input: what was sent, in words.
         options: the model's options in force, if the server shows them.
         environment: what it ran on: CPU, cores, memory, governor, load average before and after,
             versions, devices, commit, digest of the options.
-        objective: the objective, if there is one.
-        loads: the loads, in order.
         peak: the result of `--find-peak`.
-        price_per_hour: the price of the hardware for an hour.
         cost_per_1000: the cost of 1,000 results at the best rate that counts; None without a price.
         currency: a name for the unit of the price.
         interrupted: it was ended before all loads were sent.

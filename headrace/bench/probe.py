@@ -35,7 +35,6 @@ class Probe:
     """Sends a lone request.
 
     Args:
-        target: the model on its server.
         timeout_s: how long an answer may take.
     """
 

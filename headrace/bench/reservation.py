@@ -30,11 +30,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         where: the URL of the server, or a models file.
-        model: the model.
         holder: the command that has reserved it, in words.
         pid: its process.
         options: what it has changed, as it was; None: not changed.
-        registered: it has registered the model.
     """
 
     where: str
@@ -49,7 +47,6 @@ class Reservation:
     """A model on a server, reserved for this process. `reserved` makes it.
 
     Args:
-        path: the file.
         file: the file, open and locked.
         note: what the file has.
 
@@ -107,7 +104,6 @@ def reserved(where: str, model: str, holder: str) -> Iterator[Reservation]:
 
     Args:
         where: the URL of the server, or the path of the models file, without symbolic links.
-        model: the model.
         holder: the command, in words.
 
     Raises:
@@ -142,7 +138,6 @@ def take_back(client: Client, own: Reservation | None = None) -> list[str]:
     """Take back what killed processes have left on a server; return that in words.
 
     Args:
-        client: the server.
         own: the reservation of this process, if it has one on this server.
 
     Raises:

@@ -55,7 +55,6 @@ def temporary_model(
     The name is new, so that no other model is replaced or removed.
 
     Args:
-        client: the server.
         prefix: the beginning of the name.
         options: the model's options, as in the models file.
         timeout_s: how long the workers may take to load it.

@@ -140,7 +140,6 @@ def rate_interval(counts: Sequence[int], length_s: float) -> tuple[float, float]
 
     Args:
         counts: answers in each window.
-        length_s: the length of a window.
     """
     if not counts:
         return 0.0, 0.0

@@ -80,7 +80,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         batch_size: the largest batch.
         batch_delay_ms: how long a batch waits to fill.
         device: where it runs.
-        requests: how many requests.
         concurrency: how many are under way.
     """
 
@@ -174,9 +173,7 @@ def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str,
     """Return the line of `ab_report.csv` for a case; what is not known is 0, as with TorchServe.
 
     Args:
-        case: the case.
         found: its measurement, of one load.
-        rows: the rows of that load.
     """
     load = found.loads[-1]
     queue = statistics.spread([sum(row.stages[:3]) for row in rows if row.stages])

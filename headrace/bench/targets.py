@@ -43,7 +43,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         protocol: how the server is spoken to.
         url: its address without a path, and without secrets.
-        model: the model.
         version: the version; "" for the server's choice.
         requests: the bytes of each request; a load sends them in turn.
         input: what is sent, in words.
@@ -118,8 +117,6 @@ def target_for(
 
     Args:
         protocol: how the server is spoken to.
-        url: the address of the server.
-        model: the model.
         inputs: what to send, in turn.
         version: the version; "" for the server's choice.
         parameters: query parameters of each request.

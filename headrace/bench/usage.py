@@ -227,7 +227,6 @@ def processes_of(target: Target, workers: Iterable[Mapping[str, Any]] = ()) -> d
     """Return the processes of a target's server by part; empty if it is not on this host.
 
     Args:
-        target: the target.
         workers: the workers of the model, as `GET /api/v1/models/{model}` lists them.
     """
     try:

@@ -111,7 +111,6 @@ def submit_many(
     `retry_s` of 0 nothing waits: such an input is refused at once.
 
     Args:
-        model: the model's name.
         inputs: any number of inputs; they are taken as they are sent.
         ids: the id of each job, in the order of the inputs, or a function that makes it from an
             input. The caller then knows the ids before they are sent. By default the ids are new.

@@ -71,7 +71,6 @@ def submit(
     """Submit one job; repeat the request with the same id until the server answers.
 
     Args:
-        model: the model's name.
         input: JSON, str, bytes, a pathlib.Path, a Pillow image, a numpy array, or an `InputRef`.
         input_ref: instead of `input`, a file or object that the server reads:
             `file:/folder/name` or `s3://bucket/key`. The operator allows folders and buckets.
@@ -118,7 +117,6 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
     """Wait until a job has succeeded or failed, also while the server restarts.
 
     Args:
-        job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
     Raises:
@@ -156,7 +154,6 @@ def result(session: Session, job: str | Job, timeout_s: float | None = None) -> 
     """Wait for a job and return its result: a JSON value, str for text/*, else bytes.
 
     Args:
-        job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
     Raises:

@@ -43,16 +43,12 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: `queued`, `scheduled`, `running`, `progress` or `ended`; a newer server may have more.
         event_id: as `last_event_id` it resumes the events after this one.
-        id: the job's id.
-        status: the job's status at the event.
         attempts: how often the job has begun.
         queue_position: its place in the queue, while it is queued; 1 is next.
         waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
             on demand, else `replica`.
         waiting_reason: while it is queued: why no worker can load the model, if none can.
         due_at: when it joins its queue, while it is scheduled.
-        started_at: when it started, once it runs.
-        progress: the progress that its handler reports.
         error: how the last attempt failed, while the job waits for a retry.
         job: the whole job, once it has ended.
     """
@@ -159,7 +155,6 @@ def events(
     """Yield a job's events until it has ended, also while the server restarts.
 
     Args:
-        job: the job, or its id.
         last_event_id: `event_id` of the last known event; only later events are yielded.
 
     Raises:
@@ -230,7 +225,6 @@ def stream(session: Session, job: str | Job, *, starting_after: int | str = 0) -
     A job of a model that does not stream yields none; `result` has its result.
 
     Args:
-        job: the job, or its id.
         starting_after: yield only the pieces behind this one: the `place` of an error, or an index;
             indexes count from 1.
 

@@ -96,7 +96,6 @@ def map_inputs(
     `in_flight` inputs are held, so memory does not grow with the number of inputs.
 
     Args:
-        model: the model's name.
         inputs: any number of inputs, also an endless iterator; taken as there is room. An exception
             that it raises is raised again after the results of the earlier inputs.
         in_flight: maximum number of inputs that are taken and not yielded.

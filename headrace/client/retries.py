@@ -54,7 +54,6 @@ class Session:
     """The state that a client keeps about its server.
 
     Attributes:
-        url: the server's address, for messages.
         retry_s: how long a failed request is repeated.
         proxy: the proxy of the environment, for messages; "" without one.
         reached: the server has answered before, or accepted a connection.

@@ -133,7 +133,6 @@ class ClientBase:
         """Run a stream up to its next items; return None at its end.
 
         Args:
-            stream: the stream.
             opened: receives what the stream opens, because the caller may stop early.
         """
         reply: object = None
@@ -235,7 +234,6 @@ class EventReader:
     """Reads the body of an answer as it arrives.
 
     Args:
-        response: the answer.
         blocks: it is of `httpx2.Client`, and not of `httpx2.AsyncClient`.
     """
 

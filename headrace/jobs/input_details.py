@@ -14,7 +14,6 @@ class InputDetails(msgspec.Struct, frozen=True, gc=False):
     """What comes with the input of one job, each as the text of a JSON object; b"" for none.
 
     Attributes:
-        parameters: the values of the model's parameters.
         headers: the headers of the request that the model has chosen.
         metadata: the client's own data.
         nested: bytes inside the input's JSON are decoded for any handler: the input was a form.

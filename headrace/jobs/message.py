@@ -40,7 +40,6 @@ class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         ref: the payload.
         start: its first byte in the payload.
-        length: its length in bytes.
         type: its content type, if it goes into the JSON text as base64; "" for JSON text.
     """
 
@@ -201,7 +200,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         source: where the input is stored; None if it is in the message.
         has_callbacks: it has callbacks, which workers.jobs.canvas reads.
         quiet: its result goes into the record, and a success has no Celery result.
-        trace: the trace context of the submit.
         details: what comes with the input; None for most jobs.
         version: the version of the model that it asks for; "" for any.
     """

@@ -29,13 +29,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     Attributes:
         path: as given.
         sha256: the archive's digest; None for a folder.
-        bytes: the archive's size.
         members: how many files it holds.
         unpacked_bytes: the size of its files.
         described_by: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its only program.
-        name: the model's name, if it has one.
         version: the model's version, if it has one.
-        handler: its handler.
         weights: its weights or program.
         requirements: whether it names packages.
         problems: why it cannot be used, one sentence each.

@@ -53,7 +53,6 @@ class Part(msgspec.Struct):
     """A part of an answer, as one piece of a job holds it.
 
     Attributes:
-        text: its text.
         logprobs: the log probabilities of its tokens; None without log probabilities.
     """
 
@@ -266,8 +265,6 @@ def answer(
     """Return the answer to a request.
 
     Args:
-        request: the request.
-        answer_id: the id of the answer.
         created: when the first job was submitted, in seconds since 1970.
         results: the results of the jobs as JSON, in the order of the inputs.
 
@@ -357,8 +354,6 @@ class Chunks:
     """Makes the chunks of the answers to one request.
 
     Args:
-        request: the request.
-        answer_id: the id of the answer.
         created: when the first job was submitted, in seconds since 1970.
     """
 
@@ -380,7 +375,6 @@ class Chunks:
 
         Args:
             index: the number of the answer, from 0.
-            part: the next part.
             before: how many characters the answer had before.
         """
         if self._chat:

@@ -81,9 +81,7 @@ def line_answer(
     Args:
         endpoint: that of the batch.
         shown: what `line_job` returned as such.
-        job_id: the id of its job.
         created: the time of the answer, in seconds since 1970.
-        result: the result of its job.
 
     Raises:
         InvalidParameter: the result does not fit the endpoint.

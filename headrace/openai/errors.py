@@ -47,7 +47,6 @@ def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:
 
     Args:
         code: that of the job's error; it may be one of a handler.
-        message: what is wrong.
         retryable: whether another try can succeed.
     """
     error = HeadraceError(message)

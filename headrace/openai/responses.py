@@ -275,7 +275,6 @@ def response_of(
     """Return a job as a response.
 
     Args:
-        job: the job.
         echo: what it repeats of the request.
         metadata: the client's.
         found: its result; None unless it has succeeded.
@@ -333,9 +332,6 @@ class ResponseEvents:
 
     The number of an event follows from the pieces of its job alone, so that each process gives the
     same event the same number. A text that ends with the n-th piece has the number n + 3.
-
-    Args:
-        job_id: the id of the job.
     """
 
     def __init__(self, job_id: str) -> None:

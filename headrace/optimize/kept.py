@@ -45,9 +45,7 @@ def write(state_dir: Path, frame: Mapping[str, Any], comparison: Comparison) -> 
     """Keep a comparison; without a folder that can be written, nothing is kept.
 
     Args:
-        state_dir: the state directory.
         frame: what the process that measured has read.
-        comparison: what it has measured.
     """
     kept = _Kept(key=_key(frame), at=time.time(), comparison=comparison)
     file = _file(state_dir, frame)

@@ -18,7 +18,6 @@ class BatchTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time of a batch of one size.
 
     Attributes:
-        size: items in the batch.
         inference_ms, low_ms, high_ms: the median of `inference`, and its 95 % interval.
         preprocess_ms, postprocess_ms: the medians of the other verbs.
     """

@@ -94,7 +94,6 @@ class ConfigReader:
     """Makes the configurations of registered models, for one process.
 
     Args:
-        settings: the settings of the process.
         catalog: the models file, with its sources; they are not read again while they are
             registered as the file has them. Relative paths refer to the file's folder.
         lenient: whether a source that cannot be read is only logged. Its model then has the keys

@@ -58,7 +58,6 @@ class ProblemLog:
     """Logs why the registry cannot be read: the same problem once, until it is over.
 
     Args:
-        logger: the logger of the process that reads it.
         text: what does not work meanwhile.
     """
 

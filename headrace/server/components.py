@@ -334,7 +334,6 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
 
     Args:
         address: the address that it listens on, or at which a container publishes it.
-        environ: Flower's environment.
         change: the alternative to a password, for the hint.
 
     Raises:

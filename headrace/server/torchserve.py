@@ -63,8 +63,6 @@ class TorchServer(Up):
     """One run of `headrace torchserve --start`.
 
     Args:
-        launch: the configuration.
-        environ: the environment.
         ready_fd: where `start_in_background` waits for this server; None without one.
     """
 

@@ -47,7 +47,6 @@ class Start(NamedTuple):
 
     Attributes:
         options: its options in the registry.
-        is_default: whether it becomes the default version.
     """
 
     name: str
@@ -242,7 +241,6 @@ def register_all(
     """Register the models that the server starts with; return what that has changed.
 
     Args:
-        store: the registry.
         starts: the models.
         declared: the models file, which has those of workflows; workers follow the registry if it
             is applied.

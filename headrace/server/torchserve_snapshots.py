@@ -78,7 +78,6 @@ class Snapshots:
     """Writes a snapshot at the start, after each change of the registry, and at the stop.
 
     Args:
-        launch: the configuration.
         state_dir: the state directory, whose Redis has the models.
         report: prints why a snapshot could not be written.
     """

@@ -78,7 +78,6 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inference_address, management_address, metrics_address: URLs; two equal ones share a port.
-        enable_metrics_api: serve `/metrics`.
         metrics_mode: `log` writes metrics to the log files; `prometheus` serves them too; `legacy`
             serves the `ts_` counters only.
         metrics_config: the metrics.yaml of the user; None for TorchServe's own set.
@@ -95,14 +94,12 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         decode_input_request: parse JSON and text for the handler.
         default_service_handler: the handler of archives that name none.
         service_envelope: the envelope of all handlers: body, json, kserve or kservev2.
-        install_py_dep_per_model: install the requirements of archives.
         allowed_urls: regular expressions, separated by commas; one must match a model's URL.
         cors_allowed_origin, cors_allowed_methods, cors_allowed_headers: the headers of the answers
             to pages of other origins.
         blacklist_env_vars: a regular expression for variables that no model process receives.
         disable_token_authorization: no token is needed.
         token_expiration_min: minutes for which the tokens of key_file.json hold.
-        key_file: the key_file.json, with absolute path.
         enable_model_api: models may be registered and unregistered over HTTP.
         ts_open_inference_protocol: serve the paths below `/v2`.
         ts_header_key_sequence_id, ts_header_key_sequence_start, ts_header_key_sequence_end: names
@@ -158,7 +155,6 @@ class ReadConfig(NamedTuple):
     """A configuration, and what its file has besides.
 
     Attributes:
-        config: the keys that TorchServeConfig has.
         launcher: the keys that only the launcher uses, as text.
         unused: the keys of TorchServe that mean nothing here.
         unknown: the keys that TorchServe does not have, each with a hint or "".
@@ -200,7 +196,6 @@ def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
     """Return the configuration of the keys and values of a properties file.
 
     Args:
-        values: the keys and values.
         where: the file, in messages.
 
     Raises:

@@ -90,7 +90,6 @@ class Launch(NamedTuple):
         values: all keys and values, for snapshots.
         file: the file that was read; None without one.
         is_snapshot: whether the file is a snapshot that was found.
-        model_store: the model store; None if none is given.
         workflow_store: the workflow store; None if none is given.
         addresses: the addresses to listen on, each once; the first is the inference address.
         notices: what has no effect, and why: one line each.
@@ -139,8 +138,6 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
     """Return what a server is started with.
 
     Args:
-        flags: the command line.
-        environ: the environment.
         folder: the working directory.
 
     Raises:

@@ -61,7 +61,6 @@ class LogFile:
     """One file, opened for appending. Only one process may rotate it.
 
     Args:
-        path: the file.
         max_bytes: from this size on it is renamed.
     """
 

@@ -81,9 +81,7 @@ def metric_text(
     Args:
         name: of the metric.
         unit: as metrics.yaml has it.
-        value: the value.
         dimensions: without the host.
-        host: the name of the host.
         at: when it was measured, in seconds since 1970.
         request_ids: for a metric of a handler, the ids of its requests, separated by commas; None
             for no requests; "" for other metrics.

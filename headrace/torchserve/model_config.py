@@ -224,9 +224,7 @@ def model_options(
     """Return the options with which a model is registered.
 
     Args:
-        config: the server's configuration.
         name: the model.
-        version: its version.
         values: its model-config.yaml, as `read_model_config` returns it.
         requested: what a request asks for.
         workers: the number of model processes where nothing else gives one.

@@ -38,7 +38,6 @@ class SequenceKeys(NamedTuple):
         """Return the headers with an id; a request without one begins a sequence.
 
         Args:
-            headers: the headers of a request.
             name: what follows PREFIX in the id of a new sequence.
         """
         if self.id_of(headers):

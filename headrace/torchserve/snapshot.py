@@ -73,7 +73,6 @@ def read_models(text: str, where: str) -> list[SnapshotModel]:
     """Return the models of `model_snapshot`, in its order.
 
     Args:
-        text: the value of the key.
         where: the file, in messages.
 
     Raises:

@@ -68,10 +68,8 @@ class Node(NamedTuple):
     """A node of the graph.
 
     Attributes:
-        name: its name.
         sources: the nodes whose results it takes; empty for the input of the workflow.
         source: the model's archive; "" for a function.
-        options: the model's options.
     """
 
     name: str
@@ -84,9 +82,7 @@ class Workflow(NamedTuple):
     """A workflow.
 
     Attributes:
-        name: its name.
         handler: the file of its functions.
-        nodes: its nodes, in the order of the file.
     """
 
     name: str
@@ -159,7 +155,6 @@ def read_workflow(folder: Path, label: str) -> Workflow:
     """Return the workflow in a folder, which is an unpacked archive. Nothing is imported.
 
     Args:
-        folder: the folder.
         label: the archive, in messages.
 
     Raises:

@@ -26,7 +26,6 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate, measured several times.
 
     Attributes:
-        candidate: what was measured.
         rate: the mean of its peak rates, in requests a second.
         low, high: the interval of the mean, by bootstrap.
         trials: the measurements, in order.
@@ -43,7 +42,6 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """The result of all rounds.
 
     Attributes:
-        present: the present options.
         others: the other candidates, the best one first.
         rounds: the rounds that were complete.
     """

@@ -53,7 +53,6 @@ class Deployment(Protocol):
     """Where trials run.
 
     Attributes:
-        url: the address of the server.
         private: it is one of our own, which a trial may start again.
     """
 
@@ -85,14 +84,12 @@ class PrivateDeployment(Deployment):
     Each start is that of a user, so the threads and cores of the model processes are too.
 
     Args:
-        model: the model.
         present: its options with their defaults.
         written: its options in the models file.
         models_file: the models file; relative paths refer to its folder.
         folder: the folder of the tuning.
         builds: the folder of the builds of variants.
         load_timeout_s: how long a start may take.
-        environ: the environment.
     """
 
     def __init__(
@@ -249,8 +246,6 @@ class RunningServer(Deployment):
     """A server that runs already; each trial sets the options of the model in its registry.
 
     Args:
-        url: its address.
-        model: the model.
         load_timeout_s: how long a change may take.
         reservation: of the model on that server.
     """

@@ -28,7 +28,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         objective: the objective as it was given.
         where: the URL of the server, or "private".
         input: the inputs in words.
-        present: the present options.
     """
 
     model: str
@@ -42,11 +41,7 @@ Stage = Literal["search", "confirm"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial.
-
-    Attributes:
-        round: the round of the confirmation.
-    """
+    """One trial."""
 
     stage: Stage
     trial: Trial

@@ -21,11 +21,9 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `headrace tune`.
 
     Attributes:
-        model: the model.
         objective: what a rate must meet.
         where: the URL of the server, or "private".
         input: the inputs in words.
-        budget_s: the budget.
         seconds: how long the trials took.
         points: the number of points of the space.
         complete: the search ended by itself, and not by the budget.

@@ -27,7 +27,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial found: the highest rate at which the objective is met.
 
     Attributes:
-        candidate: what was measured.
         rate: requests a second; 0 if no rate met the objective.
         low, high: the highest rate that met the objective, and the lowest that did not. None if
             every rate met it.

@@ -170,7 +170,6 @@ def space_of(
 
     Args:
         present: the options as the server has them, with its defaults.
-        objective_ms: the latency of the objective.
         cores: physical cores.
         gpu: the model runs on a GPU.
         workers: the workers' own variables can be changed too.

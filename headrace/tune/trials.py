@@ -61,13 +61,11 @@ class Trials:
 
     Args:
         deployment: where they run.
-        target_of: returns the target at an address.
         objective: what a rate must meet.
         journal: has the trials that were measured before.
         deadline: the end of the budget, of `time.monotonic`.
         on_trial: called with each trial and the name of its stage.
         on_load: called with each load of a trial.
-        find: finds a peak.
 
     Attributes:
         reserved: how many trials the search leaves to the confirmation.

@@ -47,7 +47,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to tune.
 
     Attributes:
-        model: the model.
         objective: what a rate must meet.
         budget_s: how long calibration and trials may take.
         folder: the folder of the journal and the report.
@@ -113,12 +112,9 @@ def tune(
     """Search, confirm, and write the report into the folder.
 
     Args:
-        plan: what to tune.
         deployment: where the trials run; it is closed in any case.
-        target_of: returns the target at an address.
         compare: measures the variants for the calibration.
         progress: what to call meanwhile.
-        find: finds a peak.
 
     Raises:
         ConfigError: the budget is too short for two trials, the journal is of another tuning, or

@@ -30,7 +30,6 @@ class Held:
 
     Attributes:
         gate: the file that ends it, and all others of its model.
-        model: the model.
         sent: the requests, in their order.
     """
 

@@ -67,8 +67,6 @@ def request(
         body: bytes with their `kind`, or a JSON value.
         kind: the content type of bytes.
         form: the fields of a form, with their content types, instead of a body.
-        headers: the headers of the request.
-        parameters: the parameters of the job.
     """
     details = InputDetails(
         headers=msgspec.json.encode(dict(headers or {})),

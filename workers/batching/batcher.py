@@ -87,7 +87,6 @@ class BatchPolicy:
     """The limits of a model's batches.
 
     Attributes:
-        max_batch_size: items of a batch.
         max_batch_delay_s: how long an item may be held back for others, from when it was enqueued.
         max_batch_cost: the most that the items of a batch may cost together; an item above it runs
             alone. None for no limit.

@@ -61,7 +61,6 @@ class CanvasOutcome(NamedTuple):
     Attributes:
         state: SUCCESS, FAILURE or REVOKED.
         value: the result as `.get()` returns it, or the exception as Celery writes it in JSON.
-        traceback: the handler's traceback, if it raised.
         meta: the Celery result to store; b"" if none is stored (ignore_result).
     """
 

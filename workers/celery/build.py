@@ -227,8 +227,6 @@ class ModelBuilder:
 
     Args:
         catalog: the models at the start, which decide the share of the cores of each process.
-        settings: the settings.
-        environ: the environment of the worker.
         owner: the name of this incarnation of the worker.
         devices: the GPUs of the worker, as the driver reports them.
     """
@@ -253,7 +251,6 @@ class ModelBuilder:
         """Return a model.
 
         Args:
-            config: its configuration.
             key: its name in the worker; "" for the name of the model.
             stats: the counters that it continues; None for new ones.
         """

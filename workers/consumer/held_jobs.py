@@ -36,12 +36,7 @@ _RUN_BITS: Final = 32
 
 
 class HeldJobs:
-    """The jobs that one worker holds.
-
-    Args:
-        models: the served models of the worker.
-        leases: the worker's lease manager.
-    """
+    """The jobs that one worker holds."""
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
         self._models = models

@@ -55,8 +55,6 @@ class Canvas(msgspec.Struct, frozen=True):
         errbacks: sent with the job's id, if it fails.
         chain: the remaining tasks of its chain, the next one last.
         chord: the body of the chord that it belongs to.
-        group: the id of the group that it belongs to.
-        group_index: its place in the group.
     """
 
     id: str

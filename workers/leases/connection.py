@@ -61,7 +61,6 @@ class PipelinedConnection(PooledConnection):
     and the outcome of every command is unknown.
 
     Args:
-        client: the client of Redis.
         further: the scripts of commands that are not the core's.
     """
 

@@ -293,7 +293,6 @@ class LeaseManager:
         """Mark in Redis that a job begins to run isolated, or that it has left its process.
 
         Args:
-            job: the job.
             scope: see `job_scripts.isolate`.
             answered: called with the reply and the time; with HOST_TAKEN if Redis refuses the call.
         """

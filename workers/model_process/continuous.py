@@ -59,9 +59,6 @@ class ContinuousExecutor:
 
     Args:
         executor: decodes inputs and runs `preprocess` and `postprocess`.
-        handler: the generator.
-        inbox: the frames of the worker.
-        send: sends a frame to the worker.
         tag: the prefix of the batch names.
     """
 

@@ -179,7 +179,6 @@ class BatchExecutor:
         """Return an input as the handler gets it, with what comes with it.
 
         Args:
-            job_id: the job's id.
             raw: the input's JSON text, or its bytes with a content type.
             content_type: see `raw`; "" for JSON text.
             details: see `headrace.jobs.input_details`; b"" for nothing.

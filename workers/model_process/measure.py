@@ -287,12 +287,7 @@ class Measured:
 
 
 def ended(exit_code: int | None, step: str) -> str:
-    """Return how a process has ended that measures a variant.
-
-    Args:
-        exit_code: its exit code, as `multiprocessing` has it.
-        step: what it did.
-    """
+    """Return how a process has ended that measures a variant."""
     if exit_code is None or exit_code >= 0:
         return f"its process ended in {step}; the lines above have the reason"
     name = signal.Signals(-exit_code).name

@@ -213,9 +213,7 @@ def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
     """End the process because a batch lost the device.
 
     Args:
-        send: sends a frame to the worker.
         seq: the batch's number.
-        state: the batch.
         alone: no other batch was in the process. If the batch also has a single item, that item is
             the cause and ends with its error. All other items run alone next.
     """

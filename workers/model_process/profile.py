@@ -55,12 +55,8 @@ class ProfileFailed(Exception):
 class Profiler:
     """Takes the requests of one model process. At the start it removes what killed ones have left.
 
-    Args:
-        send: sends a frame to the worker.
-
     Attributes:
         executor: runs the batches; set when the handler is loaded.
-        processes: the preprocess processes.
     """
 
     def __init__(self, send: Callable[[Profiled], None]) -> None:

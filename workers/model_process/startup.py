@@ -148,7 +148,6 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
 
     Args:
         executor: has the handler.
-        parameters: the parameters that come with the example.
 
     Returns:
         0, or the largest batch that fits into memory if the full one did not.

@@ -22,7 +22,6 @@ class TokenMeter:
     """The figures of one generator since the last report.
 
     Args:
-        send: sends a frame to the worker.
         state: returns how many requests run, what they take of the budget, and the budget.
     """
 

@@ -115,7 +115,6 @@ class Deadlines:
         """Return the settlement of a job that ran alone in this batch and exceeded its timeout.
 
         Args:
-            batch: the batch.
             now: when its end was seen.
             trace: the stacks of the model process; empty if they are unknown.
             killed: the process was killed; else the job has left a generator, which runs on.

@@ -141,7 +141,6 @@ class OrphanedEnd(NamedTuple):
     """The end of a job that a Redis script settled, so no worker has sent its callbacks.
 
     Attributes:
-        queue: the job's queue.
         name: the name of the entry in the queue's list of such ends.
         entry: the entry, as `save_orphaned_end` in lib/canvas.lua writes it.
     """

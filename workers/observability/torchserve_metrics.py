@@ -56,7 +56,6 @@ class WorkerMetrics:
         due_at: when the totals must be written.
 
     Args:
-        metrics: what the values become.
         config: whether and how often the host is shown in the log.
         figures: returns the newest figures of the host and the GPUs.
         environ: the environment of the worker, with its number among those of its host.
@@ -112,8 +111,6 @@ class WorkerMetrics:
         """Take a batch that has run.
 
         Args:
-            model: the model.
-            batch: the batch.
             outcomes: one per job; the first item is true if it succeeded.
             times: ms of the handler's verbs.
             now: when it ended.

@@ -39,10 +39,8 @@ class WorkerReporter:
 
     Args:
         owner: the name of this incarnation of the worker.
-        node: its Celery node name.
         figures: returns the newest `Figures` as JSON.
         labels: which models it serves.
-        capacity: what it can host.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class WorkerReporter:
         """Return the commands that write the report, and reset the counters.
 
         Args:
-            models: the served models.
             progress: how far the worker follows the registry.
             unloaded: the versions that it would load on demand, and the error of each.
         """

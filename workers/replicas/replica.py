@@ -70,7 +70,6 @@ class Replica:
 
     Args:
         init: the first frame, with what the process needs to load the handler.
-        environ: its environment.
         load_timeout_s: how long it may load and warm up.
         core_sets: the cores to which the processes of the worker are pinned.
 

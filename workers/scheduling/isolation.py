@@ -100,7 +100,6 @@ class Isolation:
 
         Args:
             model: a model with an idle replica.
-            now: the current time.
             connected: Redis can be asked.
         """
         run = self._runs.get(model.key)

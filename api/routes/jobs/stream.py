@@ -119,8 +119,6 @@ async def submit_and_stream(
     """Submit a job and stream its pieces; the job goes on if the client hangs up.
 
     Args:
-        services: those of this process.
-        request: the request.
         submit: submits the job; returns it, and headers of the answer.
 
     Raises:

@@ -101,7 +101,6 @@ class RequestJobs:
     results. With an idempotency key they go on: the client may send the request again.
 
     Attributes:
-        count: how many they are.
         answer_id: the id of the answer, which is that of the first job.
         request_id: the header that OpenAI's SDK shows as the id of the request.
     """
@@ -218,7 +217,6 @@ def check_success(job: Job, place: str = "") -> None:
     """Raise the error of a job that has not succeeded.
 
     Args:
-        job: the job.
         place: the text that it is for, such as `input[3]`; "" for the only one.
 
     Raises:

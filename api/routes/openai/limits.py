@@ -33,12 +33,7 @@ async def admit_jobs(
     """Check that the jobs of a request are within all limits, and spend the rate for all of them.
 
     Args:
-        services: those of this process.
         caller: the API key that makes the request.
-        model: the model of the jobs.
-        asked: the request.
-        inputs: the inputs of its jobs.
-        options: the options of its jobs.
         keyed: it has an idempotency key. Its jobs stay when it is refused, so that each repeat adds
             fewer jobs and fewer tokens.
 

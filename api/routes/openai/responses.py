@@ -250,8 +250,6 @@ class _ResponseWriter:
     """Writes the events of one response.
 
     Args:
-        services: those of this process.
-        job: the job.
         after: the number of the last event that the client has; None for none.
         checks_load: the stream ends if no worker can load the model.
 

@@ -106,7 +106,6 @@ def why_again(load: Load, earlier: Sequence[Load]) -> str:
     """Return why a search sends a load of the same rate as an earlier one; "" if it does not.
 
     Args:
-        load: the load.
         earlier: those of the same search before it.
     """
     before = next((one for one in reversed(earlier) if one.offered_rate == load.offered_rate), None)

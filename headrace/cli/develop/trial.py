@@ -44,7 +44,6 @@ def run_trial(
         device: the torch device; None for the model's, else the CPU.
         options: a JSON object that is added to the model's options.
         parameters: the model's parameters, as text.
-        environ: the environment.
 
     Raises:
         ConfigError: the target, the models file or the installation is wrong.

@@ -75,7 +75,6 @@ class Deployment:
     """Everything that the checks read. A part that cannot be read raises CheckSkipped.
 
     Args:
-        environ: the environment, such as `os.environ`.
         redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
         models: the models file; None for that of the settings, or of `headrace up` here.
         api_url: URL of the API; None for that of the settings, if one runs.

@@ -137,11 +137,7 @@ def compared(
     """Measure variants of a model in processes of their own; their log goes to standard error.
 
     Args:
-        config: the model.
         folder: the folder of the models file.
-        device: the torch device.
-        variants: the variants besides eager.
-        sizes: the batch sizes.
         rounds: how many batches of each size.
         inputs: a file, or a folder of inputs; "" for the handler's example.
         state_dir: the folder of the builds of variants, and of the last comparison.

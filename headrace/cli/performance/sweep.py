@@ -168,7 +168,6 @@ class _Server:
     """The server of a sweep. What an earlier sweep or tuning has left there is taken back first.
 
     Args:
-        client: the server.
         model: a registered model; None registers that of each case.
         file: the suite.
         stack: ends with the sweep.

@@ -232,7 +232,6 @@ class Engine:
         """Look up inputs and write the rows of those that have ended.
 
         Args:
-            in_flight: the inputs in flight.
             inputs: some of them, the oldest first.
             whole: look up all pages; otherwise end with the first in which not all have ended.
 
@@ -394,7 +393,6 @@ def prefetched(
     """Yield each page with its outcomes, while a thread reads those of the next page.
 
     Args:
-        read: reads the outcomes of a page.
         pages: the oldest inputs first.
         whole: read the next page even if not every job of a page has ended.
 

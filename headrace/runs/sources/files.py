@@ -220,7 +220,6 @@ def text_start(name: str, head: bytes) -> int:
 
     Args:
         name: the file, for the message.
-        head: its first bytes.
 
     Raises:
         ConfigError: it is UTF-16.

@@ -83,10 +83,6 @@ def asking(
     """An answer that is read until the context ends; then the client hangs up.
 
     Args:
-        url: the URL.
-        body: the body of the request.
-        method: its method.
-        headers: its headers.
         more: further ones, with `_` for `-`.
     """
     address = urlsplit(url)

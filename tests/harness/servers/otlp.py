@@ -22,7 +22,6 @@ class Span:
 
     Attributes:
         links: the span ids that it links to.
-        failed: its status is an error.
     """
 
     name: str

@@ -35,7 +35,6 @@ class Site:
 
     Attributes:
         api: Alice's.
-        loop: its event loop.
     """
 
     api: ApiServer

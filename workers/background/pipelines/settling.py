@@ -131,8 +131,6 @@ class PipelineCanvas:
         An end that cannot be handled now stays there, and a later sweep returns it again.
 
         Args:
-            pipeline: the jobs' pipeline.
-            queue: its queue.
             pairs: ids, each with its entry.
         """
         for name, entry in zip(pairs[::2], pairs[1::2], strict=True):

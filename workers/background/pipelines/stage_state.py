@@ -36,7 +36,6 @@ class StageState:
     """The state of a stage.
 
     Attributes:
-        model: the model that it runs.
         jobs: how many jobs it has; 0 while the number is not known.
         done: how many of them have succeeded.
         began_s, ended_s: when its first job was submitted and its last ended, in seconds since

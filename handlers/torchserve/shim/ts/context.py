@@ -39,11 +39,7 @@ class Headers(dict[str, Any]):
 
 
 class RequestProcessor:
-    """The headers of one request, and what the handler sets for its response.
-
-    Args:
-        request_header: the headers of the request.
-    """
+    """The headers of one request, and what the handler sets for its response."""
 
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._headers = Headers(request_header)
@@ -91,9 +87,6 @@ class Context:
     One context lives as long as the model process. Handlers may set attributes of their own.
 
     Args:
-        model_name: the model's name.
-        model_dir: its folder.
-        manifest: the archive's manifest.
         batch_size: the most requests of a batch.
         gpu: the number of its GPU; None on a CPU.
         mms_version: the version of the server.
@@ -103,7 +96,6 @@ class Context:
 
     Attributes:
         request_ids: the id of each request, by its place in the batch.
-        request_processor: a `RequestProcessor` for each request.
         stopping_criteria: a handler's own function for each request, for continuous batching.
         keep_piece: takes a piece of a reply, from `send_intermediate_predict_response`: the place
             of the request, its id and the value; None outside of a model process.

@@ -32,7 +32,6 @@ class SimulatedServer:
     Attributes:
         refused: returns why it does not serve a candidate.
         lost: how often it has ended during a trial, from now on.
-        served: the candidates that it has served.
     """
 
     def __init__(self, model: SimulatedModel, *, private: bool = True) -> None:

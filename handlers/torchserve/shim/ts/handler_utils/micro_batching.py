@@ -20,7 +20,6 @@ class WorkerThread:
 
     Attributes:
         event: is set when the thread ends.
-        thread: the thread.
     """
 
     event: threading.Event
@@ -34,7 +33,6 @@ class MicroBatching:
     `handle`, when all parts of the batch have ended.
 
     Args:
-        parent_handler: the handler.
         micro_batch_size: how many requests go through the steps together.
         parallelism: the threads of each step; 1 where it has none.
 

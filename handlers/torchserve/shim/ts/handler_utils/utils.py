@@ -40,7 +40,6 @@ def send_intermediate_predict_response(
         req_id_map: the requests' ids, by their places; those of some requests are enough.
         message: a text for people; it is not used.
         code: the status of the piece; it is not used.
-        context: the handler's context.
     """
     if int(os.environ.get("LOCAL_RANK", "0") or 0) != 0:
         return

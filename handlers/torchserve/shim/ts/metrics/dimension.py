@@ -8,12 +8,7 @@ from typing_extensions import override
 
 
 class Dimension:
-    """A dimension of a metric.
-
-    Args:
-        name: its name.
-        value: its value.
-    """
+    """A dimension of a metric."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name

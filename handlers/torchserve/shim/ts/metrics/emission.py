@@ -15,7 +15,6 @@ class MetricRow(NamedTuple):
         type: `counter`, `gauge` or `histogram`.
         value: what is added to a counter, observed by a histogram, or the value of a gauge.
         dimensions: the name and the value of each dimension, as text, in order.
-        request_ids: the ids of the requests that it is about.
     """
 
     name: str

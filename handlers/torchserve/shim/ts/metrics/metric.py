@@ -16,11 +16,6 @@ class Metric:
     """A metric with its value.
 
     Args:
-        name: its name.
-        value: its value.
-        unit: the symbol of its unit.
-        dimensions: its dimensions.
-        request_id: the request that it is about.
         metric_method: `counter` if updates are added up.
     """
 

@@ -14,10 +14,7 @@ class MetricAbstract(ABC):
     """A metric.
 
     Args:
-        metric_name: its name.
         unit: the symbol of its unit, such as `ms`, or any name.
-        dimension_names: the names of its dimensions, in order.
-        metric_type: its type.
     """
 
     def __init__(

@@ -64,11 +64,8 @@ class MetricCacheAbstract:
 
         Args:
             name: the metric.
-            value: its value.
-            unit: the symbol of its unit.
             idx: the request that it is about, by its place; None for the whole batch.
             dimensions: further dimensions.
-            metric_type: its type.
 
         Raises:
             MetricsCacheTypeError: an argument has the wrong type.

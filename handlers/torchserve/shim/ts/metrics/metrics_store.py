@@ -14,7 +14,6 @@ class MetricsStore:
 
     Args:
         request_ids: the ids of the batch, by their places, or one id.
-        model_name: the model.
     """
 
     def __init__(self, request_ids: Any, model_name: str | None) -> None:

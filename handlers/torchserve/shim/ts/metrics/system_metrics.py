@@ -84,7 +84,6 @@ def collect_all(mod: ModuleType, num_of_gpu: int | None) -> None:
 
     Args:
         mod: this module, or one that has functions of the same names.
-        num_of_gpu: the number of GPUs; None or 0 for none.
     """
     for measure in _MEASURES:
         getattr(mod, measure)()

@@ -14,9 +14,6 @@ class ModelService:
     """A handler that runs the first request of a batch.
 
     Args:
-        model_name: the model's name.
-        model_dir: its folder.
-        manifest: the archive's manifest.
         gpu: the number of its GPU.
     """
 

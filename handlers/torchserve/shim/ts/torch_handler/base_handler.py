@@ -57,13 +57,10 @@ class BaseHandler:
     A class may replace `__init__` without a call of this one, so the class has the defaults.
 
     Attributes:
-        model: the loaded model.
         mapping: the labels of `index_to_name.json`; None without the file.
         device: where the model runs.
-        initialized: whether `initialize` has ended.
         context: the context of the model process.
         model_pt_path: the path of the serialized file; None without one.
-        manifest: the archive's manifest.
         map_location: where weights are loaded to.
         explain: whether the current request asks for an explanation.
         target: the class that is explained.

@@ -14,11 +14,7 @@ from ts.torch_handler.vision_handler import VisionHandler, value_of
 
 
 class DALIHandler(VisionHandler):
-    """Prepares the images of a batch with a pipeline of DALI.
-
-    Attributes:
-        pipeline: the pipeline.
-    """
+    """Prepares the images of a batch with a pipeline of DALI."""
 
     pipeline: Any
 

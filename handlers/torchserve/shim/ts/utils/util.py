@@ -43,12 +43,7 @@ class PT2Backend(enum.StrEnum):
 
 
 class PredictionException(Exception):
-    """Makes the server answer the request with this code.
-
-    Args:
-        message: the message of the answer.
-        error_code: its HTTP status.
-    """
+    """Makes the server answer the request with this code."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)

@@ -16,11 +16,7 @@ class MockContext:
     """The context of a model in a folder.
 
     Args:
-        model_pt_file: its serialized file.
-        model_dir: its folder.
         model_file: the module with its class.
-        gpu_id: the number of its GPU.
-        model_name: its name.
         model_yaml_config_file: its configuration, a file of the folder.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from headrace.config.extensions import parts
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import Figures
-from headrace.redis.scripts import Command
+from headrace.redis.scripts import Command, Script
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
@@ -20,9 +20,11 @@ class Observer(Protocol):
     """Gets what happens to model processes and batches. Used by the thread of the consumer.
 
     Attributes:
+        scripts: those of its commands; the worker loads them when it connects to Redis.
         due_at: when `totals` must be called.
     """
 
+    scripts: Sequence[Script]
     due_at: float
 
     def loaded(self, model: ServedModel, replica: Replica, load_s: float) -> None:

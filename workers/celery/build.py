@@ -79,10 +79,12 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     placement.figures = host_metrics.newest
     client = _connection(settings, redis_url)
     observer = _event_publisher(worker, settings, redis_url, models)
+    observers = _observers(settings, host_metrics.newest)
+    scripts = [script for added in observers for script in added.scripts]
     host_metrics.start()
     return Consumer(
         models=models,
-        leases=LeaseManager(owner, PipelinedConnection(client), settings, observer),
+        leases=LeaseManager(owner, PipelinedConnection(client, scripts), settings, observer),
         notifications=_notifications(client, models, owner),
         observer=observer,
         report=WorkerReporter(
@@ -97,7 +99,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         registry=registry,
         profiles=Profiles(redis_url, owner),
         registered=registered,
-        observers=_observers(settings, host_metrics.newest),
+        observers=observers,
     )
 
 

@@ -25,9 +25,10 @@ from headrace.observability.torchserve_metrics import (
     worker_name,
 )
 from headrace.observability.worker_report import Figures
-from headrace.redis.scripts import Command
+from headrace.redis.scripts import Command, Script
 from headrace.torchserve import metrics_config as m
 from headrace.torchserve.config import TorchServeConfig, read_config
+from headrace.torchserve.redis import script
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
 from workers.replicas.replica import LOAD_TOO_LONG, Replica
@@ -51,6 +52,7 @@ class WorkerMetrics:
     """Takes what happens in one worker. Used by the thread of its consumer.
 
     Attributes:
+        scripts: those of its commands.
         due_at: when the totals must be written.
 
     Args:
@@ -77,6 +79,7 @@ class WorkerMetrics:
         self._host_at = 0.0 if shown else _NEVER
         self._written_at = 0.0
         self.due_at = _NEVER
+        self.scripts: Sequence[Script] = [script("metrics")]
 
     def loaded(self, model: ServedModel, replica: Replica, load_s: float) -> None:
         """Take the time that a model process has taken to load."""

@@ -147,3 +147,10 @@ def test_a_failed_load_is_logged_with_the_words_of_torchserve() -> None:
         "org.pytorch.serve.wlm.WorkerInitializationException: "
         f"Backend worker did not respond in given time\n{slow}"
     )
+
+
+def test_the_worker_knows_the_scripts_of_the_commands() -> None:
+    worker = Worker("prometheus")
+    worker.metrics.loaded(worker.model, worker.replicas[0], 1.5)
+    (command,) = worker.metrics.totals([])
+    assert command[1] in [known.sha for known in worker.metrics.scripts]

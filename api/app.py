@@ -23,7 +23,7 @@ from api.routes.service import documentation
 from api.routes.table import answer_headers
 from api.services import Services
 from headrace import __version__
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
 from headrace.registry.model import DeclaredModels
 

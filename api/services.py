@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from api.submission.input_store import InputStore
     from api.submission.shadow import ShadowCopies
     from api.submission.waiting import PendingWaits
-    from headrace.config.model_catalog import Catalog
+    from headrace.config.model.catalog import Catalog
     from headrace.config.settings import Settings
     from headrace.queue.dead_letters import DeadLetters
     from headrace.queue.failures import Failures
+    from headrace.queue.following.piece_log import PieceLog
+    from headrace.queue.following.subscription import Subscription
+    from headrace.queue.following.waiters import Waiters
+    from headrace.queue.following.watcher import JobWatcher
     from headrace.queue.job_queue import JobQueue
-    from headrace.queue.piece_log import PieceLog
     from headrace.queue.scrape import Scraper
-    from headrace.queue.subscription import Subscription
-    from headrace.queue.waiters import Waiters
-    from headrace.queue.watcher import JobWatcher
     from headrace.queue.webhook_deliveries import DeliveryStore
     from headrace.runs.records import RunRecords
     from headrace.webhooks.endpoint import WebhookPolicy

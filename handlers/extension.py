@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from headrace.config.extensions import parts
-from headrace.config.handler_reference import HandlerReference
+from headrace.config.model.handler_reference import HandlerReference
 from headrace.handler import Handler
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from handlers.extension import handler_parts
 from headrace.config import handler_files
-from headrace.config.handler_reference import (
+from headrace.config.model.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_factory,

@@ -30,7 +30,7 @@ __all__ = [
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
     from headrace.config.extensions import Command, Extension
-    from headrace.config.pipelines import Pipeline
+    from headrace.config.model.pipelines import Pipeline
     from headrace.generator import Budget, Generator, Piece
     from headrace.handler import Context, Handler, Response
 else:
@@ -54,7 +54,7 @@ else:
 
             return getattr(extensions, name)
         if name == "Pipeline":
-            from headrace.config import pipelines
+            from headrace.config.model import pipelines
 
             return pipelines.Pipeline
         if name == "errors":

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_worker
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model.capacity import Capacity, Host, Needs, needs_of, why_no_worker
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
 from headrace.jobs.serialization import Waiting

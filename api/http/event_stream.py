@@ -24,7 +24,7 @@ from api.http.messages import (
     Write,
 )
 from api.services import Services
-from headrace.jobs.encoding import without_line_ends
+from headrace.jobs.values.encoding import without_line_ends
 
 #: Seconds of silence before a heartbeat: proxies close connections that are silent for long.
 HEARTBEAT_S: Final = 15.0

@@ -29,7 +29,7 @@ from headrace.observability.worker_report import (
     shadow_field,
 )
 from headrace.queue.asyncio_tasks import cancel_and_wait
-from headrace.queue.waiters import Waiters
+from headrace.queue.following.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.fast_connection import exchange, pack_all
 from headrace.redis.scripts import Command

@@ -32,10 +32,10 @@ from api.routes.examples import QUEUED_JOB
 from api.routes.media import STRING, Body, Header, Schema, Success
 from api.routes.table import Operation
 from headrace.access.api_key import Scope
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.job import Time
-from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]

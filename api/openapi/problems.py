@@ -11,7 +11,7 @@ from api.routes.media import Schema
 from api.routes.table import Operation
 from headrace.access.api_key import Scope
 from headrace.errors import JobError
-from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.values.media_types import JSON_TYPE
 
 #: The problems of failed jobs, and so of the operation that returns an output.
 JOB_PROBLEMS: Final = tuple(code for code, cls in PROBLEMS.items() if issubclass(cls, JobError))

@@ -42,8 +42,8 @@ from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
 from headrace import errors
 from headrace.access.api_key import Scope
-from headrace.config.model_catalog import MODEL_NAME_PATTERN
-from headrace.config.traffic import Traffic
+from headrace.config.model.catalog import MODEL_NAME_PATTERN
+from headrace.config.model.traffic import Traffic
 from headrace.jobs.ids import ID, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import Profile, ProfileRequest

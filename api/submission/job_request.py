@@ -14,8 +14,8 @@ from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
 from api.submission.decoding import JsonDecoder, check_options
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import Catalog, ModelConfig, ModelName
-from headrace.config.parameters import check_parameters
+from headrace.config.inputs.parameters import check_parameters
+from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id

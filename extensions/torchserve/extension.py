@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from api.extension import ApiPart, Surface
     from api.services import Services
     from handlers.extension import HandlerPart
-    from headrace.config.handler_reference import HandlerReference
+    from headrace.config.model.handler_reference import HandlerReference
     from headrace.config.settings import Settings
     from headrace.handler import Handler
     from headrace.models.extension import ModelFolder, ModelsPart, PipelineArchive
@@ -52,7 +52,7 @@ def _surface(services: Services) -> Surface | None:
     file = services.settings.of(_NAME, Path)
     if file is None:
         return None
-    from api.torchserve.app import build
+    from extensions.torchserve.api.app import build
 
     return build(services, file)
 
@@ -71,21 +71,21 @@ def _observer(settings: Settings, figures: Callable[[], Figures]) -> Observer | 
     file = settings.of(_NAME, Path)
     if file is None:
         return None
-    from workers.observability.torchserve_metrics import build
+    from extensions.torchserve.workers.metrics import build
 
     return build(file, settings.log_format, figures)
 
 
 def _handlers() -> HandlerPart:
+    from extensions.torchserve.handlers import __path__ as folders
     from handlers.extension import HandlerPart
-    from handlers.torchserve import __path__ as folders
 
     folder = Path(folders[0])
     return HandlerPart(load=_load, folder=folder, leading=("handler.py", "entry.py", "process.py"))
 
 
 def _load(reference: HandlerReference, folder: Path) -> Handler:
-    from handlers.torchserve.load import load
+    from extensions.torchserve.handlers.load import load
 
     return load(reference, folder)
 
@@ -104,31 +104,31 @@ def _models() -> ModelsPart:
 
 
 def _read_archive(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
-    from headrace.torchserve.archive import read
+    from extensions.torchserve.config.archive import read
 
     return read(folder, label, given)
 
 
 def _check_options(values: Mapping[str, Any]) -> None:
-    from headrace.torchserve.archive import check
+    from extensions.torchserve.config.archive import check
 
     check(values)
 
 
 def _handler_problem(reference: HandlerReference, folder: Path) -> str | None:
-    from headrace.torchserve.archive import handler_problem
+    from extensions.torchserve.config.archive import handler_problem
 
     return handler_problem(reference, folder)
 
 
 def _defaults() -> Mapping[str, Any]:
-    from headrace.torchserve.archive import DEFAULTS
+    from extensions.torchserve.config.archive import DEFAULTS
 
     return DEFAULTS
 
 
 def _read_workflow(folder: Path, label: str) -> PipelineArchive:
-    from headrace.torchserve.workflow import read_workflow
+    from extensions.torchserve.config.workflow import read_workflow
 
     return read_workflow(folder, label)
 
@@ -140,7 +140,7 @@ def _logs() -> LogsPart:
 
 
 def _log_line(event: MutableMapping[str, Any]) -> str:
-    from headrace.observability.torchserve_log_format import log_line
+    from extensions.torchserve.logs.format import log_line
 
     return log_line(event)
 
@@ -148,14 +148,14 @@ def _log_line(event: MutableMapping[str, Any]) -> str:
 def _log_files(file: Path | None, log_format: str) -> LogFiles | None:
     if file is None:
         return None
-    from headrace.torchserve.config import read_config
-    from headrace.torchserve.log_files import log_files_of
+    from extensions.torchserve.config.settings import read_config
+    from extensions.torchserve.logs.files import log_files_of
 
     return log_files_of(read_config(file), log_format)
 
 
 def _command() -> Callable[..., Any]:
-    from headrace.cli.torchserve import torchserve
+    from extensions.torchserve.cli.torchserve import torchserve
 
     return torchserve
 

@@ -8,25 +8,25 @@ from headrace.config.extensions import Command, Extension
 
 
 def _bench() -> Any:
-    from headrace.cli.performance.bench import bench_group
+    from extensions.tuning.cli.bench import bench_group
 
     return bench_group
 
 
 def _optimize() -> Any:
-    from headrace.cli.performance.optimize import optimize
+    from extensions.tuning.cli.optimize import optimize
 
     return optimize
 
 
 def _profile() -> Any:
-    from headrace.cli.performance.profile import profile
+    from extensions.tuning.cli.profile import profile
 
     return profile
 
 
 def _tune() -> Any:
-    from headrace.cli.performance.tune import tune
+    from extensions.tuning.cli.tune import tune
 
     return tune
 

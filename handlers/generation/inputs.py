@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.config.generation_input import STOP_MAX_CHARS, STOPS_MAX
+from headrace.config.inputs.generation_input import STOP_MAX_CHARS, STOPS_MAX
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import InputError
 

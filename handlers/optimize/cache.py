@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from headrace.config.optimize import EXTRAS, Optimize
+from headrace.config.model.optimize import EXTRAS, Optimize
 
 _KEY_CHARS: Final = 32
 #: Names of distributions with the versions that count, besides torch, by backend.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from handlers.optimize.forms import BATCH, Args, Flat, Form
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 
 _TYPES: Final = {"half": torch.float16, "bfloat16": torch.bfloat16}
 _PARTS_WITH_WEIGHTS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -24,7 +24,7 @@ from handlers.optimize.check import Verdict, compare
 from handlers.optimize.failures import cause, failure
 from handlers.optimize.forms import Args, Form, Replacement, form_of
 from handlers.optimize.source import Source
-from headrace.config.optimize import EXTRAS, Optimize
+from headrace.config.model.optimize import EXTRAS, Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels

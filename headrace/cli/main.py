@@ -205,7 +205,7 @@ def check_config(
     models: ModelsOption = None,
 ) -> None:
     """Check the settings, a models file, and the files and sources that it refers to."""
-    from headrace.config.model_catalog import check_config as problems_of
+    from headrace.config.model.catalog import check_config as problems_of
     from headrace.models.catalog import load_models
 
     if file is not None and models is not None:

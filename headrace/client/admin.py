@@ -11,7 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.client.calls import Page, list_pages
-from headrace.client.errors import decoded
+from headrace.client.http.errors import decoded
+from headrace.client.http.retries import Session, exchange, fetch
 from headrace.client.models import (
     DeadLetter,
     Job,
@@ -23,7 +24,6 @@ from headrace.client.models import (
     WebhookDelivery,
 )
 from headrace.client.requests import JSON_HEADERS, job_request
-from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys

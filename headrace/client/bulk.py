@@ -10,7 +10,16 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.errors import Problem, decoded, problem_error
+from headrace.client.http.errors import Problem, decoded, problem_error
+from headrace.client.http.retries import (
+    TRANSIENT,
+    RetryDeadline,
+    Session,
+    exchange,
+    fetch,
+    known_wait_s,
+    limit_of,
+)
 from headrace.client.models import Cancelled, Job
 from headrace.client.requests import (
     JOBS,
@@ -19,15 +28,6 @@ from headrace.client.requests import (
     Options,
     job_line,
     trace_headers,
-)
-from headrace.client.retries import (
-    TRANSIENT,
-    RetryDeadline,
-    Session,
-    exchange,
-    fetch,
-    known_wait_s,
-    limit_of,
 )
 from headrace.client.sansio import (
     HttpRequest,

@@ -11,7 +11,8 @@ from urllib.parse import quote
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.errors import decoded, job_error
+from headrace.client.http.errors import decoded, job_error
+from headrace.client.http.retries import Session, exchange, fetch
 from headrace.client.inputs import InputRef
 from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
 from headrace.client.requests import (
@@ -22,7 +23,6 @@ from headrace.client.requests import (
     job_request,
     trace_headers,
 )
-from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from headrace.errors import UnexpectedAnswer
-from headrace.jobs.media_types import is_json
 from headrace.jobs.progress import Progress
+from headrace.jobs.values.media_types import is_json
 
 In = TypeVar("In")
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from headrace.config.allowed_urls import read_prefix
 from headrace.config.extension_settings import combined, values_in_file, values_in_variables
 from headrace.config.extensions import found
-from headrace.config.labels import Label
+from headrace.config.model.labels import Label
 from headrace.config.paths import server_root
 from headrace.config.service_links import is_service_link
 from headrace.config.suggestions import did_you_mean

@@ -10,8 +10,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from typing_extensions import override
 
-from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
+from headrace.jobs.values.encoding import strict_json
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.keys import NO_WAITER

@@ -9,16 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.extensions import handler_extension
-from headrace.config.model_catalog import (
-    Catalog,
-    ModelConfig,
-    Requirements,
-    load_catalog,
-    model_of,
-)
-from headrace.config.model_options import PER_WORKER
-from headrace.config.option_problems import option_problems
-from headrace.config.parameters import differing
+from headrace.config.inputs.parameters import differing
+from headrace.config.model.catalog import Catalog, ModelConfig, Requirements, load_catalog, model_of
+from headrace.config.model.options import PER_WORKER
+from headrace.config.model.problems import option_problems
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.extension import ModelFolder, descriptions, models_parts

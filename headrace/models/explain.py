@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from headrace.config.extensions import handler_extension
-from headrace.config.handler_reference import handler_problem, parse_handler
+from headrace.config.model.handler_reference import handler_problem, parse_handler
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
 from headrace.models.extension import ModelFolder, models_parts

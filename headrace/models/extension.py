@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from headrace.config.extensions import parts
-from headrace.config.handler_reference import HandlerReference
+from headrace.config.model.handler_reference import HandlerReference
 
 
 class ModelFolder(NamedTuple):

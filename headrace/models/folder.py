@@ -14,10 +14,10 @@ from typing import Annotated, Final
 import yaml
 from msgspec import Meta
 
-from headrace.config.input_schema import SECTIONS
-from headrace.config.model_catalog import MODEL_NAME_PATTERN
-from headrace.config.model_options import ModelOptions
-from headrace.config.option_problems import read_options
+from headrace.config.inputs.input_schema import SECTIONS
+from headrace.config.model.catalog import MODEL_NAME_PATTERN
+from headrace.config.model.options import ModelOptions
+from headrace.config.model.problems import read_options
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity
-from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.model.capacity import Capacity
+from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.redis.clock import US_PER_S
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)

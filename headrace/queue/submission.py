@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerUnavailable,
     Conflict,

@@ -195,7 +195,8 @@ deliveries: Final = Prefix("hr:hook:")
 #: zset: "<id> <delivery>" -> when it is tried again.
 DUE_DELIVERIES: Final = "hr:hooks"
 
-# Files, whose parts are payloads (headrace/batches), and offline runs (headrace/runs/records.py).
+# Files, whose parts are payloads (extensions/openai/batches), and offline runs
+# (headrace/runs/records.py).
 
 #: hash: the record, fields in `FileField`; while it is written 14 min from its last part, then
 #: until it expires. The zset <key>:parts lives as long: reference of a part -> where it begins.

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from headrace.config.model.traffic import Traffic, known_parts, read_traffic
 from headrace.config.suggestions import did_you_mean, listing, unknown_model
-from headrace.config.traffic import Traffic, known_parts, read_traffic
 from headrace.errors import Conflict, InvalidRequest, ModelNotFound
 
 #: The options of a version as a models file or a request has them.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs

@@ -277,7 +277,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     arguments: dict[str, list[Arg]] = {
         "jobs/submit": [0], "queues/list_jobs": ["m", "", "", 0, "", 1, 1],
         "queues/arrange": [queue.name, 1, 1, 1, 1],
-        "jobs/view": [1], "jobs/cancel": [0], "queues/depth":
+        "records/view": [1], "jobs/cancel": [0], "queues/depth":
         [], "jobs/claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "queues/sweep": [queue.name,
         1, 3, 10], "jobs/settle": [queue.name, "1"], "jobs/move": [queue.name, "1"],
         "jobs/renew": [1], "jobs/release": [queue.name, "free", 3, "", ""],
@@ -288,7 +288,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "workers/report": ["w", 2, "m", "{}"],
         "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
-        "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
+        "records/outcomes": [""], "records/delete": [""], "records/listen": ["x"],
         "runs/save_status": ["r", "{}", "", 60, 10, "-"],
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
@@ -296,9 +296,9 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
         "pipelines/clear": ["x", 1],
         "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
-        "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
-        "jobs/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
-        "jobs/read_pieces": [10, 10, "x", 0, ""],
+        "webhooks/due": [10], "records/progress": ["x", 1, "1 {}"], "records/watch": [],
+        "pieces/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
+        "pieces/read_pieces": [10, 10, "x", 0, ""],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
         "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.config import extension_settings
 from headrace.config.extensions import settings_types
-from headrace.config.input_schema import TYPES, OutputSection
-from headrace.config.model_catalog import check_config
-from headrace.config.model_options import ModelOptions
+from headrace.config.inputs.input_schema import TYPES, OutputSection
+from headrace.config.model.catalog import check_config
+from headrace.config.model.options import ModelOptions
 from headrace.config.settings import ENV_PREFIX, FIELDS, OTHER_VARIABLES, VARIABLES, load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from api.observability.counters import Counters
 from handlers.extension import HandlerPart
 from handlers.loader import load_handler
 from headrace.config.extensions import Extension
-from headrace.config.handler_reference import HandlerKind, HandlerReference, parse_handler
+from headrace.config.model.handler_reference import HandlerKind, HandlerReference, parse_handler
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError
 from headrace.handler import Handler
@@ -27,7 +27,7 @@ from headrace.server.components import log_files
 from tests.harness.extensions import installed
 from workers.extension import WorkerPart, observers_of, worker_parts
 from workers.jobs.raised import read_raised
-from workers.model_process.author_frames import leads_to_author
+from workers.model_process.reports.author_frames import leads_to_author
 
 
 def extension(**points: Any) -> Extension:

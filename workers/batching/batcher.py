@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.estimates import Arrivals, LatencyModel
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from redis import Redis
 
-from headrace.config.model_catalog import Catalog, ModelConfig
-from headrace.config.optimize import OPTIMIZED
+from headrace.config.model.catalog import Catalog, ModelConfig
+from headrace.config.model.optimize import OPTIMIZED
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
@@ -35,11 +35,11 @@ from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.registry_reader import Found, RegistryReader
 from workers.extension import Observer, observers_of
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
+from workers.lifecycle.registry_reader import Found, RegistryReader
 from workers.models.pending_work import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics

@@ -24,10 +24,10 @@ import msgspec
 from celery.utils.time import utcoffset
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.encoding import kombu_size
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import State, iso, read_meta
 from headrace.jobs.message import arguments_repr
+from headrace.jobs.values.encoding import kombu_size
 from headrace.observability.worker_report import UNTOLD, ModelStats
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
@@ -27,16 +27,16 @@ from headrace.redis.scripts import Command
 from workers.canvas.notifier import CanvasNotifier
 from workers.consumer.claimer import Claimer
 from workers.consumer.held_jobs import HeldJobs
-from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.registry_reader import Found, RegistryReader
 from workers.consumer.replica_frames import ReplicaFrames
-from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.extension import Observer
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
+from workers.lifecycle.model_updates import ModelUpdates
+from workers.lifecycle.registry_reader import Found, RegistryReader
+from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
 from workers.observability.worker_report import WorkerReporter

@@ -19,8 +19,8 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.jobs.encoding import from_kombu
 from headrace.jobs.message import InputSource
+from headrace.jobs.values.encoding import from_kombu
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.ranges import read_parts
 from headrace.payloads.store import PayloadEntry, PayloadMissing

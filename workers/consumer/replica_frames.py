@@ -10,11 +10,11 @@ from headrace.observability.worker_report import GenerationState
 from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.replica_manager import ReplicaManager, about_batches
 from workers.extension import Observer
 from workers.jobs.leased_job import Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
+from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, first_list
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import loads
 from headrace.jobs.ids import callback_id
 from headrace.jobs.message import Embed, body_text, decode_body, read_envelope
+from headrace.jobs.values.encoding import loads
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
 Signature = dict[str, Any]

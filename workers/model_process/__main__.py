@@ -20,12 +20,12 @@ from typing import Any
 
 from headrace.generator import Generator
 from headrace.handler import Context
-from headrace.jobs.value_check import check_of
+from headrace.jobs.values.value_check import check_of
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
-from workers.model_process.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
+from workers.model_process.generation.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.overlap import (
     PREEMPTED,
     Inbox,
@@ -35,7 +35,7 @@ from workers.model_process.overlap import (
     leave,
 )
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
-from workers.model_process.profile import Profiler
+from workers.model_process.reports.profile import Profiler
 from workers.model_process.startup import (
     context_of,
     die_with_parent,
@@ -131,7 +131,7 @@ def _become_ready(
     executor.report_progress_to(lambda seq, rows: frames.send(ItemProgress(seq, rows)))
     executor.send_pieces_to(lambda rows: frames.send(Pieces(rows)))
     if spans is not None and not continuous:
-        from workers.model_process.spans import VerbSpans
+        from workers.model_process.reports.spans import VerbSpans
 
         executor.span = VerbSpans(spans, config["model"])
     profiler.executor, profiler.processes = executor, processes

@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.model_process.context import Input
 from workers.model_process.outcomes import Outcome
-from workers.model_process.progress_reporter import BatchProgress
+from workers.model_process.reports.progress_reporter import BatchProgress
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
 from workers.batching.estimates import LEAST_SHARE, LeastTime

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import astuple
 
-from headrace.config.capacity import Capacity
+from headrace.config.model.capacity import Capacity
 from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import (
     BEST_FIRST,

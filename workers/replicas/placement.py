@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity, misfits, needs_of
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.capacity import Capacity, misfits, needs_of
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import DeviceFigures, Figures
 from headrace.server.gpus import mps_runs

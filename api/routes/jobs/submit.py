@@ -36,7 +36,7 @@ from api.submission.job_request import (
 )
 from api.submission.submit import submit, submit_and_wait, validate
 from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,

@@ -1,4 +1,4 @@
-"""What OpenAI's SDK calls: the operations below `/v1/`, and their errors.
+"""OpenAI's endpoints: chat, completions, embeddings, responses, models, files and batches.
 
-Start with part.py.
+Start with inference.py. May import what api.routes may, and this extension's schema and batches.
 """

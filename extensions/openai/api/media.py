@@ -9,10 +9,10 @@ import msgspec
 
 from api.http.multipart import FILE_FIELD
 from api.routes.media import BINARY, Body, Success
-from api.routes.openai.files import ANCHOR
-from headrace.batches.files import BATCH, KEEP_MAX_S
-from headrace.openai.answers import ChatChunk, ChatCompletion, Completion
-from headrace.openai.responses import Response
+from extensions.openai.api.files import ANCHOR
+from extensions.openai.batches.files import BATCH, KEEP_MAX_S
+from extensions.openai.schema.answers import ChatChunk, ChatCompletion, Completion
+from extensions.openai.schema.responses import Response
 
 
 def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mapping[int, Success]:

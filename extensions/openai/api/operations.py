@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from api.routes.media import IDEMPOTENCY_KEY
-from api.routes.openai import batches, files, inference, models, responses
 from api.routes.table import REFUSED_SUBMIT, UNREAD_JOB, Operation
-from extensions.openai.api import media
-from headrace import errors
-from headrace.access.api_key import Scope
-from headrace.openai.answers import Embeddings
-from headrace.openai.errors import OpenAIError
-from headrace.openai.requests import (
+from extensions.openai.api import batches, files, inference, media, models, responses
+from extensions.openai.schema.answers import Embeddings
+from extensions.openai.schema.errors import OpenAIError
+from extensions.openai.schema.requests import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
@@ -20,7 +17,9 @@ from headrace.openai.requests import (
     CompletionRequest,
     EmbeddingRequest,
 )
-from headrace.openai.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
+from extensions.openai.schema.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
+from headrace import errors
+from headrace.access.api_key import Scope
 
 _SUBMIT, _READ = Scope.SUBMIT, Scope.READ
 _FILES: Final = "/v1/files"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from api.components.files import FileService, build_file_service
 from api.extension import ApiPart
 from api.http.messages import Reply
-from api.http.openai_errors import envelope
 from api.routes.media import PathParameter
 from api.services import Services
+from extensions.openai.api.errors import envelope
 from extensions.openai.api.operations import OPERATIONS
+from extensions.openai.api.stores import FileService, build_file_service
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import ID
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.batches.redis import keys as batch_keys
+from extensions.openai.redis import keys as batch_keys
 from headrace.cli.doctor.check import WORK, Check, CheckResult, fail, ok, skip
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.output import count

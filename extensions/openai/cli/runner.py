@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from headrace.batches.runner import BatchRunner
+from extensions.openai.batches.runner import BatchRunner
 from headrace.cli.shared.options import option
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import load_settings

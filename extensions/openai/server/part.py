@@ -12,8 +12,8 @@ from typing import Any, Final
 import redis
 import redis.exceptions
 
-from headrace.batches.redis import keys as batch_keys
-from headrace.batches.store import BatchStore
+from extensions.openai.batches.store import BatchStore
+from extensions.openai.redis import keys as batch_keys
 from headrace.errors import HeadraceError
 from headrace.redis import keys
 from headrace.redis.connection import connect

@@ -12,9 +12,9 @@ import msgspec
 
 from headrace.cli.shared.inputs import Sources
 from headrace.client.inputs import encode_input
-from headrace.config.handler_reference import BUILTIN_HANDLERS
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.parameters import check_parameters, with_defaults
+from headrace.config.inputs.parameters import check_parameters, with_defaults
+from headrace.config.model.catalog import ModelConfig
+from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.config.settings import Settings
 from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError

@@ -19,7 +19,7 @@ from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count, error_line
-from headrace.config.handler_reference import (
+from headrace.config.model.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_handler,

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
 from headrace.observability.worker_report import WorkerReport, read_report

@@ -13,7 +13,7 @@ from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.doctor.workers import READY_STATES
 from headrace.cli.shared.output import count
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis import keys
 from headrace.text import duration
 

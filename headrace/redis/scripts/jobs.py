@@ -413,7 +413,7 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
 
 def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("jobs/progress").call([], *(value for job in jobs for value in job))
+    return script("records/progress").call([], *(value for job in jobs for value in job))
 
 
 def append_pieces(
@@ -427,12 +427,14 @@ def append_pieces(
             `ResponseDetails` that begins with them, or b"". One piece and b"" are a restart mark.
             No piece, as the first row of an attempt: it goes on where the last one ended.
     """
-    return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
+    return script("pieces/append_pieces").call([], model, *(value for row in rows for value in row))
 
 
 def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]) -> Command:
     """Read at most so many entries and bytes of each log behind a place: id, index and run."""
-    return script("jobs/read_pieces").call([], most, most_bytes, *(v for log in logs for v in log))
+    return script("pieces/read_pieces").call(
+        [], most, most_bytes, *(v for log in logs for v in log)
+    )
 
 
 def read_log(job_id: str, after: int, most: int) -> Command:
@@ -462,7 +464,7 @@ def canvas_begin(job_id: str, token: str) -> Command:
 
 def view(ids: Iterable[str], *, results: bool) -> Command:
     """Read jobs; the reply has one row per job, for `read_view`."""
-    return script("jobs/view").call([], int(results), *ids)
+    return script("records/view").call([], int(results), *ids)
 
 
 def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
@@ -477,19 +479,19 @@ def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
 
 def watch(ids: Iterable[str]) -> Command:
     """Read the state of jobs; the reply has one row per job, which queue/watcher.py reads."""
-    return script("jobs/watch").call([], *ids)
+    return script("records/watch").call([], *ids)
 
 
 def outcomes(ids: Iterable[str], owner: str | None) -> Command:
     """Read how jobs have ended; `owner` is the API key whose jobs are known, None for all."""
-    return script("jobs/outcomes").call([], owner or "", *ids)
+    return script("records/outcomes").call([], owner or "", *ids)
 
 
 def delete(ids: Iterable[str], owner: str | None) -> Command:
     """Delete jobs that have ended; the reply is [how many]. `owner` is as for `outcomes`."""
-    return script("jobs/delete").call([], owner or "", *ids)
+    return script("records/delete").call([], owner or "", *ids)
 
 
 def listen(job_id: str) -> Command:
     """Let the end of a quiet job be published."""
-    return script("jobs/listen").call([], job_id)
+    return script("records/listen").call([], job_id)

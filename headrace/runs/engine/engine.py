@@ -28,10 +28,10 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
+from headrace.client.http.retries import exchange, outlasting_limits
 from headrace.client.models import ENDED
 from headrace.client.page_size import AdaptivePageSize
 from headrace.client.requests import job_request
-from headrace.client.retries import exchange, outlasting_limits
 from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (

@@ -12,16 +12,16 @@ from typing import Final
 import httpx2
 import pytest
 
+from extensions.torchserve.config.settings import TorchServeConfig, write_config
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.server.ports import free_port
-from headrace.torchserve.config import TorchServeConfig, write_config
-from tests.harness.clients.plain_http import PLAIN
+from tests.extensions.torchserve.harness.archives import write_archive
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_process import answers, environ
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import ROOT
-from tests.harness.torchserve import write_archive
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import celery_worker, write_models
 
@@ -82,7 +82,7 @@ def test_an_api_imports_the_surface_only_if_the_settings_name_a_configuration(
     config = tmp_path / "config.properties"
     write_config(config, TorchServeConfig(disable_token_authorization=True))
     names = imported_by_api(redis.url, tmp_path, torchserve=str(config))
-    assert {name for name in names if name.endswith(".inference")}
+    assert {name for name in names if name.endswith(".predict")}
 
 
 def test_a_model_process_imports_the_handlers_only_for_a_reference_to_one(

@@ -16,12 +16,12 @@ from api.app import Application, create_app
 from api.process import ApiProcess, server_for
 from api.services import Services
 from headrace.config.extensions import settings_types
-from headrace.config.model_catalog import Catalog, ModelConfig, load_catalog
+from headrace.config.model.catalog import Catalog, ModelConfig, load_catalog
 from headrace.config.settings import Settings
 from headrace.registry.catalog import read_declared
 from headrace.registry.model import DeclaredModels
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 

@@ -22,7 +22,7 @@ from api.auth.authenticator import Needs, Open
 from api.extension import operations
 from headrace.access.api_key import Caller, Scope
 from headrace.access.key_store import ApiKeyStore, internal_key
-from headrace.config.input_schema import InputSection
+from headrace.config.inputs.input_schema import InputSection
 from headrace.jobs.ids import callback_id, id_of_key
 from headrace.redis import keys
 from tests.harness.clients.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key

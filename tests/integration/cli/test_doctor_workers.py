@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from extensions.openai.redis import keys as batch_keys
 from headrace import __version__
-from headrace.batches.redis import keys as batch_keys
 from headrace.cli.doctor import workers
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures

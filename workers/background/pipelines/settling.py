@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from headrace.config.pipelines import PipelineConfig
+from headrace.config.model.pipelines import PipelineConfig
 from headrace.errors import HeadraceError
-from headrace.jobs.encoding import kombu_bytes
-from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.values.encoding import kombu_bytes
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.backoff import MAX_S

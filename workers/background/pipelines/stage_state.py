@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from headrace.config.pipelines import PipelineConfig, Stage
+from headrace.config.model.pipelines import PipelineConfig, Stage
 from headrace.jobs.ids import callback_id
 from headrace.jobs.job import TIMINGS, Job, State
 from headrace.jobs.progress import STAGES, SavedStage

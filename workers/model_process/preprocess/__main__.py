@@ -22,8 +22,8 @@ from workers.model_process.context import TRACES, Input, ItemDetails
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
-from workers.model_process.progress_reporter import BatchProgress
-from workers.model_process.stacks import sample_to
+from workers.model_process.reports.progress_reporter import BatchProgress
+from workers.model_process.reports.stacks import sample_to
 from workers.model_process.startup import (
     context_of,
     die_with_parent,

@@ -25,7 +25,7 @@ from headrace.observability import logs
 from workers.model_process.context import TRACES, Input
 from workers.model_process.executor import BatchExecutor, checked_list
 from workers.model_process.outcomes import RaisedError
-from workers.model_process.progress_reporter import Row
+from workers.model_process.reports.progress_reporter import Row
 from workers.protocol.frames import (
     FROM_PREPROCESS,
     FrameSocket,

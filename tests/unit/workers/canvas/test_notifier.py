@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.job import State
 from headrace.redis.scripts.jobs import SEND_CALLBACKS
 from workers.canvas.notifier import MALFORMED_TRIES, CanvasNotifier

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
-from workers.consumer.replica_manager import ReplicaManager
+from headrace.config.model.catalog import ModelConfig
 from workers.jobs.leased_job import NEVER, Batch
+from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.served_model import ServedModel
 from workers.protocol.frames import FROM_MODEL, FrameSocket
 from workers.protocol.phases import Phase

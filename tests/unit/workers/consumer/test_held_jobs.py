@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.jobs.message import decode_message
 from headrace.jobs.message_writer import write_message

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ResponseError
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.errors import ResultNotStored
 from headrace.jobs.message import InputSource

@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.message import decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.observability.worker_report import ModelStats

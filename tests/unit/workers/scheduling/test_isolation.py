@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import (
     EXCLUSIVE,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.models.backlog import OWN, Place
 from workers.models.served_model import ServedModel

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.models.served_model import ServedModel

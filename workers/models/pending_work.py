@@ -142,7 +142,7 @@ class OrphanedEnd(NamedTuple):
 
     Attributes:
         name: the name of the entry in the queue's list of such ends.
-        entry: the entry, as `save_orphaned_end` in lib/canvas.lua writes it.
+        entry: the entry, as `save_orphaned_end` in lib/callbacks.lua writes it.
     """
 
     queue: str

@@ -1,7 +1,7 @@
--- @include queue_position, queue_name
+-- @include queues
 -- Read jobs. KEYS: none. ARGV: 1 with results (1 or 0), then ids.
 -- Returns per id {record as a flat list, Celery result or '', place in the queue or 0 (for a scheduled job when it is due,
--- in us)}, or 0 if it is unknown. The place is approximate; see lib/queue_position.lua.
+-- in us)}, or 0 if it is unknown. The place is approximate; see lib/queues.lua.
 local function without(record, field)
   local rest = {}
   for k = 1, #record, 2 do

@@ -1,4 +1,4 @@
--- @include queue_position, queue_name
+-- @include queues
 -- Read the state of watched jobs. KEYS: none. ARGV: ids.
 -- Returns per id {state, attempts, token, started, ended, place in the queue or 0 (for a scheduled job when it is due, in
 -- us), progress, stages, the error of the last try if it is scheduled, created}, or 0 if it is unknown.

@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from api.auth.rate_limit import rate_limited
-from api.http.bodies import Payload
-from api.http.ndjson import Line
+from api.http.bodies import Line, Payload
 from api.http.problems import problem, unexpected
 from api.services import Services
 from api.submission.input_store import StoredInput

@@ -11,15 +11,16 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import (
     NO_WAIT,
     Count,
     Job,
+    JobFailure,
     State,
     Status,
     Time,
     True_,
+    error_of,
     iso,
     result_in,
 )

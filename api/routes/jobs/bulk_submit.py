@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.bodies import FORM_TYPE, require_type
+from api.http.bodies import FORM_TYPE, Line, LineSplitter, batches, require_type
 from api.http.messages import (
     NO_STORE,
     Message,
@@ -24,7 +24,6 @@ from api.http.messages import (
     StreamingReply,
     Write,
 )
-from api.http.ndjson import Line, LineSplitter, batches
 from api.http.send_buffer import SendBuffer
 from api.services import Services
 from api.submission.bulk import BulkLine, BulkSubmitter

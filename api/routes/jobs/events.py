@@ -35,8 +35,7 @@ from api.routes.jobs.job import visible_job, write_nothing
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
-from headrace.jobs.failure import read_error
-from headrace.jobs.job import Job, State, iso
+from headrace.jobs.job import Job, State, iso, read_error
 from headrace.jobs.serialization import Waiting, job_object
 from headrace.queue.following.watcher import JobStatus, JobWatch, status_of
 

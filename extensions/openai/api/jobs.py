@@ -38,9 +38,8 @@ from headrace.errors import (
     ModelNotLoaded,
     ReplicaLost,
 )
-from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, error_of
 from headrace.jobs.serialization import raw_result
 
 logger = logging.getLogger(__name__)

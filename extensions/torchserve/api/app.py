@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.auth.foreign_pages import refuse_foreign_page
+from api.auth.admission import refuse_foreign_page
 from api.extension import operations
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (

@@ -14,8 +14,7 @@ from extensions.torchserve.api.errors import INTERNAL, UNAVAILABLE, TorchServeEr
 from extensions.torchserve.api.management.model_descriptions import serving_of
 from extensions.torchserve.api.predictions.predict import handler_headers, runs_torchserve
 from extensions.torchserve.api.predictions.results import answer_with
-from headrace.jobs.input_details import InputDetails
-from headrace.jobs.options import DEFAULT_OPTIONS
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 
 #: The headers of a request by which a handler knows that it is asked for its description.
 _ASKED: Final = {"describe": "True", "explain": "False", "url_path": ""}

@@ -65,8 +65,7 @@ from headrace.errors import (
     ModelNotFound,
     RequestError,
 )
-from headrace.jobs.input_details import InputDetails
-from headrace.jobs.options import DEFAULT_OPTIONS
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)

@@ -18,8 +18,8 @@ import pytest
 
 from api.components import model_status
 from extensions.torchserve.config.settings import TorchServeConfig, write_config
-from headrace.jobs.input_details import read_details
 from headrace.jobs.message import Message
+from headrace.jobs.options import read_details
 from headrace.jobs.response import ErrorResponse, ResponseDetails, with_details
 from headrace.jobs.values.encoding import kombu_bytes
 from headrace.redis import keys

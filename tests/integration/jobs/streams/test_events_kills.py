@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.access import bearer, make_key, revoke_key
 from tests.harness.deployments.pipelines import pipeline_site
 from tests.harness.fakes.worker import Answer, claim, settle

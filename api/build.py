@@ -86,7 +86,11 @@ def build(
         authenticator=Authenticator(settings, queue, subscription)
         if settings.asks_for_keys
         else None,
-        webhook_policy=WebhookPolicy(settings),
+        webhook_policy=WebhookPolicy(
+            on=bool(settings.webhook_secrets),
+            allow_http=settings.webhook_allow_http,
+            networks=settings.webhook_allow_networks,
+        ),
         webhook_deliveries=DeliveryStore(queue),
         client=client,
         pending_waits=PendingWaits(),

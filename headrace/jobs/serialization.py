@@ -25,10 +25,10 @@ from headrace.jobs.job import (
     result_in,
 )
 from headrace.jobs.progress import Progress
-from headrace.jobs.response import split_details
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
+from headrace.response import split_details
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 

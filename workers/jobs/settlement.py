@@ -28,7 +28,6 @@ from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
 from headrace.jobs.options import NO_DETAILS, read_object
-from headrace.jobs.response import split_details
 from headrace.jobs.values.encoding import kombu_size, parses
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
@@ -36,6 +35,7 @@ from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
 from headrace.redis.scripts.jobs import DEAD, Run
 from headrace.redis.scripts.jobs import Settlement as Settlement
+from headrace.response import split_details
 from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 

@@ -21,18 +21,18 @@ from handlers import loader
 from handlers.extension import handler_parts
 from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobError, OutOfMemory
 from headrace.handler import Response
-from headrace.jobs.response import (
+from headrace.jobs.values.encoding import from_kombu, kombu_bytes, strict_json
+from headrace.jobs.values.media_types import BINARY_TYPE
+from headrace.jobs.values.plain_values import plain
+from headrace.jobs.values.value_check import ValueCheck, summary
+from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
+from headrace.response import (
     ErrorResponse,
     ResponseDetails,
     check_headers,
     split_details,
     with_details,
 )
-from headrace.jobs.values.encoding import from_kombu, kombu_bytes, strict_json
-from headrace.jobs.values.media_types import BINARY_TYPE
-from headrace.jobs.values.plain_values import plain
-from headrace.jobs.values.value_check import ValueCheck, summary
-from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
 
 _LOADER: Final = Path(loader.__file__)
 _OURS: Final = (

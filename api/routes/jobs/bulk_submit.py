@@ -25,8 +25,8 @@ from api.http.messages import (
     Write,
 )
 from api.http.send_buffer import SendBuffer
+from api.routes.jobs.bulk import BulkLine, BulkSubmitter
 from api.services import Services
-from api.submission.bulk import BulkLine, BulkSubmitter
 from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
 from headrace.errors import InvalidRequest

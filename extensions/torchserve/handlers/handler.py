@@ -47,8 +47,8 @@ from extensions.torchserve.handlers.results import (
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
-from headrace.jobs.response import ErrorResponse
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.response import ErrorResponse
 
 if TYPE_CHECKING:
     import ts.context

@@ -104,7 +104,7 @@ def test_a_stream_outlives_api_process_worker_and_redis(
 
 
 def test_a_stream_is_its_keys_alone_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.http.event_stream.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("api.routes.event_stream.HEARTBEAT_S", 0.2)
     with (
         redis_server() as server,
         api_server(server.url, catalog(echo={}), auth="on", event_streams_per_key=1) as api,

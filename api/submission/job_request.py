@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,15 +14,16 @@ from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
 from api.submission.decoding import JsonDecoder, check_options
 from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.inputs.input_schema import InputSection
 from headrace.config.inputs.parameters import check_parameters
 from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
 from headrace.config.suggestions import listing
-from headrace.errors import InvalidRequest, ModelNotFound
+from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
-from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
+from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of
 from headrace.queue.submission import hash_request
 
@@ -400,3 +401,53 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
             "content_type is empty", hint="Leave it out to derive it from the name."
         )
     return InputSource(origin=reference, type=type_of(reference) if kind is None else kind)
+
+
+class InputChecks:
+    """The checks of one process; each schema is compiled once.
+
+    Args:
+        models: the models at the start, whose schemas are compiled now.
+
+    Raises:
+        ConfigError: the library that checks schemas is not installed.
+    """
+
+    def __init__(self, models: Iterable[ModelConfig] = ()) -> None:
+        self._checks: dict[tuple[str, str], tuple[InputSection, ValueCheck]] = {}
+        for model in models:
+            if model.inputs is not None:
+                self._check_of(model, model.inputs)
+
+    def check(self, request: ValidatedRequest) -> None:
+        """Check the input of a request; of an `input_ref`, only the type is known.
+
+        Raises:
+            InvalidInput: it does not fit.
+            InvalidRequest: it cannot be decoded.
+        """
+        if request.model.inputs is None:
+            return
+        check = self._check_of(request.model, request.model.inputs)
+        payload, source = request.payload, request.source
+        if source is not None:
+            mistakes = check.of_reference(source.type)
+        elif payload is not None:
+            mistakes = check.of_payload(payload.body, payload.kind)
+        else:
+            mistakes = check.of_input(request.input_json)
+        if mistakes:
+            name = request.model.name
+            raise InvalidInput(
+                f"the input does not fit model {name}: {summary(mistakes)}",
+                hint=f"GET /api/v1/models/{name} shows its inputs.",
+                errors=mistakes,
+            )
+
+    def _check_of(self, model: ModelConfig, inputs: InputSection) -> ValueCheck:
+        key = (model.name, model.version)
+        known = self._checks.get(key)
+        # The models may change while the server runs.
+        if known is None or known[0] is not inputs:
+            known = self._checks[key] = (inputs, inputs.value_check())
+        return known[1]

@@ -25,8 +25,8 @@ from headrace.observability.worker_report import DeviceFigures, Figures, ModelSt
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.url import celery_url
 from headrace.registry.catalog import RegisteredConfig
 from workers.canvas.notifier import CanvasNotifier
 from workers.canvas.sender import CanvasSender

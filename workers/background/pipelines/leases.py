@@ -20,7 +20,7 @@ from headrace.redis.scripts.queues import SweepReply
 from workers.background.pipelines.execution import PipelineExecution
 from workers.jobs.leased_job import NEVER, LeasedJob, read_jobs
 from workers.jobs.settlement import Settlement
-from workers.leases.reap_clock import ReapClock
+from workers.leases.manager import ReapClock
 from workers.models.pending_work import ORPHANED_MAX
 from workers.observability.failure_log import FailureLog
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.config.model.catalog import load_catalog
-from headrace.queue.recovery import release_incarnation
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import jobs as job_scripts
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.script_calls import Queue
 from tests.harness.deployments.site import Site, running
 from tests.harness.http.events import reading

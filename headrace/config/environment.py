@@ -1,4 +1,4 @@
-"""The environment and the command of processes that run a user's code and the servers' code.
+"""The folders of the code, and the environment of processes that run it or a user's code.
 
 A server finds its packages by variables of its own. A handler, and what it starts, gets the values
 that the user has set.
@@ -6,14 +6,58 @@ that the user has set.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.config.paths import server_root
+#: Here and not in the client, which servers do not import.
+ENV_URL: Final = "HEADRACE_URL"
+
+
+def package_root() -> Path:
+    """Return the folder that holds the package `headrace`."""
+    return Path(__file__).resolve().parents[2]
+
+
+def name_problem(path: str) -> str:
+    """Return why no file can have a path, whatever is on the disk; "" if one can."""
+    try:
+        os.lstat(path)
+    except ValueError as error:
+        return str(error)  # a NUL, or half of a surrogate pair
+    except OSError as error:
+        return "File name too long" if error.errno == errno.ENAMETOOLONG else ""
+    return ""
+
+
+def server_root() -> Path:
+    """Return the folder of the packages `api`, `workers` and `handlers`, for PYTHONPATH.
+
+    In a checkout it also holds `headrace`; in a wheel it is inside `headrace`.
+    """
+    inside = package_root() / "headrace" / "_server"
+    return inside if (inside / "workers").is_dir() else package_root()
+
+
+#: What Kubernetes adds to a container's environment for each Service of its namespace. For the
+#: Service `name`: `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT…`, `NAME_PORT…`.
+_SERVICE_LINK: Final = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?"
+)
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://\S+")
+
+
+def is_service_link(variable: str, value: str) -> bool:
+    """Return whether Kubernetes, and not the operator, has set a variable, for a Service."""
+    if variable.endswith("_PORT") and _SERVICE_URL.fullmatch(value):
+        return True
+    return _SERVICE_LINK.fullmatch(variable) is not None
+
 
 #: Holds the user's values of `_REPLACED` as JSON; null for a variable that was not set.
 _KEPT: Final = "HEADRACE_USER_ENVIRONMENT"

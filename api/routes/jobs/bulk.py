@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from api.auth.rate_limit import rate_limited
-from api.http.bodies import Payload
-from api.http.ndjson import Line
+from api.http.bodies import Line, Payload
 from api.http.problems import problem, unexpected
+from api.routes.jobs.submission import fresh_job, fresh_state, submission_of
 from api.services import Services
 from api.submission.input_store import StoredInput
 from api.submission.job_request import (
@@ -29,7 +29,6 @@ from api.submission.job_request import (
     trace_id_of,
     with_trace,
 )
-from api.submission.submit import fresh_job, fresh_state, submission_of
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import (
     BrokerUnavailable,

@@ -34,12 +34,12 @@ from headrace.observability.worker_report import (
     WorkerReport,
     field_of,
 )
-from headrace.queue.depth import Depths
+from headrace.queue.job_queue import Depths
 from headrace.queue.scrape import ScrapeResult
 from headrace.queue.webhook_deliveries import COUNTER as WEBHOOKS
 from headrace.queue.webhook_deliveries import OUTCOMES as WEBHOOK_OUTCOMES
 from headrace.redis import keys
-from headrace.redis.traffic import ERRORS, ROUND_TRIPS
+from headrace.redis.fast_connection import ERRORS, ROUND_TRIPS
 
 #: The name and version of each model.
 Models = tuple[tuple[str, str], ...]

@@ -16,6 +16,7 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.servers.api_process import ApiProcess
 from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, nothing_leaks, redis_server
 from tests.harness.workers.worker import Worker
@@ -194,6 +195,14 @@ def _servers() -> Iterator[dict[str, RedisServer]]:
     yield servers
     for context in contexts:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDeployment]:
+    """An API and a worker for all modules of this test process that ask for them."""
+    deployment = SharedDeployment(tmp_path_factory.mktemp("shared"))
+    yield deployment
+    deployment.close()
 
 
 def _cleaned(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[RedisServer]:

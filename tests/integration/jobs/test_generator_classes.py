@@ -13,16 +13,17 @@ import pytest
 
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import Reader, reading
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
 from tests.integration.jobs.test_generator import SLOTS, model, opened, words
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("classes")
     models = {"m": model(), "grows": model(options={"slots": SLOTS, "grows": True})}
-    with running(folder, models) as found:
+    with shared.site(folder, models) as found:
         yield found
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from headrace.redis.keys import OFFLINE_STEP
 from tests.harness.clients.events import reading
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
 from tests.integration.observability.test_generation_metrics import (
     FIRST,
@@ -34,10 +35,10 @@ def question(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("language")
     models = {"m": {"handler": "language_model", "max_batch_size": SLOTS}}
-    with running(folder, models, OMP_NUM_THREADS="1") as found:
+    with shared.site(folder, models) as found:
         yield found
 
 

@@ -14,6 +14,7 @@ from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.events import reading
 from tests.harness.deployments import site as sites
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -42,10 +43,10 @@ class Site(sites.Site):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("started")
     retried = {**GATED, "max_retries": 100, "retry_backoff_s": 600.0, "retry_backoff_max_s": 600.0}
-    with sites.running(folder, {"m": GATED, "retried": retried}) as found:
+    with shared.site(folder, {"m": GATED, "retried": retried}) as found:
         yield Site(**vars(found))
 
 

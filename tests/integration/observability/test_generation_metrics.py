@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.harness.clients.events import reading
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 from tests.integration.jobs.test_generator import opened
@@ -33,9 +34,9 @@ GAUGES = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("metrics")
-    with running(folder, MODELS) as found:
+    with shared.site(folder, MODELS) as found:
         yield found
 
 

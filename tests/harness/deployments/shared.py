@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ class SharedDeployment:
             for name, options in models.items():
                 _register(parts, folder, name, options)
             parts.worker.wait_ready(*models)
+            ready = partial(parts.api.http.get, "/ready", params={"models": "all"})
+            wait_until(lambda: ready().is_success, "the API knows that they are loaded")
             with Client(parts.redis.url, path) as client:
                 yield Site(parts.redis, parts.api, parts.worker, client, folder)
                 nothing_leaks(client.redis)

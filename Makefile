@@ -12,7 +12,7 @@ EXIT   ?=
 TEST_PROCESSES ?= 4
 # For which Python `make wheelhouse` gathers: that of the GPU host.
 GPU_PYTHON ?= 3.12
-# Where `make torchserve` installs the real TorchServe, for tests/compat and benchmarks/torchserve.
+# Where `make torchserve` installs the real TorchServe, for tests/extensions/torchserve/compat and benchmarks/torchserve.
 TORCHSERVE ?= .venv-torchserve
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
@@ -94,7 +94,7 @@ docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anch
 bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 	$(PY) -m benchmarks $(ARGS)
 
-torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/compat (needs Java 17)
+torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/extensions/torchserve/compat (needs Java 17)
 
 wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
@@ -120,7 +120,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 # Its workers use the packages of .venv, so that torch is there once; their own come first.
-$(TS_STAMP): tests/compat/torchserve.txt $(DEV_STAMP)
+$(TS_STAMP): tests/extensions/torchserve/compat/torchserve.txt $(DEV_STAMP)
 	$(PYTHON) -m venv --clear $(TORCHSERVE)
 	$(TORCHSERVE)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r $<
 	@$(PY) -c 'import importlib.util, pathlib; \

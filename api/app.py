@@ -14,16 +14,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from api.build import build
+from api.extension import Surface, api_parts, operations, surfaces_of
 from api.observability.access_log import AccessLog, observe_request
 from api.observability.request_trace import RequestTrace, incoming_request_id
 from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation
-from api.routes.table import TABLE, answer_headers
+from api.routes.table import answer_headers
 from api.services import Services
-from api.torchserve.app import TorchServe
 from headrace import __version__
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
 from headrace.registry.model import DeclaredModels
 
@@ -31,8 +31,6 @@ from headrace.registry.model import DeclaredModels
 _READ_BY_ALL: Final = (
     "Authorization", "X-API-Key", "Content-Type", "traceparent", "tracestate", "X-Request-ID",
 )  # fmt: skip
-#: How the headers begin that OpenAI's SDK adds to each request.
-_OF_OPENAI: Final = ("x-stainless-", "openai-")
 
 
 class Cors(CORSMiddleware):
@@ -43,25 +41,28 @@ class Cors(CORSMiddleware):
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], catalog: Catalog) -> None:
-        declared = {header.name for operation in TABLE for header in operation.headers}
-        answered = {header.name for operation in TABLE for header in answer_headers(operation)}
+        table = operations()
+        declared = {header.name for operation in table for header in operation.headers}
+        answered = {header.name for operation in table for header in answer_headers(operation)}
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=sorted({operation.method for operation in TABLE} | {"HEAD"}),
+            allow_methods=sorted({operation.method for operation in table} | {"HEAD"}),
             allow_headers=(*_READ_BY_ALL, *declared),
             expose_headers=sorted({*answered, "Retry-After", "X-Request-ID"}),
         )
         self._catalog = catalog
         self._fixed = frozenset(self.allow_headers)
+        # Clients of an extension may add headers that no operation reads.
+        self._prefixes = tuple(prefix for part in api_parts() for prefix in part.header_prefixes)
 
     @override
     def preflight_response(self, request_headers: Headers) -> Response:
         asked = request_headers.get("access-control-request-headers", "").lower().split(",")
-        of_sdk = {name.strip() for name in asked if name.strip().startswith(_OF_OPENAI)}
+        of_clients = {name.strip() for name in asked if name.strip().startswith(self._prefixes)}
         # The models may change while the server runs.
         of_models = {name for model in self._catalog.served for name in model.headers}
-        self.allow_headers = sorted(self._fixed | of_models | of_sdk)
+        self.allow_headers = sorted(self._fixed | of_models | of_clients)
         self.preflight_headers["Access-Control-Allow-Headers"] = ", ".join(self.allow_headers)
         return super().preflight_response(request_headers)
 
@@ -70,10 +71,8 @@ class Application(FastAPI):
     """FastAPI behind the router.
 
     Attributes:
-        catalog: the models and pipelines, for the description.
         operations: answers every HTTP request; FastAPI serves the mounted files.
-        services: the services of this process, while the application runs.
-        torchserve: answers requests for TorchServe's URLs; None if they are not served.
+        surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
     """
@@ -82,7 +81,7 @@ class Application(FastAPI):
     operations: Router
     catalog: Catalog
     services: Services | None = None
-    torchserve: TorchServe | None = None
+    surfaces: Sequence[Surface] = ()
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
     _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
@@ -107,9 +106,10 @@ class Application(FastAPI):
         if scope["type"] != "http" or services is None:
             await super().__call__(scope, receive, send)
             return
-        torchserve = self.torchserve
-        if torchserve is None or not await torchserve.serve(services, scope, receive, send):
-            await self.operations.serve(services, scope, receive, send)
+        for surface in self.surfaces:
+            if await surface.serve(scope, receive, send):
+                return
+        await self.operations.serve(services, scope, receive, send)
 
     @override
     def openapi(self) -> dict[str, Any]:
@@ -135,24 +135,25 @@ def create_app(
     """Build the application for one Redis and one models file. It connects when it starts.
 
     Args:
-        settings: the settings.
-        catalog: the models that are served.
         declared: what the models file declares; the catalog then follows the registry.
 
     Raises:
-        ConfigError: at start: redis_url is not set or not valid.
+        ConfigError: at start: redis_url is not set or not valid, or a surface cannot be built.
     """
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
         services = build(settings, catalog, app.describe, declared)
         app.services = services
-        if services.torchserve is not None:
-            app.torchserve = TorchServe(services.torchserve)
+        app.surfaces = surfaces_of(services)
         await services.start()
+        for surface in app.surfaces:
+            await surface.start()
         try:
             yield
         finally:
+            for surface in app.surfaces:
+                await surface.stop()
             await services.stop()
             app.services = None
 
@@ -167,7 +168,7 @@ def create_app(
     )
     app.settings = settings
     app.catalog = catalog
-    app.operations = Router(TABLE, super(Application, app).__call__)
+    app.operations = Router(operations(), super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = Cors(app.serve, settings.cors_origins, catalog)
     app.mount(documentation.STATIC_PATH, documentation.static_files)

@@ -8,39 +8,34 @@ import redis.asyncio
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
-from api.components.files import build_file_service
 from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
 from api.components.stream_limit import StreamLimit
+from api.extension import api_parts
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
-from api.observability.torchserve_reporter import TorchServeReporter
 from api.services import Describe, Services
 from api.submission.input_checks import InputChecks
 from api.submission.input_store import build_input_store
 from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
-from api.torchserve.tokens import check_native
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
-from headrace.observability import logs
-from headrace.observability.torchserve_metrics import TorchServeMetrics
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.failures import Failures
+from headrace.queue.following.piece_log import PieceLog
+from headrace.queue.following.subscription import Subscription
+from headrace.queue.following.waiters import Waiters
+from headrace.queue.following.watcher import JobWatcher
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.piece_log import PieceLog
 from headrace.queue.scrape import Scraper
-from headrace.queue.subscription import Subscription
-from headrace.queue.waiters import Waiters
-from headrace.queue.watcher import JobWatcher
 from headrace.queue.webhook_deliveries import DeliveryStore
 from headrace.redis.connection import connect_async
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
-from headrace.torchserve.config import TorchServeConfig, read_config
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -55,8 +50,7 @@ def build(
     With the models that the models file declares, the catalog follows the registry.
 
     Raises:
-        ConfigError: redis_url is not set, or the payload store or TorchServe's configuration cannot
-            be used.
+        ConfigError: redis_url is not set, or the payload store cannot be used.
     """
     redis_url = settings.needed_redis_url("the API")
     client = connect_async(redis_url)
@@ -89,7 +83,6 @@ def build(
         exposition=Exposition(),
         input_checks=InputChecks(catalog.served),
         input_store=input_store,
-        files=build_file_service(settings, redis_url),
         authenticator=Authenticator(settings, queue, subscription)
         if settings.asks_for_keys
         else None,
@@ -100,22 +93,12 @@ def build(
         send_buffers=SendBuffers(),
         shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         spans=api_spans(os.environ),
-        torchserve=read_config(settings.torchserve) if settings.torchserve is not None else None,
     )
-    if services.torchserve is not None:
-        if not services.torchserve.disable_token_authorization:
-            services.check_token = check_native
-        services.torchserve_reporter = _torchserve_reporter(services, services.torchserve)
-        counters.torchserve = services.torchserve_reporter
+    for service in (part.service(services) for part in api_parts() if part.service is not None):
+        services.added[type(service)] = service
     if declared is not None:
         services.registry = _registry(services, declared)
     return services
-
-
-def _torchserve_reporter(services: Services, config: TorchServeConfig) -> TorchServeReporter:
-    output = logs.torchserve_output(services.settings.log_format)
-    metrics = TorchServeMetrics(config, "api", output)
-    return TorchServeReporter(metrics, services.client, services.catalog)
 
 
 def _scraper(client: redis.asyncio.Redis, catalog: Catalog, reporter: CounterReporter) -> Scraper:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
 from api.http.messages import Receive, Reply, Scope, Send
-from api.routes.table import Operation
-from api.services import Services
+from api.routes.media import PathParameter
+from api.routes.table import PATH_PARAMETERS, TABLE, Operation
+from api.services import Service, Services
 from headrace.config.extensions import parts
 from headrace.errors import HeadraceError
 
@@ -33,7 +34,13 @@ class ApiPart:
 
     Attributes:
         routes: rows of the table of operations, and of the API's description.
-        surface: builds its surface; None if the settings do not ask for it.
+        path_parameters: those of the paths, by name.
+        tags: the groups in which the description shows them, with a sentence each.
+        error_form: which form the errors of some paths have, for the description.
+        service: builds what its endpoints share in one process; they get it by `Services.of`.
+        surface: builds its surface; None if the settings do not ask for it. It may observe the
+            counters, require tokens of native requests, and add what its endpoints share to
+            `Services.added`.
         error_reply: returns an error in the form that the clients of a path expect; None for a
             path that is not of this extension.
         hint: returns what to use in place of an unknown path; None if it knows nothing better.
@@ -41,6 +48,10 @@ class ApiPart:
     """
 
     routes: Sequence[Operation] = ()
+    path_parameters: Mapping[str, PathParameter] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    error_form: str = ""
+    service: Callable[[Services], Service] | None = None
     surface: Callable[[Services], Surface | None] | None = None
     error_reply: Callable[[str, HeadraceError], Reply | None] | None = None
     hint: Callable[[str, str], str | None] | None = None
@@ -51,3 +62,32 @@ class ApiPart:
 def api_parts() -> tuple[ApiPart, ...]:
     """Return the parts of all extensions."""
     return tuple(parts("api", ApiPart).values())
+
+
+def surfaces_of(services: Services) -> list[Surface]:
+    """Return the surfaces that the settings ask for.
+
+    Raises:
+        ConfigError: the configuration of one cannot be used.
+    """
+    builders = [part.surface for part in api_parts() if part.surface is not None]
+    return [surface for build in builders if (surface := build(services)) is not None]
+
+
+def hint_of(method: str, path: str) -> str:
+    """Return what to use in place of an unknown path; "" if no extension knows anything better."""
+    hints = (part.hint(method, path) for part in api_parts() if part.hint is not None)
+    return " ".join(filter(None, hints))
+
+
+@cache
+def operations() -> tuple[Operation, ...]:
+    """Return all operations: those of the core, then those of the extensions."""
+    return (*TABLE, *(row for part in api_parts() for row in part.routes))
+
+
+@cache
+def path_parameters() -> dict[str, PathParameter]:
+    """Return the parameters of all paths, by name."""
+    own = [part.path_parameters for part in api_parts()]
+    return {name: found for all_of in (PATH_PARAMETERS, *own) for name, found in all_of.items()}

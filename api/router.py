@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from api.auth.admission import admit
 from api.auth.authenticator import Needs
+from api.extension import api_parts, hint_of, path_parameters
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
     REQUEST_TRACE,
@@ -25,32 +26,16 @@ from api.http.messages import (
     Send,
     segments_of,
 )
-from api.http.openai_errors import envelope
-from api.http.problems import internal_error, problem, unexpected
+from api.http.problems import internal_error, problem
 from api.routes.table import Endpoint, Operation
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Below it errors are written as OpenAI's API writes them.
-OPENAI_PREFIX: Final = "/v1/"
 #: The label of requests for unknown paths in metrics.
 NO_ROUTE: Final = "none"
-#: TorchServe's clients send their inputs to these paths.
-_TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
-#: Other paths of TorchServe, and those that take their place.
-_TORCHSERVE_ROUTES: Final = {
-    "/ping": "GET /ready, or GET /live for the process alone",
-}
-#: Where OpenAI's SDK sends requests if the address that it was given has no /v1.
-_OPENAI_WITHOUT_PREFIX: Final = re.compile(
-    "/(chat|completions|embeddings|models|responses|files|batches)(/|$)"
-)
-_ADD_PREFIX: Final = "Give OpenAI's SDK an address with /v1 at its end, as base_url."
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
-#: Parameters whose endpoints answer for an empty text too.
-_MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id", "response_id"})
 
 
 class Route(NamedTuple):
@@ -150,7 +135,7 @@ class Router:
         return node.routes or _UNKNOWN_PATH
 
     async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; an error is answered as a problem, or as OpenAI writes it."""
+        """Answer a request; an error is a problem, or has the form of an extension."""
         request = Request(scope, receive)
         segments = segments_of(scope)
         label, by_method = self.find(segments)
@@ -190,7 +175,9 @@ class Router:
                 continue
             following = node.parameter or _Node()
             node.parameter = following
-            node.may_be_empty = parameter[1] in _MAY_BE_EMPTY or bool(parameter[2])
+            # A template may have a parameter that nothing describes, such as a static file.
+            known = path_parameters().get(parameter[1])
+            node.may_be_empty = bool(parameter[2]) or (known is not None and known.may_be_empty)
             node = following
             if parameter[2]:
                 # The rest of the path: any number of segments.
@@ -215,31 +202,28 @@ def _record_route(scope: Scope, request: Request, label: str, parameters: Sequen
 
 
 def _error_reply(error: HeadraceError, path: str) -> Reply:
-    if path.startswith(OPENAI_PREFIX) or _OPENAI_WITHOUT_PREFIX.match(path):
-        return envelope(error)
-    return problem(error, path)
+    return _reply_of_extension(error, path) or problem(error, path)
 
 
 def _unexpected_reply(error: Exception, path: str) -> Reply:
-    if path.startswith(OPENAI_PREFIX):
-        return envelope(internal_error(error, path)[0])
-    return unexpected(error, path)
+    failure, error_id = internal_error(error, path)
+    return _reply_of_extension(failure, path) or problem(failure, path, id=error_id)
+
+
+def _reply_of_extension(error: HeadraceError, path: str) -> Reply | None:
+    """Return an error in the form of the extension to which a path belongs; None for no such."""
+    for part in api_parts():
+        if part.error_reply is not None and (reply := part.error_reply(path, error)) is not None:
+            return reply
+    return None
 
 
 def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
-        hint = "See /docs, or docs/api.md, for the routes."
-        if path.startswith(_TORCHSERVE):
-            hint = "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
-        elif other := _TORCHSERVE_ROUTES.get("/" + path.split("/", 2)[1]):
-            hint = f"Use {other}; see docs/torchserve.md."
-        elif _OPENAI_WITHOUT_PREFIX.match(path):
-            hint = _ADD_PREFIX
-            if path.startswith("/models"):
-                hint += " In place of TorchServe's /models use GET /api/v1/models; see "
-                hint += "docs/torchserve.md."
+        hint = hint_of(request.method, path)
+        hint = hint or "See /docs, or docs/api.md, for the routes."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

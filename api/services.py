@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import redis.asyncio
 
     from api.auth.authenticator import Authenticator, Needs
     from api.components.expiry_task import ExpiryTask
-    from api.components.files import FileService
     from api.components.model_registry import ModelRegistry
     from api.components.model_status import ModelStatuses
     from api.components.stream_limit import StreamLimit
@@ -22,24 +20,22 @@ if TYPE_CHECKING:
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
-    from api.observability.torchserve_reporter import TorchServeReporter
     from api.submission.input_checks import InputChecks
     from api.submission.input_store import InputStore
     from api.submission.shadow import ShadowCopies
     from api.submission.waiting import PendingWaits
-    from headrace.config.model_catalog import Catalog
+    from headrace.config.model.catalog import Catalog
     from headrace.config.settings import Settings
     from headrace.queue.dead_letters import DeadLetters
     from headrace.queue.failures import Failures
+    from headrace.queue.following.piece_log import PieceLog
+    from headrace.queue.following.subscription import Subscription
+    from headrace.queue.following.waiters import Waiters
+    from headrace.queue.following.watcher import JobWatcher
     from headrace.queue.job_queue import JobQueue
-    from headrace.queue.piece_log import PieceLog
     from headrace.queue.scrape import Scraper
-    from headrace.queue.subscription import Subscription
-    from headrace.queue.waiters import Waiters
-    from headrace.queue.watcher import JobWatcher
     from headrace.queue.webhook_deliveries import DeliveryStore
     from headrace.runs.records import RunRecords
-    from headrace.torchserve.config import TorchServeConfig
     from headrace.webhooks.endpoint import WebhookPolicy
 
 
@@ -50,6 +46,16 @@ class Describe(Protocol):
         """Return it with the models that declare inputs, or without."""
 
 
+class Service(Protocol):
+    """What an extension adds to the services of a process."""
+
+    def close(self) -> None:
+        """Close its connections, after the last request."""
+
+
+_Service = TypeVar("_Service", bound=Service)
+
+
 @dataclass(slots=True)
 class Services:
     """The parts that the endpoints share.
@@ -57,15 +63,11 @@ class Services:
     Attributes:
         describe: returns the OpenAPI description, with the models that declare inputs or without.
         authenticator: authenticates requests; None if no API keys are required.
-        client: the connection to Redis.
+        added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
         spans: the spans of requests and submits; None if tracing is off.
-        check_token: refuses a native request without a token of TorchServe; None if none are
-            required.
-        torchserve: the configuration of TorchServe's interfaces; None if they are not served.
-        torchserve_reporter: takes their metrics; None if they are not served.
-        tickets: the requests that this process has taken for each model of TorchServe that takes
-            one only if a model process is idle.
+        check_token: refuses a native request without a token that a surface requires; None if
+            none does.
     """
 
     settings: Settings
@@ -88,7 +90,6 @@ class Services:
     exposition: Exposition
     input_checks: InputChecks
     input_store: InputStore
-    files: FileService
     authenticator: Authenticator | None
     webhook_policy: WebhookPolicy
     webhook_deliveries: DeliveryStore
@@ -99,13 +100,17 @@ class Services:
     registry: ModelRegistry | None = None
     spans: ApiSpans | None = None
     check_token: Callable[[Services, Request, Needs | None], None] | None = None
-    torchserve: TorchServeConfig | None = None
-    torchserve_reporter: TorchServeReporter | None = None
-    tickets: Counter[str] = field(default_factory=Counter)
+    added: dict[type[Service], Service] = field(default_factory=dict)
+
+    def of(self, kind: type[_Service]) -> _Service:
+        """Return what an extension has added, by its class."""
+        service = self.added[kind]
+        assert isinstance(service, kind)  # noqa: S101 - `build` sorts them by class
+        return service
 
     @property
     def asks_who_calls(self) -> bool:
-        """Return whether requests need an API key or a token of TorchServe."""
+        """Return whether requests need an API key or a token."""
         return self.authenticator is not None or self.check_token is not None
 
     def dismiss(self) -> None:
@@ -121,8 +126,6 @@ class Services:
             await self.registry.start()
         self.subscription.start()
         await self.counter_reporter.start()
-        if self.torchserve_reporter is not None:
-            await self.torchserve_reporter.start()
         await self.expiry_task.start()
         await self.shadow_copies.start()
 
@@ -137,11 +140,10 @@ class Services:
         await self.expiry_task.stop()
         await self.shadow_copies.stop()
         await self.counter_reporter.stop()
-        if self.torchserve_reporter is not None:
-            await self.torchserve_reporter.stop()
         await self.queue.close()
         self.input_store.close()
-        self.files.close()
+        for service in self.added.values():
+            service.close()
         await self.client.aclose()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import ImageHandler, decode, shrunk, to_grey
-from handlers.tensors import load_weights
+from handlers.common.images import ImageHandler, decode, shrunk, to_grey
+from handlers.common.tensors import load_weights
 from headrace.errors import InputError
 from headrace.handler import Context, Exportable
 

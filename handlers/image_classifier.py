@@ -16,10 +16,10 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.image_modules import CroppedImageHandler
-from handlers.images import read_options
-from handlers.modules import CroppedImageOptions, load_names
-from handlers.vision import best_classes
+from handlers.common.image_modules import CroppedImageHandler
+from handlers.common.images import read_options
+from handlers.common.modules import CroppedImageOptions, load_names
+from handlers.common.vision import best_classes
 from headrace.handler import Context
 
 _ROUNDED: Final = 6

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.image_modules import CroppedImageHandler
-from handlers.modules import CroppedImageOptions
-from handlers.vision import pixel_classes, segmentation_logits
+from handlers.common.image_modules import CroppedImageHandler
+from handlers.common.modules import CroppedImageOptions
+from handlers.common.vision import pixel_classes, segmentation_logits
 
 
 class SegmenterOptions(CroppedImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

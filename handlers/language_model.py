@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from handlers.common.images import read_options
 from handlers.generation.chat import chat_tokens
 from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
@@ -32,7 +33,6 @@ from handlers.generation.inputs import (
 )
 from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
 from handlers.generation.sampling import Sampling
-from handlers.images import read_options
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
 from headrace.handler import Context

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from handlers.extension import handler_parts
 from headrace.config import handler_files
-from headrace.config.handler_reference import (
+from headrace.config.model.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_factory,
@@ -26,8 +27,6 @@ from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 from headrace.generator import Generator
 from headrace.handler import Handler
-from headrace.torchserve.manifest import read_manifest, read_settings
-from headrace.torchserve.model_config import is_continuous
 
 VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
 
@@ -43,8 +42,8 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
             the import is then its `__cause__`, with its traceback.
     """
     parsed = parse_handler(spec)
-    if parsed.kind is HandlerKind.TORCHSERVE:
-        return _of_torchserve(parsed, base_dir)
+    if parsed.kind is HandlerKind.EXTENSION:
+        return _of_extension(parsed, base_dir)
     module = _import(parsed, base_dir)
     found = _named(parsed, module) if parsed.name else _only(parsed, module)
     missing = [verb for verb in VERBS if not callable(getattr(found, verb, None))]
@@ -58,15 +57,14 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
     return cast("type[Handler] | Handler", found)
 
 
-def _of_torchserve(spec: HandlerReference, folder: Path) -> Handler:
-    """Return the handler of the archive in a folder."""
-    if is_continuous(read_settings(folder, read_manifest(folder))):
-        from handlers.torchserve.continuous import ContinuousHandler
-
-        return ContinuousHandler(spec)
-    from handlers.torchserve.handler import TorchServeHandler
-
-    return TorchServeHandler(spec)
+def _of_extension(spec: HandlerReference, folder: Path) -> Handler:
+    part = handler_parts().get(spec.extension)
+    if part is None:
+        raise ConfigError(
+            f"{spec.label}: the extension {spec.extension} cannot be used here",
+            hint="`headrace doctor` shows why",
+        )
+    return part.load(spec, folder)
 
 
 def _check_overrides(spec: HandlerReference, found: Any) -> None:

@@ -17,10 +17,10 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.image_modules import ExplainingHandler, image_or_tensor
-from handlers.images import to_rgb
-from handlers.modules import ImageModuleOptions, load_module, load_names
-from handlers.vision import MIN_SCORE, found_objects, pixels
+from handlers.common.image_modules import ExplainingHandler, image_or_tensor
+from handlers.common.images import to_rgb
+from handlers.common.modules import ImageModuleOptions, load_module, load_names
+from handlers.common.vision import MIN_SCORE, found_objects, pixels
 from headrace.errors import HandlerError, InputError
 from headrace.handler import Context
 

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from handlers.images import read_options
-from handlers.tensor_programs import Array, Program, load_program
-from headrace.config.model_options import Tensors, TensorSpec, TensorType
+from handlers.common.images import read_options
+from handlers.common.tensor_programs import Array, Program, load_program
+from headrace.config.model.options import Tensors, TensorSpec, TensorType
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
 

@@ -18,16 +18,16 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers import text
-from handlers.explanations import (
+from handlers.common import text
+from handlers.common.explanations import (
     asked_targets,
     importances_of,
     read_target,
     text_attributions,
     text_gradients,
 )
-from handlers.images import read_options
-from handlers.modules import TextModuleOptions, load_module, load_names
+from handlers.common.images import read_options
+from handlers.common.modules import TextModuleOptions, load_module, load_names
 from headrace.errors import HandlerError, InputError
 from headrace.handler import Context, Exportable, Handler
 

@@ -16,8 +16,8 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
+from handlers.common.images import read_options
 from handlers.generation.inputs import is_far_too_long
-from handlers.images import read_options
 from handlers.language_model import model_folder
 from headrace.errors import InputError
 from headrace.handler import Context, Handler

@@ -15,7 +15,9 @@ __all__ = [
     "AsyncClient",
     "Budget",
     "Client",
+    "Command",
     "Context",
+    "Extension",
     "Generator",
     "Handler",
     "InputRef",
@@ -27,7 +29,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
-    from headrace.config.pipelines import Pipeline
+    from headrace.config.extensions import Command, Extension
+    from headrace.config.model.pipelines import Pipeline
     from headrace.generator import Budget, Generator, Piece
     from headrace.handler import Context, Handler, Response
 else:
@@ -46,8 +49,12 @@ else:
             from headrace import generator
 
             return getattr(generator, name)
+        if name in ("Command", "Extension"):
+            from headrace.config import extensions
+
+            return getattr(extensions, name)
         if name == "Pipeline":
-            from headrace.config import pipelines
+            from headrace.config.model import pipelines
 
             return pipelines.Pipeline
         if name == "errors":

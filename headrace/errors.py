@@ -25,12 +25,10 @@ class HeadraceError(Exception):
 
     Args:
         message: what is wrong, where, and with which value.
-        hint: what to do about it.
 
     Attributes:
         code: identifies the error. If a newer server sends a code that this version does not know,
             the client sets it on the instance, and `status` and `retryable` too.
-        status: the HTTP status of the API's answer.
         retryable: whether another try can succeed.
         title: a short description.
     """
@@ -96,13 +94,7 @@ class InvalidRequest(RequestError, code="invalid-request", title="Invalid reques
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter, or a member of the body, is not valid.
-
-    Args:
-        message: what is wrong.
-        param: the parameter.
-        hint: what to do about it.
-    """
+    """A parameter, or a member of the body, is not valid."""
 
     def __init__(self, message: str, param: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -128,8 +120,6 @@ class InvalidInput(RequestError, code="invalid-input", status=422, title="Invali
     """The input does not fit the `inputs` that its model declares; no job was made.
 
     Args:
-        message: what is wrong.
-        hint: what to do about it.
         errors: where the input does not fit, at most ten places.
     """
 
@@ -274,8 +264,6 @@ class TokensUsed(RateLimited):
     """The jobs of the API key need more tokens a minute than its limit allows.
 
     Args:
-        message: what is wrong.
-        hint: what to do about it.
         retry_after_s: seconds until there are enough.
         limit: the tokens a minute.
         left: how many of them are left.
@@ -317,8 +305,6 @@ class HandlerError(JobError, code="handler-error", title="Handler error"):
     """The handler raised on this input when it ran alone.
 
     Args:
-        message: what is wrong.
-        hint: what to do about it.
         response: what clients of TorchServe's URLs receive; None for the server's own text.
     """
 
@@ -432,11 +418,7 @@ class UnexpectedAnswer(ClientError, code="unexpected-answer", title="Unexpected 
 
 
 class WaitTimeout(ClientError, TimeoutError, code="wait-timeout", title="Wait timed out"):
-    """The job did not end within the wait. It continues, and a new wait is possible.
-
-    Attributes:
-        job_id: the job.
-    """
+    """The job did not end within the wait. It continues, and a new wait is possible."""
 
     job_id: str = ""
 
@@ -445,7 +427,6 @@ class StreamRestarted(ClientError, code="stream-restarted", title="Stream restar
     """The job began again, so the pieces that came before do not count.
 
     Attributes:
-        job_id: the job.
         place: the new pieces are behind it: `stream(job, starting_after=place)`.
     """
 
@@ -461,7 +442,6 @@ class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
     """The server does not keep some pieces of a stream any more.
 
     Attributes:
-        job_id: the job.
         first: the index of the first missing piece.
         last: that of the last one.
         place: the next pieces are behind it: `stream(job, starting_after=place)`.

@@ -52,7 +52,6 @@ class Piece:
     """What a step did for one request.
 
     Attributes:
-        id: the request.
         delta: the new part of its result, text or JSON; None for nothing new.
         tokens: the tokens from which `delta` was made, so that the request can go on after them in
             another process; see `Generator.add`. Without any, it begins again there.
@@ -76,7 +75,6 @@ class Generated:
 
     Attributes:
         text: its deltas, joined: one text if all of them are text, else a list.
-        finish_reason: the `finish` of its last piece.
         usage: that of its last piece.
     """
 

@@ -43,7 +43,6 @@ class Context:
             none.
         options: the model's free `options`.
         channels_last: the models file's setting: "on", "off" or "auto".
-        max_batch_size: the most inputs of one batch.
         allowed_batch_sizes: the batch sizes that `inference` receives, ascending; empty for any.
         request_ids: the job ids of the current batch, in order.
         content_types: the content type of each input of the current batch, in order.
@@ -120,7 +119,6 @@ class Response:
     """A result that is not JSON: bytes with their content type.
 
     Attributes:
-        body: the bytes.
         content_type: their media type.
         status: the HTTP status on TorchServe's URLs.
         headers: further headers of the response on TorchServe's URLs.

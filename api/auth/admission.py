@@ -1,4 +1,4 @@
-"""Who may use an operation: the holders of API keys, of TorchServe's tokens, or everybody."""
+"""Who may use an operation: the holders of API keys, of a surface's tokens, or everybody."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ async def admit(services: Services, request: Request, needs: Needs | None) -> No
     """Refuse a request that may not use an operation.
 
     Args:
-        services: the services.
-        request: the request.
         needs: what the operation requires; None for an unknown path.
 
     Raises:

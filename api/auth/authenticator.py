@@ -19,8 +19,8 @@ from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, Unauthorized
+from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.subscription import Subscription
 from headrace.redis import keys
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.config.suggestions import listing
 from headrace.errors import (
     BrokerError,
@@ -25,8 +25,8 @@ from headrace.errors import (
 from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.subscription import Subscription
 from headrace.redis import keys
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.registry.catalog import ConfigReader

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity, Host, Needs, needs_of, why_no_worker
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model.capacity import Capacity, Host, Needs, needs_of, why_no_worker
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
 from headrace.jobs.serialization import Waiting
@@ -147,8 +147,6 @@ class ModelStatuses:
         """Return in words why no worker takes a registered version; None if one can.
 
         Args:
-            model: its name.
-            version: the version.
             options: its options in the registry; those of its source are not among them.
         """
         config = self._catalog.versions.get(model, {}).get(version)
@@ -216,7 +214,6 @@ class ModelStatuses:
         """Return what a queued job waits for; None if a replica is loaded.
 
         Args:
-            model: its model.
             version: the version that it asks for; "" for none.
         """
         await self.refresh()
@@ -320,7 +317,6 @@ def _status(workers: list[ServingWorker], unloaded: str | None = None) -> ModelS
     """Return the state of a model.
 
     Args:
-        workers: those that serve it.
         unloaded: why no worker can load it on demand; "" if one can, None if none would.
     """
     best, ready = NO_WORKER, 0

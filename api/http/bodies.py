@@ -1,7 +1,7 @@
 """Read request bodies, and convert them to the wire form of an input.
 
 The wire form is JSON text: a JSON body as the client sent it, and anything else as
-`{"content_type", "base64"}` (headrace/jobs/encoding.py).
+`{"content_type", "base64"}` (headrace/jobs/values/encoding.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from api.http.messages import ClientGone, Request
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from headrace.jobs.encoding import binary_input, why_not_json
-from headrace.jobs.media_types import BINARY_TYPE, BOM, JSON_TYPE, image_type, is_json
+from headrace.jobs.values.encoding import binary_input, why_not_json
+from headrace.jobs.values.media_types import BINARY_TYPE, BOM, JSON_TYPE, image_type, is_json
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"
@@ -32,8 +32,6 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
     """Read the body; refuse it as soon as it exceeds the limit.
 
     Args:
-        request: the request.
-        limit_bytes: the limit.
         fixed: the limit is the route's own, which `body_limit_bytes` does not raise.
 
     Raises:

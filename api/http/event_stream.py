@@ -24,7 +24,7 @@ from api.http.messages import (
     Write,
 )
 from api.services import Services
-from headrace.jobs.encoding import without_line_ends
+from headrace.jobs.values.encoding import without_line_ends
 
 #: Seconds of silence before a heartbeat: proxies close connections that are silent for long.
 HEARTBEAT_S: Final = 15.0
@@ -86,10 +86,7 @@ class EventStream(Generic[Event]):
     """One stream.
 
     Args:
-        services: those of this process.
-        request: the request.
         source: the source, while it is entered. The stream enters it when it begins.
-        writer: the writer.
         receive: receives the hang-up, for a request with several streams.
         most_s: the seconds after which it ends.
     """

@@ -27,8 +27,8 @@ from api.http.bodies import (
 from api.http.multipart import Part, read_parts
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, UnsupportedMedia
-from headrace.jobs.encoding import BINARY_FORMS, binary_input
-from headrace.jobs.media_types import is_json
+from headrace.jobs.values.encoding import BINARY_FORMS, binary_input
+from headrace.jobs.values.media_types import is_json
 
 _PLAIN_TEXT: Final = "text/plain"
 

@@ -91,7 +91,6 @@ class Request:
     Attributes:
         method: in capitals.
         path: decoded.
-        receive: ASGI's.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
         body_bytes: the length of the body, if it was read as a whole.

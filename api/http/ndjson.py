@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.media_types import BOM
+from headrace.jobs.values.media_types import BOM
 
 _LF: Final = b"\n"
 

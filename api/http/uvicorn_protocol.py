@@ -346,7 +346,6 @@ def write_whole(
         send: ASGI's; wrapped, by the access log for example, it must receive the messages.
         status: of an answer with a body.
         headers: with lower-case names and the content-length, without `connection`.
-        body: the whole body.
     """
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):

@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -29,14 +29,11 @@ from headrace.observability.worker_report import (
     shadow_field,
 )
 from headrace.queue.asyncio_tasks import cancel_and_wait
-from headrace.queue.waiters import Waiters
+from headrace.queue.following.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.fast_connection import exchange, pack_all
 from headrace.redis.scripts import Command
 from headrace.redis.traffic import TRAFFIC
-
-if TYPE_CHECKING:
-    from api.observability.torchserve_reporter import TorchServeReporter
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +50,27 @@ NO_MODEL: Final = ""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
+class RequestObserver(Protocol):
+    """Gets what is counted, such as for metrics of another server's names."""
+
+    def admitted(self, model: str, version: str, count: int) -> None:
+        """Take jobs that were enqueued; `version` is the one that they ask for, "" for none."""
+
+    def answered(self, status: int) -> None:
+        """Take an answer."""
+
+
 class Counters:
     """Jobs admitted, submits refused and requests answered since the last `take`.
 
     Plain numbers without a lock, as everything happens on one event loop.
 
     Attributes:
-        torchserve: counts for TorchServe's interfaces too; None if they are not served.
+        observers: those of extensions.
     """
 
     def __init__(self) -> None:
-        self.torchserve: TorchServeReporter | None = None
+        self.observers: list[RequestObserver] = []
         self._counts: Counts = Counter()
         self._requests: Counter[tuple[str, str, int]] = Counter()
 
@@ -72,8 +79,8 @@ class Counters:
         self._counts[model, ADMITTED] += count
         if version:
             self._counts[model, f"{ADMITTED_VERSION}:{version}"] += count
-        if self.torchserve is not None:
-            self.torchserve.admitted(model, version, count)
+        for observer in self.observers:
+            observer.admitted(model, version, count)
 
     def shadowed(self, model: str, version: str, result: ShadowResult) -> None:
         """Count a copy for a shadow version that has no pair."""
@@ -86,8 +93,8 @@ class Counters:
     def answered(self, route: str, method: str, status: int) -> None:
         """Count an answered request; `route` is the template of its path, never the path."""
         self._requests[route, method, status] += 1
-        if self.torchserve is not None:
-            self.torchserve.answered(status)
+        for observer in self.observers:
+            observer.answered(status)
 
     def take(self) -> Counts:
         """Return the counts by model and field of `hr:stats:<model>`, and reset them."""

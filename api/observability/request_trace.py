@@ -22,7 +22,6 @@ class RequestTrace:
     """What the access log and the spans need of one request.
 
     Attributes:
-        scope: the ASGI scope.
         id: the request id; empty for none.
         template: the template of its path; empty for an unknown path.
         request: the request as its operation receives it; None until it is routed.

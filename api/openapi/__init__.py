@@ -18,8 +18,9 @@ import msgspec
 from msgspec import Meta
 
 from api.auth.authenticator import Needs, Open
+from api.extension import api_parts, operations, path_parameters
 from api.openapi.models import PATH, add_models
-from api.openapi.problems import openai_errors, problem_examples, problem_responses, problem_schemas
+from api.openapi.problems import problem_examples, problem_responses, problem_schemas, typed_errors
 from api.openapi.schemas import (
     answer_schemas,
     first_paragraph,
@@ -27,18 +28,14 @@ from api.openapi.schemas import (
     ref,
     request_schemas,
 )
-from api.router import OPENAI_PREFIX
 from api.routes.examples import QUEUED_JOB
 from api.routes.media import STRING, Body, Header, Schema, Success
-from api.routes.table import TABLE, Operation
+from api.routes.table import Operation
 from headrace.access.api_key import Scope
-from headrace.config.model_catalog import MODEL_NAME_PATTERN, ModelConfig
-from headrace.jobs.ids import ID, VERSION
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.job import Time
-from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
-from headrace.openai.errors import OpenAIError
-from headrace.queue.failures import GROUP_NAME
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
@@ -78,11 +75,13 @@ def _types(contents: Iterable[type | Schema | None]) -> list[type]:
 
 #: Every schema but those of problems, by the name of its component.
 SCHEMAS: Final = {
-    **request_schemas(_types(body.content for body in map(_body_of, TABLE) if body is not None)),
+    **request_schemas(
+        _types(body.content for body in map(_body_of, operations()) if body is not None)
+    ),
     **answer_schemas(
         [
-            *_types(one.content for row in TABLE for one in _answers_of(row).values()),
-            OpenAIError,
+            *_types(one.content for row in operations() for one in _answers_of(row).values()),
+            *dict.fromkeys(row.error for row in operations() if row.error is not None),
             WebhookEvent,
         ]
     ),
@@ -90,7 +89,8 @@ SCHEMAS: Final = {
 
 _ABOUT: Final = (
     "Asynchronous inference: submit a job, then poll or wait. Every error is a problem (RFC 9457) "
-    "that is explained at the path in its `type`; below `/v1/` it has the form of OpenAI's API. "
+    "that is explained at the path in its `type`"
+    f"{''.join(f'; {part.error_form}' for part in api_parts() if part.error_form)}. "
     "Every path with `GET` has `HEAD` too."
 )
 _TAGS: Final = {
@@ -99,8 +99,7 @@ _TAGS: Final = {
     "queues": "Depth and age; pause, resume, purge.",
     "runs": "Offline runs, as they last reported.",
     "dead letters": "Jobs and messages that could not run: list, requeue, remove.",
-    "files": "By OpenAI's conventions, for its SDK: what batches read and write.",
-    "batches": "By OpenAI's conventions: files of requests, run in the background.",
+    **{name: text for part in api_parts() for name, text in part.tags.items()},
     "health": "Probes, metrics and the meaning of problem types.",
 }
 _KEY: Final = (
@@ -110,21 +109,6 @@ _KEY: Final = (
 _SCHEMES: Final[dict[str, Any]] = {
     "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "hr_…", "description": _KEY},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": _KEY},
-}
-#: The pattern of each parameter of a path, and an example that exists on every server.
-_PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
-    "model": (MODEL_NAME_PATTERN, "echo"),
-    "job_id": (ID, ""),
-    "version": (VERSION, "2.0"),
-    "group": (GROUP_NAME, "echo.0123456789ab"),
-    "run_id": (ID, ""),
-    "name": (r"^[^\s/]{1,255}$", ""),
-    "queue": (MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
-    "code": (r"^[a-z-]{1,64}$", "queue-full"),
-    "file_id": (r"^[^\s/]{1,64}$", ""),
-    "response_id": (ID, ""),
-    "batch_id": (r"^[^\s/]{1,64}$", ""),
-    "profile_id": (r"^[^\s/]{1,64}$", ""),
 }
 #: What can follow an answer with a job.
 _LINKS: Final = {
@@ -155,14 +139,14 @@ def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]
             "examples": problem_examples(),
         },
     }
-    (submit,) = (row for row in TABLE if (row.method, row.path) == ("POST", PATH))
+    (submit,) = (row for row in operations() if (row.method, row.path) == ("POST", PATH))
     return add_models(described, models, partial(_operation, submit))
 
 
 def _paths() -> dict[str, Any]:
     """Return the operations of the table by path and method."""
     paths: dict[str, Any] = {}
-    for operation in TABLE:
+    for operation in operations():
         if not operation.name:
             continue
         path = operation.path.replace(":path", "")
@@ -186,7 +170,8 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
     parameters = [*_query(operation), *map(_header, operation.headers)]
     if parameters:
         found["parameters"] = parameters
-    errors = (openai_errors if path.startswith(OPENAI_PREFIX) else problem_responses)(operation)
+    error = operation.error
+    errors = problem_responses(operation) if error is None else typed_errors(operation, error)
     answers = {str(status): _answer(status, one) for status, one in _answers_of(operation).items()}
     found["responses"] = {**answers, **errors}
     if isinstance(needs, Scope):
@@ -202,11 +187,13 @@ def _tag(path: str, needs: Needs) -> str:
         return "health"
     if "/dead-letters" in path:
         return "dead letters"
-    return "jobs" if path.endswith("/jobs") else path.removeprefix("/api").split("/")[2]
+    # An extension may have paths without a version.
+    return "jobs" if path.endswith("/jobs") else path.removeprefix("/api").split("/")[1:3][-1]
 
 
 def _path_parameter(name: str, path: str) -> dict[str, Any]:
-    pattern, example = _PATH_PARAMETERS["queue" if path.startswith("/api/v1/queues") else name]
+    found_as = "queue" if path.startswith("/api/v1/queues") else name
+    pattern, example, _ = path_parameters()[found_as]
     schema = {"type": "string", "pattern": pattern}
     found = {"name": name, "in": "path", "required": True, "schema": schema}
     return {**found, "example": example} if example else found

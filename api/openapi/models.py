@@ -17,9 +17,9 @@ from api.http.bodies import MULTIPART_TYPE
 from api.openapi.schemas import ref
 from api.routes.examples import QUEUED_JOB, SUCCEEDED_JOB
 from api.routes.media import BINARY, STRING, Schema
-from headrace.config.input_schema import TYPES, InputSection, OutputSection
-from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.media_types import JSON_TYPE
+from headrace.config.inputs.input_schema import TYPES, InputSection, OutputSection
+from headrace.config.model.catalog import ModelConfig
+from headrace.jobs.values.media_types import JSON_TYPE
 
 TAG: Final = {
     "name": "models of this server",
@@ -42,7 +42,6 @@ def add_models(
 
     Args:
         document: the description of the table, which is not changed.
-        models: the served models and pipelines.
         operation: describes a submit of an input to a path.
     """
     declared = [

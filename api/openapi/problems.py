@@ -11,7 +11,7 @@ from api.routes.media import Schema
 from api.routes.table import Operation
 from headrace.access.api_key import Scope
 from headrace.errors import JobError
-from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.values.media_types import JSON_TYPE
 
 #: The problems of failed jobs, and so of the operation that returns an output.
 JOB_PROBLEMS: Final = tuple(code for code, cls in PROBLEMS.items() if issubclass(cls, JobError))
@@ -145,15 +145,15 @@ def problem_responses(operation: Operation) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def openai_errors(operation: Operation) -> dict[str, dict[str, Any]]:
-    """Return the error answers of an operation below `/v1/`, by status."""
+def typed_errors(operation: Operation, error: type) -> dict[str, dict[str, Any]]:
+    """Return the error answers, by status, of an operation whose errors have their own type."""
     common = (
         "invalid-request", *ACCESS_PROBLEMS, "broker-unavailable", "store-unavailable", INTERNAL,
     )  # fmt: skip
     return {
         status: {
             "description": _titles(codes),
-            "content": {JSON_TYPE: {"schema": ref("OpenAIError")}},
+            "content": {JSON_TYPE: {"schema": ref(error.__name__)}},
         }
         for status, codes in _by_status(operation, common).items()
     }

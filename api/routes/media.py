@@ -6,17 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from api.http.multipart import FILE_FIELD
 from api.routes.examples import QUEUED_JOB, REFUSED_LINE
-from api.routes.openai.files import ANCHOR
-from headrace.batches.files import BATCH, KEEP_MAX_S
 from headrace.jobs.ids import KEY
-from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.serialization import JobObject
-from headrace.openai.answers import ChatChunk, ChatCompletion, Completion
-from headrace.openai.responses import Response
+from headrace.jobs.values.media_types import JSON_TYPE
 
 Schema = dict[str, Any]
 
@@ -45,6 +38,20 @@ class Body(NamedTuple):
     content: type | Schema
     description: str = ""
     required: bool = True
+
+
+class PathParameter(NamedTuple):
+    """A parameter of a path.
+
+    Attributes:
+        pattern: of its values.
+        example: a value that exists on every server.
+        may_be_empty: the endpoints answer for an empty text too.
+    """
+
+    pattern: str
+    example: str = ""
+    may_be_empty: bool = False
 
 
 class Success(NamedTuple):
@@ -166,24 +173,6 @@ PIECES: Final[Mapping[int, Success]] = {
     ),
     204: Success("The client has received the last event already."),
 }
-
-
-def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Mapping[int, Success]:
-    """Return the answers of an operation that sends one answer, or with `stream` its chunks."""
-    return {
-        200: Success(
-            f"The whole answer. With `stream`, events with a {chunk.__name__} each, and `[DONE]`.",
-            whole,
-            events=True,
-        )
-    }
-
-
-CHAT: Final = _chunked(ChatCompletion, ChatChunk)
-COMPLETION: Final = _chunked(Completion, Completion)
-RESPONSE: Final = {
-    200: Success("The response. With `stream`, the events of OpenAI's API.", Response, events=True),
-}
 CHANGE_EVENTS: Final = {
     200: Success(
         "An event `change` with each change of a model, as the list of changes has it.",
@@ -207,32 +196,6 @@ LINE_ANSWERS: Final = Success(
     "A line for each line that is not empty, in order, while the body is still received. It is "
     "the job object, or {error}: the problem of that line, with its number as `line`.",
     _lines(QUEUED_JOB, REFUSED_LINE),
-)
-
-_ANCHOR: Final = "expires_after[anchor]"
-_SECONDS: Final = "expires_after[seconds]"
-_FILE: Final = '{"custom_id": "a"}\n'
-UPLOAD: Final = Body(
-    {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": [FILE_FIELD, "purpose"],
-                "properties": {
-                    FILE_FIELD: BINARY,
-                    "purpose": {"enum": [BATCH]},
-                    _ANCHOR: {"const": ANCHOR},
-                    _SECONDS: {"type": "integer", "minimum": 1, "maximum": KEEP_MAX_S},
-                },
-                "additionalProperties": False,
-                "dependentRequired": {_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
-            },
-            "example": {FILE_FIELD: _FILE, "purpose": BATCH},
-        }
-    }
-)
-CONTENT: Final = Success(
-    "All of its bytes.", {"application/octet-stream": {"schema": BINARY, "example": _FILE}}
 )
 PROFILE_FILE: Final = Success(
     "Its bytes; a trace is compressed by gzip.",

@@ -36,27 +36,18 @@ from api.routes.jobs import (
     submit,
     webhooks,
 )
-from api.routes.media import Body, Header, Success
-from api.routes.openai import batches, files, inference, responses
-from api.routes.openai import models as openai_models
+from api.routes.media import Body, Header, PathParameter, Success
 from api.routes.service import documentation, health
 from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
 from headrace import errors
 from headrace.access.api_key import Scope
-from headrace.config.traffic import Traffic
+from headrace.config.model.catalog import MODEL_NAME_PATTERN
+from headrace.config.model.traffic import Traffic
+from headrace.jobs.ids import ID, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import Profile, ProfileRequest
-from headrace.openai.answers import Embeddings
-from headrace.openai.requests import (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-)
-from headrace.openai.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
+from headrace.queue.failures import GROUP_NAME
 from headrace.runs.records import Run, RunStatus
 
 Answers = type | Success | Mapping[int, type | Success]
@@ -74,6 +65,7 @@ class Operation(NamedTuple):
         name: the OpenAPI operationId; "" for what the description leaves out.
         answers: its successful answers by status, or the only one; a type explains itself.
         problems: its errors, besides those that every such operation has.
+        error: the type of its errors' JSON; None if they are problems.
     """
 
     method: str
@@ -86,6 +78,7 @@ class Operation(NamedTuple):
     query: Sequence[type[msgspec.Struct]] = ()
     headers: Sequence[Header] = ()
     body: type | Body | None = None
+    error: type[msgspec.Struct] | None = None
 
 
 def answer_headers(operation: Operation) -> list[Header]:
@@ -105,19 +98,17 @@ _LETTERS: Final = dead_letters.PATH
 _LETTER: Final = dead_letters.PATH + "/{name:path}"
 _QUEUES: Final = "/api/v1/queues"
 _RUNS: Final = "/api/v1/runs"
-_FILES: Final = "/v1/files"
-_BATCHES: Final = "/v1/batches"
-_RESPONSE: Final = RESPONSES + "/{response_id}"
 
-_REFUSED: Final = (
+#: Why a submit may be refused.
+REFUSED: Final = (
     errors.InvalidRequest, errors.InvalidInput, errors.InvalidId, errors.ModelNotFound,
     errors.Conflict, errors.PayloadTooLarge, errors.UnsupportedMedia, errors.QueueFull,
     errors.TooManyInFlight, errors.BrokerFull, errors.StoreUnavailable, errors.StoreFull,
     errors.PathNotFound,
 )  # fmt: skip
-_REFUSED_SUBMIT: Final = (*_REFUSED, errors.TooManyStreams)
-_REFUSED_PROMPT: Final = (*_REFUSED_SUBMIT, errors.JobError)
-_UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
+REFUSED_SUBMIT: Final = (*REFUSED, errors.TooManyStreams)
+#: Why a job cannot be read.
+UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
 _UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
 _UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
 _REGISTRY: Final = (
@@ -126,15 +117,29 @@ _REGISTRY: Final = (
 _WAIT: Final = (WaitQuery,)
 _SUBMIT_HEADERS: Final = (media.PREFER, media.IDEMPOTENCY_KEY)
 
+#: The parameters of the paths, by name.
+PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
+    "model": PathParameter(MODEL_NAME_PATTERN, "echo"),
+    "job_id": PathParameter(ID, may_be_empty=True),
+    "version": PathParameter(VERSION, "2.0"),
+    "group": PathParameter(GROUP_NAME, "echo.0123456789ab"),
+    "run_id": PathParameter(ID),
+    "name": PathParameter(r"^[^\s/]{1,255}$"),
+    "queue": PathParameter(MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
+    "code": PathParameter(r"^[a-z-]{1,64}$", "queue-full"),
+    "profile_id": PathParameter(r"^[^\s/]{1,64}$"),
+}
+
+#: The operations of the core; `api.extension.operations` also has those of the extensions.
 TABLE: Final[tuple[Operation, ...]] = (
     # Jobs
     *(Operation(
         method, _MODEL_JOBS, submit.submit_input, _SUBMIT, f"submit_input_{method.lower()}",
-        media.SUBMITTED, _REFUSED_SUBMIT, (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
+        media.SUBMITTED, REFUSED_SUBMIT, (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
     ) for method in ("POST", "PUT")),
     *(Operation(
         method, _VERSION_JOBS, submit.submit_version_input, _SUBMIT,
-        f"submit_version_input_{method.lower()}", media.SUBMITTED, _REFUSED_SUBMIT,
+        f"submit_version_input_{method.lower()}", media.SUBMITTED, REFUSED_SUBMIT,
         (JobOptions, WaitQuery), _SUBMIT_HEADERS, media.INPUT,
     ) for method in ("POST", "PUT")),
     Operation(
@@ -143,35 +148,35 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _JOBS, submit.submit_job, _SUBMIT, "submit_job", media.SUBMITTED,
-        (*_REFUSED_SUBMIT, errors.InputForbidden), _WAIT, _SUBMIT_HEADERS, JobRequest,
+        (*REFUSED_SUBMIT, errors.InputForbidden), _WAIT, _SUBMIT_HEADERS, JobRequest,
     ),
     Operation(
-        "GET", _JOB, job.get_job, _READ, "get_job", media.JOB, _UNREAD_JOB,
+        "GET", _JOB, job.get_job, _READ, "get_job", media.JOB, UNREAD_JOB,
         (job.JobQuery,), (media.PREFER,),
     ),
     Operation(
         "PUT", _JOB, submit.put_job, _SUBMIT, "put_job", media.SUBMITTED,
-        (*_REFUSED_SUBMIT, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
+        (*REFUSED_SUBMIT, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
     ),
     # Who may submit a job may also cancel it.
     Operation(
         "DELETE", _JOB, job.cancel_job, _SUBMIT, "cancel_job",
         {200: Success("It will not run, or it had ended before.", job.Cancellation),
-         202: Success("It runs; its result will be discarded.", job.Cancellation)}, _UNREAD_JOB,
+         202: Success("It runs; its result will be discarded.", job.Cancellation)}, UNREAD_JOB,
     ),
     Operation(
         "GET", _JOB + "/result", job.get_result, _READ, "get_result", media.RESULT,
-        (*_UNREAD_JOB, errors.ResultFreed, errors.RangeNotSatisfiable, errors.StoreUnavailable,
+        (*UNREAD_JOB, errors.ResultFreed, errors.RangeNotSatisfiable, errors.StoreUnavailable,
          errors.JobError),
         (job.JobQuery,), (media.PREFER, media.RANGE, media.IF_RANGE),
     ),
     Operation(
         "GET", _JOB + "/events", events.get_events, _READ, "get_events", media.EVENTS,
-        (*_UNREAD_JOB, errors.TooManyStreams), (events.EventsQuery,), (media.LAST_EVENT_ID,),
+        (*UNREAD_JOB, errors.TooManyStreams), (events.EventsQuery,), (media.LAST_EVENT_ID,),
     ),
     Operation(
         "GET", _JOB + "/stream", stream.get_stream, _READ, "get_stream", media.PIECES,
-        (*_UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
+        (*UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
     ),
     # The next paths are also those of jobs with such an id: no id is reserved.
     Operation(
@@ -360,82 +365,6 @@ TABLE: Final[tuple[Operation, ...]] = (
         (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge, errors.WebhookNotFound,
          errors.BrokerFull, errors.JobNotFound),
         body=Body(webhooks.WebhookRedelivery, required=False),
-    ),
-    # OpenAI's conventions, for its SDK
-    Operation(
-        "GET", "/v1/models", openai_models.list_openai_models, _READ, "list_openai_models",
-        openai_models.OpenAIModels,
-    ),
-    Operation(
-        "GET", "/v1/models/{model}", openai_models.get_openai_model, _READ, "get_openai_model",
-        openai_models.OpenAIModel, (errors.ModelNotFound,),
-    ),
-    Operation(
-        "POST", CHAT, inference.create_chat_completion, _SUBMIT, "create_chat_completion",
-        media.CHAT, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=ChatRequest,
-    ),
-    Operation(
-        "POST", COMPLETIONS, inference.create_completion, _SUBMIT, "create_completion",
-        media.COMPLETION, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,),
-        body=CompletionRequest,
-    ),
-    Operation(
-        "POST", EMBEDDINGS, inference.create_embeddings, _SUBMIT, "create_embeddings",
-        Embeddings, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=EmbeddingRequest,
-    ),
-    Operation(
-        "POST", RESPONSES, responses.create_response, _SUBMIT, "create_response",
-        media.RESPONSE, _REFUSED_PROMPT, headers=(media.IDEMPOTENCY_KEY,), body=ResponseRequest,
-    ),
-    Operation(
-        "GET", _RESPONSE, responses.get_response, _READ, "get_response", media.RESPONSE,
-        (*_UNREAD_JOB, errors.TooManyStreams), (responses.ResponseQuery,),
-    ),
-    Operation(
-        "DELETE", _RESPONSE, responses.delete_response, _SUBMIT, "delete_response",
-        ResponseDeleted, (*_UNREAD_JOB, errors.Conflict),
-    ),
-    Operation(
-        "POST", _RESPONSE + "/cancel", responses.cancel_response, _SUBMIT, "cancel_response",
-        Response, _UNREAD_JOB,
-    ),
-    Operation(
-        "GET", _FILES, files.list_files, _READ, "list_files", files.Files,
-        query=(files.FilesQuery,),
-    ),
-    Operation(
-        "POST", _FILES, files.create_file, _SUBMIT, "create_file", files.File,
-        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.StoreFull, errors.BrokerFull),
-        body=media.UPLOAD,
-    ),
-    Operation(
-        "GET", _FILES + "/{file_id}", files.get_file, _READ, "get_file", files.File,
-        (errors.FileMissing,),
-    ),
-    Operation(
-        "DELETE", _FILES + "/{file_id}", files.delete_file, _SUBMIT, "delete_file",
-        files.FileDeleted, (errors.FileMissing,),
-    ),
-    Operation(
-        "GET", _FILES + "/{file_id}/content", files.get_content, _READ, "get_file_content",
-        media.CONTENT, (errors.FileMissing,),
-    ),
-    Operation(
-        "GET", _BATCHES, batches.list_batches, _READ, "list_batches", batches.Batches,
-        query=(batches.BatchesQuery,),
-    ),
-    Operation(
-        "POST", _BATCHES, batches.create_batch, _SUBMIT, "create_batch", batches.Batch,
-        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.BrokerFull),
-        body=batches.BatchRequest,
-    ),
-    Operation(
-        "GET", _BATCHES + "/{batch_id}", batches.get_batch, _READ, "get_batch", batches.Batch,
-        (errors.BatchNotFound,),
-    ),
-    Operation(
-        "POST", _BATCHES + "/{batch_id}/cancel", batches.cancel_batch, _SUBMIT, "cancel_batch",
-        batches.Batch, (errors.BatchNotFound,),
     ),
     # Callers that may not list models get the description without them.
     Operation("GET", "/", documentation.root, Open.DOCS),

@@ -38,11 +38,11 @@ from headrace.errors import (
     StoreUnavailable,
     Throttled,
 )
-from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
+from headrace.jobs.values.encoding import without_line_ends
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
@@ -86,7 +86,6 @@ class BulkSubmitter:
         brief: answer with the number of accepted lines, and in full only for the others.
         quiet: publish no completion events and do not list the jobs.
         deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
-        header: returns a header of the request.
     """
 
     def __init__(

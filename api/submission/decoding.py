@@ -14,8 +14,8 @@ from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
 from headrace.config.choices import not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
-from headrace.jobs.media_types import BOM
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.values.media_types import BOM
 
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
 

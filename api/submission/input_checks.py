@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from api.submission.job_request import ValidatedRequest
-from headrace.config.input_schema import InputSection
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.inputs.input_schema import InputSection
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import InvalidInput
-from headrace.jobs.value_check import ValueCheck, summary
+from headrace.jobs.values.value_check import ValueCheck, summary
 
 
 class InputChecks:

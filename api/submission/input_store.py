@@ -67,7 +67,6 @@ class InputStore:
         """Write the input of a job to its store, or check the file that it names.
 
         Args:
-            request: the job.
             spare: whether half of max_payload_memory_bytes stays free for other inputs.
 
         Raises:
@@ -184,7 +183,6 @@ class InputStore:
 
         Args:
             call: blocks.
-            arguments: of the call.
             moves: how many bytes it reads or writes.
 
         Raises:

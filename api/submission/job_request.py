@@ -14,8 +14,8 @@ from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
 from api.submission.decoding import JsonDecoder, check_options
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import Catalog, ModelConfig, ModelName
-from headrace.config.parameters import check_parameters
+from headrace.config.inputs.parameters import check_parameters
+from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
@@ -271,9 +271,6 @@ def route(
     Args:
         model: the model, for a job that names no version.
         statuses: the versions of the models.
-        job_id: the id of the job.
-        metadata: its metadata.
-        header: returns a header of the request.
     """
     traffic = model.traffic
     if traffic is None:
@@ -297,12 +294,8 @@ def request_from_json(
     """Validate a request whose body is JSON.
 
     Args:
-        request: the request.
-        model: the model that it names.
-        identity: the job's id.
         inline_limit_bytes: a longer input becomes a payload.
         caller: the API key that makes the request.
-        header: returns a header of the request.
 
     Raises:
         InvalidRequest: an option or a parameter is not valid, or the request does not have exactly

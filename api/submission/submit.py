@@ -27,8 +27,8 @@ from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, Reque
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
+from headrace.queue.following.waiters import EndedJob
 from headrace.queue.submission import JobSubmission, answer_to_repeat, id_unavailable, submission
-from headrace.queue.waiters import EndedJob
 
 
 class AcceptedJob(NamedTuple):

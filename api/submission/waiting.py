@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.messages import ClientGone, HangUp, Receive
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
 from headrace.jobs.job import Amount, Job
-from headrace.queue.waiters import EndedJob, JobWaiter, Waiters
+from headrace.queue.following.waiters import EndedJob, JobWaiter, Waiters
 
 #: Seconds after which a wait gets a task that notices when the client hangs up.
 WATCH_AFTER_S: Final = 0.25

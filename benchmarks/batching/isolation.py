@@ -78,7 +78,7 @@ def site() -> Iterator[Site]:
         folder = Path(name)
         models = {
             model: {
-                "handler": f"{HANDLERS / 'tricky.py'}:Tricky",
+                "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky",
                 "max_batch_size": SIZE,
                 "options": {"log": str(folder / f"{model}.log"), "pause_s": call, "item_s": item},
             }

@@ -85,7 +85,6 @@ class Simulation:
     """One device with a queue.
 
     Args:
-        device: the device.
         policy: decides when batches leave.
         seed: the seed of the noise in batch times.
     """

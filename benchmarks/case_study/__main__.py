@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common.tables import DOC, Table, write_tables
-from headrace.bench.measurement import Load, read_measurement
-from headrace.config.optimize import OPTIMIZED
-from headrace.tune.deployment import PrivateDeployment
-from headrace.tune.space import Candidate
+from extensions.tuning.bench.measurement import Load, read_measurement
+from extensions.tuning.tune.deployment import PrivateDeployment
+from extensions.tuning.tune.space import Candidate
+from headrace.config.model.optimize import OPTIMIZED
 
 STUDY: Final = DOC.with_name("performance-guide.md")
 CLIENTS: Final = (1, 10)
@@ -141,7 +141,6 @@ def walk(
         folder: for the files of the servers.
         model: a name for the model.
         photos: the folder of its inputs.
-        steps: the steps.
         length: the options of `headrace bench` that end a load.
     """
     options: dict[str, Any] = {}

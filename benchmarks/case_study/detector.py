@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import DEFAULT_MAX_PIXELS, decode, drawing, to_rgb
+from handlers.common.images import DEFAULT_MAX_PIXELS, decode, drawing, to_rgb
 from handlers.resnet import resnet18, resnet50
 from headrace.handler import Context, Exportable, Handler
 

@@ -14,9 +14,7 @@ class LineProcess:
     """One of our modules, run with stdin and stdout as pipes.
 
     Args:
-        module: its name.
         arguments: its command line.
-        environ: its environment.
     """
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ import redis
 
 from headrace.server.embedded_redis import EmbeddedServer, find_server
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.processes.children import end_child
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -108,7 +108,6 @@ class Headrace:
 
     Args:
         events: whether the worker sends Celery's task events.
-        models: further models.
         environ: further settings of the API and the worker.
     """
 

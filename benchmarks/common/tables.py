@@ -69,8 +69,6 @@ def write_tables(name: str, description: str, *tables: Table, doc: Path = DOC) -
     Args:
         name: the name of the place.
         description: how it was measured; it follows the date and the machine.
-        tables: the tables, in order.
-        doc: the document.
 
     Raises:
         ValueError: the document does not have the place.

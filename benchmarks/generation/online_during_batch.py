@@ -41,9 +41,9 @@ import psutil
 from benchmarks.common.systems import Headrace, process
 from benchmarks.common.tables import Table, write_tables
 from benchmarks.generation.output_tokens import NAMES, ONE_THREAD, PATH, SLOTS, first_piece_s
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
-from workers.model_process.offline_limit import ONLINE_S
+from workers.model_process.generation.offline_limit import ONLINE_S
 
 LINES: Final = 10_000
 #: New tokens of a line of the batch, and of an online answer; tokens of an online prompt.

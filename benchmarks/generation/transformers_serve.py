@@ -34,9 +34,7 @@ def transformers_serve(
 
     Args:
         python: a Python that has `transformers[serving]`.
-        folder: the model's folder.
         slots: for so many requests of 1,024 tokens there is memory.
-        environ: variables of its environment.
     """
     with TemporaryDirectory() as made:
         model = Path(made, "model")

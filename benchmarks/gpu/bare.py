@@ -24,8 +24,8 @@ import msgspec
 import torch
 
 from benchmarks.gpu.workloads import Workload, photographs, workloads
-from headrace.config.model_catalog import model_of
-from headrace.config.optimize import Optimize
+from headrace.config.model.catalog import model_of
+from headrace.config.model.optimize import Optimize
 from headrace.handler import Context, Handler
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.startup import context_of, handler_of
@@ -50,7 +50,6 @@ class Loop:
 
     Args:
         workload: the model.
-        device: a torch device.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.images import DEFAULT_MAX_PIXELS, decode, drawing, to_rgb
-from handlers.tensors import Fetched, Transfer
+from handlers.common.images import DEFAULT_MAX_PIXELS, decode, drawing, to_rgb
+from handlers.common.tensors import Fetched, Transfer
 from headrace.errors import InputError
 from headrace.handler import Context, Handler
 

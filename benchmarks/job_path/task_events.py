@@ -24,7 +24,7 @@ from benchmarks.common.systems import DURABLE, as_embedded
 from benchmarks.common.tables import Table, write_tables
 from benchmarks.job_path.cpu_by_batch_size import Site
 from headrace.redis.keys import lease, queue_name
-from tests.harness.servers.flower import running_flower
+from tests.harness.monitoring.flower import running_flower
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, celery_worker, write_models

@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.common.tables import Table, write_tables
 from examples import train_resnet50
 from examples.digits_dataset import split, to_png
-from headrace.optimize import page
-from headrace.optimize.report import Comparison
+from extensions.tuning.optimize import page
+from extensions.tuning.optimize.report import Comparison
 from tests.harness.workers.worker import write_models
 
 #: The folder of the trained ResNet-50.

@@ -23,11 +23,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from headrace.bench.plan import Plan
-from headrace.bench.processes import run_generators
-from headrace.bench.scenarios import Scenario
-from headrace.bench.statistics import spread
-from headrace.bench.targets import Input, target_for
+from extensions.tuning.bench.load.plan import Plan
+from extensions.tuning.bench.load.processes import run_generators
+from extensions.tuning.bench.load.scenarios import Scenario
+from extensions.tuning.bench.load.targets import Input, target_for
+from extensions.tuning.bench.statistics import spread
 from headrace.server.ports import free_port
 
 ROUNDS = 5

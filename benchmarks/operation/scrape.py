@@ -25,7 +25,7 @@ from benchmarks.common.http_load import run_load
 from benchmarks.common.inputs import BODY, INPUT
 from benchmarks.common.systems import answers, bare_fastapi, process
 from benchmarks.common.tables import Table, write_tables
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.observability import worker_report
 from headrace.observability.worker_report import Figures, HostFigures

@@ -22,7 +22,7 @@ import httpx2
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from tests.harness.servers.monitoring import DEPLOY, Prometheus, prometheus
+from tests.harness.monitoring.monitoring import DEPLOY, Prometheus, prometheus
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.up import RunningUp, started
 from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
@@ -31,7 +31,7 @@ DASHBOARD: Final = DEPLOY / "grafana" / "dashboards" / "headrace.json"
 #: The variables that Grafana would set.
 VARIABLES: Final = {"$model": ".*", "$__rate_interval": "10s"}
 GPUS: Final = {"CUDA_VISIBLE_DEVICES": "0,1"}
-TRICKY: Final = f"{HANDLERS / 'tricky.py'}:Tricky"
+TRICKY: Final = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
 MODELS: Final[dict[str, dict[str, Any]]] = {
     "classify": {"handler": TRICKY, "device": "cpu", "max_batch_size": 16, "max_retries": 1,
                  "retry_backoff_s": 0.5, "options": {"pause_s": 0.02, "item_s": 0.002}},

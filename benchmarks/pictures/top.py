@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace import Client
-from tests.harness.clients.browser import browser, browser_page
 from tests.harness.clients.terminal import terminal
+from tests.harness.http.browser import browser, browser_page
 from tests.harness.servers.up import ROOT, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 

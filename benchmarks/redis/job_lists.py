@@ -18,7 +18,7 @@ import httpx2
 
 from benchmarks.common.inputs import INPUT
 from headrace.access.api_key import Caller
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.jobs.options import JobOptions
 from headrace.queue.submission import submission, submit_arguments

@@ -13,7 +13,7 @@ import time
 from typing import Any, Final
 
 from benchmarks.common.tables import Table, write_tables
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.jobs.ids import new_id
 from headrace.queue.submission import submission, submit_arguments

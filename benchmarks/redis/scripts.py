@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.common.inputs import INPUT
 from benchmarks.common.tables import Table, write_tables
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys

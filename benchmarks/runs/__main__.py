@@ -299,7 +299,7 @@ def online(seconds: float) -> Table:
     """Measure the latency of online jobs, alone and during a run of the same model."""
     table = Table("20 online jobs a second", "p50 ms", "p99 ms", "run, inputs/s")
     model = {
-        "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 16,
+        "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_batch_size": 16,
         "max_queue_depth": 100_000, "options": {"pause_s": FIXED_S, "item_s": ITEM_S},
     }  # fmt: skip
     with stack(paced=model) as system:

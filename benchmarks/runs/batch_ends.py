@@ -18,7 +18,6 @@ class Ends:
     """The times at which batches of a model end within the context, from the number of jobs left.
 
     Args:
-        redis: the server.
         model: the model; its jobs have the batch priority.
     """
 

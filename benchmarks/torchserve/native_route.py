@@ -21,8 +21,8 @@ from benchmarks.common.http_load import WAIT, Load, generator, run_load
 from benchmarks.common.inputs import BODY
 from benchmarks.common.systems import Headrace
 from benchmarks.common.tables import Table
-from headrace.torchserve.config import TorchServeConfig, write_config
-from tests.harness.torchserve import write_archive
+from extensions.torchserve.config.settings import TorchServeConfig, write_config
+from tests.extensions.torchserve.harness.archives import write_archive
 
 CONNECTIONS: Final = 64
 #: The models: a handler of Headrace, and one of an archive, which gets all headers.

@@ -24,8 +24,8 @@ from benchmarks.common.http_load import WAIT, Load, generator, run_load
 from benchmarks.common.inputs import BODY
 from benchmarks.common.systems import Cpu
 from benchmarks.common.tables import Table, write_tables
-from tests.compat.archives import build_all
-from tests.compat.servers import ARCHIVER, Ask, Server, missing, ours, theirs
+from tests.extensions.torchserve.compat.archives import build_all
+from tests.extensions.torchserve.compat.servers import ARCHIVER, Ask, Server, missing, ours, theirs
 
 CONNECTIONS: Final = 64
 BATCHES: Final = (1, 8, 32)
@@ -58,7 +58,6 @@ class Target:
     Attributes:
         url: the URL of the requests.
         cpu: the CPU of the server's processes.
-        prefer: the header Prefer.
     """
 
     url: str

@@ -1,11 +1,173 @@
-"""What this extension adds."""
+"""What this extension adds: a function for each point, which imports as late as it can.
+
+A process that no setting or model gives anything to do here imports this module and no other.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.config.extensions import Extension
+from headrace.config.extensions import Command, Extension
+
+if TYPE_CHECKING:
+    from api.extension import ApiPart, Surface
+    from api.services import Services
+    from handlers.extension import HandlerPart
+    from headrace.config.model.handler_reference import HandlerReference
+    from headrace.config.settings import Settings
+    from headrace.handler import Handler
+    from headrace.models.extension import ModelFolder, ModelsPart, PipelineArchive
+    from headrace.observability.extension import LogFiles, LogsPart
+    from headrace.observability.worker_report import Figures
+    from workers.extension import Observer, WorkerPart
+
+_NAME: Final = "torchserve"
+#: The options of the command are TorchServe's, and argparse reads them as TorchServe does.
+_FREE: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+_SEE: Final = "see docs/torchserve.md."
+#: Paths of TorchServe that the native API does not have, and what takes their place.
+_IN_PLACE: Final = {
+    r"/(predictions|explanations)/|/(invocations|wfpredict/)": (
+        f"Use POST /api/v1/models/{{model}}/jobs?wait=30; {_SEE}"
+    ),
+    r"/ping(/|$)": f"Use GET /ready, or GET /live for the process alone; {_SEE}",
+    r"/models(/|$)": f"In place of TorchServe's /models use GET /api/v1/models; {_SEE}",
+}
+
+
+def _api() -> ApiPart:
+    from api.extension import ApiPart
+
+    return ApiPart(surface=_surface, hint=_hint)
+
+
+def _surface(services: Services) -> Surface | None:
+    file = services.settings.of(_NAME, Path)
+    if file is None:
+        return None
+    from extensions.torchserve.api.app import build
+
+    return build(services, file)
+
+
+def _hint(_: str, path: str) -> str | None:
+    return next((hint for form, hint in _IN_PLACE.items() if re.match(form, path)), None)
+
+
+def _workers() -> WorkerPart:
+    from workers.extension import WorkerPart
+
+    return WorkerPart(observer=_observer, pieces_extend_timeout=True)
+
+
+def _observer(settings: Settings, figures: Callable[[], Figures]) -> Observer | None:
+    file = settings.of(_NAME, Path)
+    if file is None:
+        return None
+    from extensions.torchserve.workers.metrics import build
+
+    return build(file, settings.log_format, figures)
+
+
+def _handlers() -> HandlerPart:
+    from extensions.torchserve.handlers import __path__ as folders
+    from handlers.extension import HandlerPart
+
+    folder = Path(folders[0])
+    return HandlerPart(load=_load, folder=folder, leading=("handler.py", "entry.py", "process.py"))
+
+
+def _load(reference: HandlerReference, folder: Path) -> Handler:
+    from extensions.torchserve.handlers.load import load
+
+    return load(reference, folder)
+
+
+def _models() -> ModelsPart:
+    from headrace.models.extension import ModelsPart
+
+    return ModelsPart(
+        described_by="MAR-INF/MANIFEST.json",
+        read=_read_archive,
+        check=_check_options,
+        handler_problem=_handler_problem,
+        defaults=_defaults,
+        pipelines={".war": _read_workflow},
+    )
+
+
+def _read_archive(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
+    from extensions.torchserve.config.archive import read
+
+    return read(folder, label, given)
+
+
+def _check_options(values: Mapping[str, Any]) -> None:
+    from extensions.torchserve.config.archive import check
+
+    check(values)
+
+
+def _handler_problem(reference: HandlerReference, folder: Path) -> str | None:
+    from extensions.torchserve.config.archive import handler_problem
+
+    return handler_problem(reference, folder)
+
+
+def _defaults() -> Mapping[str, Any]:
+    from extensions.torchserve.config.archive import DEFAULTS
+
+    return DEFAULTS
+
+
+def _read_workflow(folder: Path, label: str) -> PipelineArchive:
+    from extensions.torchserve.config.workflow import read_workflow
+
+    return read_workflow(folder, label)
+
+
+def _logs() -> LogsPart:
+    from headrace.observability.extension import LogsPart
+
+    return LogsPart(line=_log_line, files=_log_files)
+
+
+def _log_line(event: MutableMapping[str, Any]) -> str:
+    from extensions.torchserve.logs.format import log_line
+
+    return log_line(event)
+
+
+def _log_files(file: Path | None, log_format: str) -> LogFiles | None:
+    if file is None:
+        return None
+    from extensions.torchserve.config.settings import read_config
+    from extensions.torchserve.logs.files import log_files_of
+
+    return log_files_of(read_config(file), log_format)
+
+
+def _command() -> Callable[..., Any]:
+    from extensions.torchserve.cli.torchserve import torchserve
+
+    return torchserve
+
 
 EXTENSION: Final = Extension(
-    name="torchserve", summary="TorchServe's URLs, handlers, archives, logs, metrics and command"
+    name=_NAME,
+    summary="TorchServe's URLs, handlers, archives, logs, metrics and command",
+    api=_api,
+    workers=_workers,
+    handlers=_handlers,
+    models=_models,
+    logs=_logs,
+    commands={"torchserve": Command(load=_command, context=_FREE)},
+    settings=lambda: Path,
 )

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from headrace.config.inputs.generation_input import STOP_MAX_CHARS, STOPS_MAX
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import InputError
-from headrace.openai.requests import STOP_MAX_CHARS, STOPS_MAX
 
 #: The most of the likeliest tokens, as in OpenAI's API.
 LOGPROBS_MAX: Final = 20
@@ -117,7 +117,6 @@ def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> boo
     The tokens of 10 MB take ten seconds, in which the other requests of the process wait.
 
     Args:
-        text: the text.
         most: how many tokens the model takes.
         tokens: makes a text into tokens.
     """

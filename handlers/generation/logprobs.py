@@ -47,11 +47,7 @@ class TokenTexts:
 
 
 class AnswerLogprobs:
-    """The log probabilities of one answer, which come with its tokens.
-
-    Args:
-        texts: the texts of the model's tokens.
-    """
+    """The log probabilities of one answer, which come with its tokens."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts

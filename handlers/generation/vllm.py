@@ -27,7 +27,6 @@ class VllmEngine:
     """Gives prompts to vLLM's `AsyncLLM`, whose event loop has a thread of its own.
 
     Args:
-        folder: the model's folder.
         dtype: of the weights; "auto" for that of the folder.
         context: the most tokens of a prompt with its answer; None for what the model allows.
         slots: the most prompts at a time.

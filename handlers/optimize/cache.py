@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from headrace.config.optimize import EXTRAS, Optimize
+from headrace.config.model.optimize import EXTRAS, Optimize
 
 _KEY_CHARS: Final = 32
 #: Names of distributions with the versions that count, besides torch, by backend.
@@ -33,8 +33,6 @@ def build_key(wanted: Optimize, module: nn.Module, device: str, settings: Any) -
 
     Args:
         wanted: the variant.
-        module: the module with its weights.
-        device: the torch device.
         settings: what else decides over the module's inputs and over the batch sizes.
     """
     parts = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from handlers.optimize.forms import Args, floats
-from headrace.optimize.report import median_interval
+from handlers.optimize.medians import median_interval
 
 #: The least share of calibration inputs whose best class must be that of the module.
 AGREEMENT_MIN: Final = 0.98
@@ -124,7 +124,6 @@ def compare(
     """Compare a variant with its module.
 
     Args:
-        module: the module.
         variant: what would take its place.
         calls: arguments whose outputs are compared.
         timed: arguments whose time is compared, by batch size.

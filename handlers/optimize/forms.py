@@ -61,7 +61,6 @@ class Form(msgspec.Struct, frozen=True):
     """What a module takes and returns.
 
     Attributes:
-        inputs: its inputs.
         outputs: the types of its tensors, flat.
         tree: how these make its output, as torch writes it.
     """

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from handlers.optimize.forms import BATCH, Args, Flat, Form
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 
 _TYPES: Final = {"half": torch.float16, "bfloat16": torch.bfloat16}
 _PARTS_WITH_WEIGHTS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -33,7 +33,6 @@ class Source:
         calibration: arguments of real calls.
         sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
         most: the largest batch.
-        device: the torch device.
         threads: with how many threads it computes.
     """
 

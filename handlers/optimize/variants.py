@@ -21,13 +21,13 @@ from torch import nn
 
 from handlers.optimize import cache, runtimes, torch_backends
 from handlers.optimize.check import Verdict, compare
+from handlers.optimize.failures import cause, failure
 from handlers.optimize.forms import Args, Form, Replacement, form_of
 from handlers.optimize.source import Source
-from headrace.config.optimize import EXTRAS, Optimize
+from headrace.config.model.optimize import EXTRAS, Optimize
 from headrace.errors import ConfigError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
-from headrace.optimize.failures import cause, failure
 
 logger = logging.getLogger("headrace.model")
 
@@ -56,9 +56,7 @@ class Site:
     """Where a module runs.
 
     Attributes:
-        model: the name of the model.
         cache: the folder of all builds.
-        device: the torch device.
         most: the largest batch.
         sizes: the batch sizes; empty for any.
         settings: plain data that decides over the module's inputs.
@@ -106,7 +104,6 @@ def install(
     """Put a variant in the place of a module, unless it is refused.
 
     Args:
-        exportable: the module.
         wanted: the variant.
         site: where it runs.
         refused_too: use a wrong or slower variant too, to measure it; not one that does not run.

@@ -44,7 +44,6 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
         id: its name in records and lists.
         name: for people.
         digest: the SHA-256 of the secret.
-        scopes: what it allows.
         rate: requests and jobs per second; 0 for no limit.
         in_flight: the most jobs in flight; 0 for no limit.
         tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.

@@ -75,7 +75,6 @@ class ApiKeyStore:
 
         Args:
             name: for people.
-            scopes: what it allows.
             rate: requests per second; 0 for no limit.
             in_flight: the most jobs in flight; 0 for no limit.
             tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
@@ -133,7 +132,6 @@ class ApiKeyStore:
         """Give a key a new secret; its jobs and limits stay.
 
         Args:
-            key_id: the key.
             grace_s: seconds for which the previous secret stays valid.
 
         Raises:

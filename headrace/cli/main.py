@@ -1,7 +1,7 @@
-"""The entry point of the `headrace` command: all commands, and those that run servers.
+"""The entry point of the `headrace` command: the core's commands, and those of extensions.
 
 A command imports what it needs when it runs, so that `headrace version` does not wait for the HTTP
-client to load.
+client to load. It does not look for extensions either.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from typer.models import CommandInfo
 
 from headrace._version import __version__
 from headrace.cli.admin.dead_letters import dead_group
@@ -28,17 +30,13 @@ from headrace.cli.jobs.failures import retry
 from headrace.cli.jobs.jobs import cancel, jobs, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
-from headrace.cli.performance.bench import bench_group
-from headrace.cli.performance.optimize import optimize
-from headrace.cli.performance.profile import profile
-from headrace.cli.performance.tune import tune
 from headrace.cli.runs.run import run
 from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import argument, flag, option
 from headrace.cli.shared.usage_errors import NumbersCommand
-from headrace.cli.torchserve import torchserve
+from headrace.config.extensions import Command, found, loaded
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ def up(
         workers=workers,
         flower=not no_flower,
         background=not no_background,
-        runner=not no_runner,
+        without=["runner"] if no_runner else [],
         reload=reload,
     )
     Up(settings, options, os.environ).run()
@@ -155,14 +153,6 @@ def background(models: ModelsOption = None) -> None:
     from headrace.server.component import run_background
 
     run_background(_settings(models_file=models), os.environ)
-
-
-@app.command()
-def runner(host: HostOption = None, port: PortOption = None) -> None:
-    """Run the batch runner, with the API at HEADRACE_URL and the Redis at HEADRACE_REDIS_URL."""
-    from headrace.server.component import run_runner
-
-    run_runner(_settings(host=host, port=port), os.environ)
 
 
 @app.command()
@@ -215,7 +205,7 @@ def check_config(
     models: ModelsOption = None,
 ) -> None:
     """Check the settings, a models file, and the files and sources that it refers to."""
-    from headrace.config.model_catalog import check_config as problems_of
+    from headrace.config.model.catalog import check_config as problems_of
     from headrace.models.catalog import load_models
 
     if file is not None and models is not None:
@@ -342,16 +332,7 @@ def version() -> None:
     typer.echo(__version__)
 
 
-# Its options are TorchServe's, and argparse reads them as TorchServe does.
-_FREE: Final = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
-app.command(context_settings=_FREE)(torchserve)
-
-
-for _command in (submit, run, result, jobs, watch, cancel, retry, optimize, profile, tune):
+for _command in (submit, run, result, jobs, watch, cancel, retry):
     app.command()(_command)
 
 
@@ -373,13 +354,16 @@ def top(
     raise typer.Exit(show(url, interval_s=interval, once=once))
 
 
-app.add_typer(bench_group, name="bench")
 app.add_typer(runs_group, name="runs")
 app.add_typer(models_group, name="models")
 app.add_typer(queues_group, name="queues")
 app.add_typer(dead_group, name="dead")
 app.add_typer(keys_group, name="keys")
 app.add_typer(webhooks_group, name="webhooks")
+
+
+def _name_of(command: CommandInfo) -> str:
+    return str(command.name or getattr(command.callback, "__name__", ""))
 
 
 def _prepare(app: typer.Typer) -> None:
@@ -397,6 +381,11 @@ def _prepare(app: typer.Typer) -> None:
 
 
 _prepare(app)
+#: The names of the core's commands.
+_CORE: Final = {
+    *(_name_of(command) for command in app.registered_commands),
+    *(group.name for group in app.registered_groups),
+}
 
 
 def only(arguments: Sequence[str]) -> typer.Typer:
@@ -406,14 +395,49 @@ def only(arguments: Sequence[str]) -> typer.Typer:
     for options before the command, for the help, for an unknown command, and for completion.
     """
     name = arguments[0] if arguments else ""
+    if name == "--version":
+        return app
     only = copy.copy(app)
     only.registered_commands = [
-        command
-        for command in app.registered_commands
-        if command.callback and name == (command.name or command.callback.__name__)
+        command for command in app.registered_commands if name == _name_of(command)
     ]
     only.registered_groups = [group for group in app.registered_groups if group.name == name]
-    return only if only.registered_commands or only.registered_groups else app
+    if name and not only.registered_commands and not only.registered_groups:
+        _add_commands(only, name)
+    return only if only.registered_commands or only.registered_groups else every_command()
+
+
+@cache
+def every_command() -> typer.Typer:
+    """Return the app with all commands, those of extensions too."""
+    every = copy.copy(app)
+    every.registered_commands = [*app.registered_commands]
+    every.registered_groups = [*app.registered_groups]
+    _add_commands(every)
+    return every
+
+
+def _add_commands(to: typer.Typer, only: str = "") -> None:
+    """Add the commands of extensions, or the one of this name. A command of the core wins."""
+    for extension in found().extensions.values():
+        for name, command in extension.commands.items():
+            if name in _CORE or (only and name != only):
+                continue
+            own = loaded(extension.name, f"command `{name}`", partial(_app_of, name, command))
+            if own is not None:
+                to.registered_commands += own.registered_commands
+                to.registered_groups += own.registered_groups
+
+
+def _app_of(name: str, command: Command) -> typer.Typer:
+    own, made = typer.Typer(), command.load()
+    if isinstance(made, typer.Typer):
+        own.add_typer(made, name=name)
+    else:
+        own.command(name, context_settings=dict(command.context))(made)
+    _prepare(own)
+    typer.main.get_command(own)  # raises what is wrong with it, before it is among the others
+    return own
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ awaits. Neither connects to Redis.
 """
 
 from headrace.client.async_client import AsyncClient
-from headrace.client.events import JobEvent
+from headrace.client.http.events import JobEvent
 from headrace.client.inputs import InputRef
 from headrace.client.models import (
     Cancelled,

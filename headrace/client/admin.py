@@ -11,7 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.client.calls import Page, list_pages
-from headrace.client.errors import decoded
+from headrace.client.http.errors import decoded
+from headrace.client.http.retries import Session, exchange, fetch
 from headrace.client.models import (
     DeadLetter,
     Job,
@@ -23,7 +24,6 @@ from headrace.client.models import (
     WebhookDelivery,
 )
 from headrace.client.requests import JSON_HEADERS, job_request
-from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
@@ -109,7 +109,6 @@ def dead_letters(session: Session, model: str, *, limit: int | None = None) -> S
     """List the dead letters of a model, newest first, page by page.
 
     Args:
-        model: the model's name.
         limit: maximum number; None for all.
 
     Yields:
@@ -145,7 +144,6 @@ def requeue_dead_letters(
     A job keeps its id, its input and its metadata; its attempts start at 0.
 
     Args:
-        model: the model's name.
         letters: one or several dead letters, or their ids.
         all: all dead letters that exist now, instead of `letters`.
 
@@ -171,7 +169,6 @@ def purge_dead_letters(
     """Delete dead letters permanently; their jobs stay failed.
 
     Args:
-        model: the model's name.
         letters: one or several dead letters, or their ids.
         all: all dead letters that exist now, instead of `letters`.
 
@@ -235,7 +232,6 @@ def redeliver_webhook(
     """Send a webhook again with the same id.
 
     Args:
-        job: the job, or its id.
         delivery: the delivery, or its id; None for the newest.
 
     Raises:
@@ -296,7 +292,6 @@ def request_profile(
     """Request a profile of a model process that is running; read it with `profile`.
 
     Args:
-        model: the model.
         kind: `trace`: PyTorch's trace of the next batches; `stack`: samples of the verbs' stacks.
         batches: how many batches a trace has.
         seconds: how long a trace waits for its batches, or how long stacks are sampled.

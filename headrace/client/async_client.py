@@ -8,13 +8,14 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 
-from headrace.client import admin, bulk, calls, events, registry
+from headrace.client import admin, bulk, calls, registry
 from headrace.client import failures as failing
 from headrace.client import map as mapping
+from headrace.client.http import events
+from headrace.client.http.retries import Session
+from headrace.client.http.transport import ClientBase, EventReader
 from headrace.client.models import Cancelled, Job
-from headrace.client.retries import Session
 from headrace.client.sansio import Plan, Stream
-from headrace.client.transport import ClientBase, EventReader
 
 P = ParamSpec("P")
 T = TypeVar("T")

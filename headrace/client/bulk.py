@@ -10,7 +10,16 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.errors import Problem, decoded, problem_error
+from headrace.client.http.errors import Problem, decoded, problem_error
+from headrace.client.http.retries import (
+    TRANSIENT,
+    RetryDeadline,
+    Session,
+    exchange,
+    fetch,
+    known_wait_s,
+    limit_of,
+)
 from headrace.client.models import Cancelled, Job
 from headrace.client.requests import (
     JOBS,
@@ -19,15 +28,6 @@ from headrace.client.requests import (
     Options,
     job_line,
     trace_headers,
-)
-from headrace.client.retries import (
-    TRANSIENT,
-    RetryDeadline,
-    Session,
-    exchange,
-    fetch,
-    known_wait_s,
-    limit_of,
 )
 from headrace.client.sansio import (
     HttpRequest,
@@ -111,7 +111,6 @@ def submit_many(
     `retry_s` of 0 nothing waits: such an input is refused at once.
 
     Args:
-        model: the model's name.
         inputs: any number of inputs; they are taken as they are sent.
         ids: the id of each job, in the order of the inputs, or a function that makes it from an
             input. The caller then knows the ids before they are sent. By default the ids are new.

@@ -11,7 +11,8 @@ from urllib.parse import quote
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.errors import decoded, job_error
+from headrace.client.http.errors import decoded, job_error
+from headrace.client.http.retries import Session, exchange, fetch
 from headrace.client.inputs import InputRef
 from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
 from headrace.client.requests import (
@@ -22,7 +23,6 @@ from headrace.client.requests import (
     job_request,
     trace_headers,
 )
-from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
@@ -71,7 +71,6 @@ def submit(
     """Submit one job; repeat the request with the same id until the server answers.
 
     Args:
-        model: the model's name.
         input: JSON, str, bytes, a pathlib.Path, a Pillow image, a numpy array, or an `InputRef`.
         input_ref: instead of `input`, a file or object that the server reads:
             `file:/folder/name` or `s3://bucket/key`. The operator allows folders and buckets.
@@ -118,7 +117,6 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
     """Wait until a job has succeeded or failed, also while the server restarts.
 
     Args:
-        job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
     Raises:
@@ -156,7 +154,6 @@ def result(session: Session, job: str | Job, timeout_s: float | None = None) -> 
     """Wait for a job and return its result: a JSON value, str for text/*, else bytes.
 
     Args:
-        job: the job, or its id.
         timeout_s: maximum wait; None for no limit.
 
     Raises:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from headrace.client.calls import moment
+from headrace.client.http.retries import Session, fetch
 from headrace.client.models import FailureGroup, Retried
-from headrace.client.retries import Session, fetch
 from headrace.client.sansio import HttpRequest, Plan
 
 FAILURES: Final = "/api/v1/failures"

@@ -24,10 +24,10 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import binary_input, nested_binaries
-from headrace.jobs.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
 from headrace.jobs.orientation import ORIENTATION_TAG, UPRIGHT, exif_orientation, upright
-from headrace.jobs.plain_values import plain
+from headrace.jobs.values.encoding import binary_input, nested_binaries
+from headrace.jobs.values.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
+from headrace.jobs.values.plain_values import plain
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"

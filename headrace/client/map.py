@@ -33,11 +33,8 @@ from headrace.client.bulk import (
     statuses,
 )
 from headrace.client.calls import FIRST_POLL_S, POLL_S, output
-from headrace.client.errors import job_error
-from headrace.client.models import Job, Result
-from headrace.client.page_size import QUICK_S, SWEEP_S, AdaptivePageSize
-from headrace.client.requests import Options, job_line, job_request
-from headrace.client.retries import (
+from headrace.client.http.errors import job_error
+from headrace.client.http.retries import (
     TRANSIENT,
     Session,
     exchange,
@@ -45,6 +42,9 @@ from headrace.client.retries import (
     limit_of,
     outlasting_limits,
 )
+from headrace.client.models import Job, Result
+from headrace.client.page_size import QUICK_S, SWEEP_S, AdaptivePageSize
+from headrace.client.requests import Options, job_line, job_request
 from headrace.client.sansio import (
     NextInput,
     Pause,
@@ -96,7 +96,6 @@ def map_inputs(
     `in_flight` inputs are held, so memory does not grow with the number of inputs.
 
     Args:
-        model: the model's name.
         inputs: any number of inputs, also an endless iterator; taken as there is room. An exception
             that it raises is raised again after the results of the earlier inputs.
         in_flight: maximum number of inputs that are taken and not yielded.

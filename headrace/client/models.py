@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from headrace.errors import UnexpectedAnswer
-from headrace.jobs.media_types import is_json
 from headrace.jobs.progress import Progress
+from headrace.jobs.values.media_types import is_json
 
 In = TypeVar("In")
 
@@ -108,7 +108,6 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a cancellation.
 
     Attributes:
-        id: the job's id.
         outcome: `removed` (it will not run), `asked` (it runs; its result will be discarded),
             `ended` (it had already ended) or `unknown`.
         status: the job's present status; None if it is unknown.
@@ -223,12 +222,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: the job's id; a new name if the message is not a job.
-        model: the model of its queue.
         job_id: its job's id; None if the message could not be read.
         reason: the code of an error, or why the message is not a job.
         error: the reason in a sentence.
         attempts: how often it has begun.
-        created_at: when it was submitted.
         died_at: when it became a dead letter.
         requeueable: whether it can be requeued.
         traceback: the handler's traceback, if it raised. None in a list.
@@ -262,7 +259,6 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a requeue of dead letters.
 
     Attributes:
-        requeued: how many were requeued.
         left: which were not, and why: `unknown`, `unreadable` (not a valid job) or `alive` (a job
             with its id waits or runs, or is newer).
     """
@@ -333,8 +329,6 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
         url: the receiver's URL without its query.
         state: `pending`, `delivered` or `failed`.
         next_attempt_at: the time of the next attempt, while it is pending.
-        tries: the number of attempts.
-        attempts: the newest attempts.
     """
 
     id: str
@@ -353,14 +347,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: `running`, `ended`, `stopped`, `cancelled`, `failed`, or `lost` (no report for
             half a minute).
-        source: the source of its inputs.
         output: the output of its rows.
         total: the number of inputs; None if it is unknown.
         succeeded: the number of rows with a result.
         failed: the number of rows without a result.
         per_second: ended inputs per second.
         command: the command that resumes it, on that host and in that folder.
-        error: why it failed.
     """
 
     id: str

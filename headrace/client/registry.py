@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.errors import decoded
-from headrace.client.events import ServerEvent, follow
+from headrace.client.http.errors import decoded
+from headrace.client.http.events import ServerEvent, follow
+from headrace.client.http.retries import Session, exchange, fetch
 from headrace.client.requests import JSON_HEADERS
-from headrace.client.retries import Session, exchange, fetch
 from headrace.client.sansio import HttpRequest, Plan, Stream
 
 
@@ -21,7 +21,6 @@ class RegisteredVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         default: jobs that name no version run on it.
-        declared: the models file has it.
         changed: options that were changed over the API, without files and secrets.
         loads: how many reloads were requested.
         unserved: why no worker takes it; None: one can, or serves it.
@@ -41,7 +40,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         generation: changes with the model.
         changed_by: the API key or the command that changed it last.
-        change: the last change in words.
         state: with `wait`: ready, failed, or pending if the time was too short; else "".
         error: with `wait`: the traceback of a failed load.
     """
@@ -151,8 +149,6 @@ def register_model(
     """Register a version of a model, or replace it and load it again.
 
     Args:
-        model: the model.
-        version: the version.
         options: its options, as in the models file; `handler` is required.
         wait: seconds to wait for the workers; see `reload_model`.
 
@@ -174,7 +170,6 @@ def set_model_options(
     """Set options of a version, such as `replicas`; None takes a change back.
 
     Args:
-        model: the model.
         options: the options to set.
         version: the version; by default the default version.
         wait: seconds to wait for the workers; see `reload_model`.
@@ -193,8 +188,6 @@ def promote_model(
     """Make a version the default one; the workers switch when it is loaded.
 
     Args:
-        model: the model.
-        version: the version.
         wait: seconds to wait for the workers; see `reload_model`.
 
     Raises:
@@ -210,7 +203,6 @@ def reload_model(
     """Start new model processes; the old ones serve until these are ready.
 
     Args:
-        model: the model.
         version: the version; by default the default version.
         wait: seconds to wait until the workers serve the change, or cannot load it; the server
             limits it to its `max_wait_s`. The answer has `state` and `error`. None: no wait.
@@ -229,7 +221,6 @@ def remove_model(
     """Remove a model, or one version of it. Jobs that wait stay in their queue.
 
     Args:
-        model: the model.
         version: the version; "" for all.
         wait: seconds to wait until no worker serves it any more; the server limits it to its
             `max_wait_s`. None: no wait.
@@ -305,7 +296,6 @@ def route_model(
     """Share the jobs that name no version among versions; this replaces the present traffic.
 
     Args:
-        model: the model.
         weights: the share of each version, relative to the others; none: the default version.
         sticky: what a user is recognised by: `{"header": NAME}` or `{"metadata": KEY}`.
         shadow: a version that gets copies of such jobs, whose results are compared and counted.
@@ -341,7 +331,6 @@ def clear_traffic(session: Session, model: str, *, wait: float | None = None) ->
     """Return to the traffic of the models file, or to the default version.
 
     Args:
-        model: the model.
         wait: seconds to wait until the workers serve these versions; see `reload_model`.
 
     Raises:

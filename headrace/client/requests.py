@@ -14,7 +14,7 @@ from headrace.client.models import Job
 from headrace.client.sansio import HttpRequest
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
-from headrace.jobs.plain_values import plain
+from headrace.jobs.values.plain_values import plain
 
 JOBS: Final = "/api/v1/jobs"
 JSON_HEADERS: Final = {"content-type": "application/json"}

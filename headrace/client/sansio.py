@@ -52,7 +52,6 @@ class ConnectionFailed:
     """The connection was refused, or broke before the answer was complete.
 
     Attributes:
-        why: the reason, for the error message.
         refused: there was no connection, so the server has not seen the request.
     """
 
@@ -111,7 +110,6 @@ class NextInput:
     """Take inputs from the caller's iterator and return `TakenInput`.
 
     Attributes:
-        source: the caller's iterator.
         count: maximum number of inputs.
         within_s: return the inputs so far, at least one, after this many seconds.
     """

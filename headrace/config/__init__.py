@@ -1,4 +1,4 @@
 """What the operator writes: settings, the models file, pipelines and handler references.
 
-Start with settings.py and model_catalog.py. May import webhooks, handler, jobs, redis and errors.
+Start with settings.py and model/catalog.py. May import webhooks, handler, jobs, redis and errors.
 """

@@ -7,20 +7,33 @@ can publish one. docs/architecture/extensions.md has the rules.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.config.paths import server_root
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "headrace.extensions"
 #: The package of the extensions that Headrace brings.
 PACKAGE: Final = "extensions"
 _PRIVATE: Final = "headrace._server"
+
+#: The points whose parts are objects of a class of the core: its module and its name.
+POINTS: Final = {
+    "api": ("api.extension", "ApiPart"),
+    "workers": ("workers.extension", "WorkerPart"),
+    "handlers": ("handlers.extension", "HandlerPart"),
+    "models": ("headrace.models.extension", "ModelsPart"),
+    "server": ("headrace.server.extension", "ServerPart"),
+    "logs": ("headrace.observability.extension", "LogsPart"),
+}
 
 logger = logging.getLogger("headrace.extensions")
 _Part = TypeVar("_Part")
@@ -47,14 +60,15 @@ class Extension:
         name: one word; also the key of its settings.
         summary: what it adds, in a sentence, for `headrace doctor`.
         commands: of the command line, by name.
-        settings: returns the type of its value in the settings: a struct, or a simple type.
+        settings: returns the type of its value in the settings: a struct whose fields have
+            defaults, or a simple type.
         api: returns an `api.extension.ApiPart`.
         workers: returns a `workers.extension.WorkerPart`.
         handlers: returns a `handlers.extension.HandlerPart`.
         models: returns a `headrace.models.extension.ModelsPart`.
         server: returns a `headrace.server.extension.ServerPart`.
         logs: returns a `headrace.observability.extension.LogsPart`.
-        checks: returns the checks that it adds to `headrace doctor`.
+        checks: returns a tuple of `headrace.cli.doctor.check.Check`, for `headrace doctor`.
     """
 
     name: str
@@ -86,10 +100,13 @@ class Found:
 @cache
 def found() -> Found:
     """Return the extensions that are installed. One that cannot be imported stops nothing."""
+    # Imported here because a plain command needs none of it.
+    from importlib.metadata import entry_points
+
     result = Found()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
-            extension = _loaded(entry)
+            extension = _extension_of(entry)
         except Exception as error:  # noqa: BLE001 - code of any distribution
             result.problems[entry.name] = f"it cannot be imported: {type(error).__name__}: {error}"
             continue
@@ -112,18 +129,37 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
     result: dict[str, _Part] = {}
     for name, extension in found().extensions.items():
         load: Callable[[], object] | None = getattr(extension, point)
-        if load is None:
-            continue
-        try:
-            part = load()
-        except ImportError as error:
-            _report(name, f"its part `{point}` cannot be imported: {error}")
-            continue
+        part = None if load is None else loaded(name, f"part `{point}`", load)
         if isinstance(part, kind):
             result[name] = part
-        else:
+        elif part is not None:
             _report(name, f"its part `{point}` is no {kind.__name__}")
     return result
+
+
+def handler_extension(handler: str) -> str:
+    """Return whose handler a model names, as `NAME:...`; "" if it is of no extension."""
+    name, colon, _ = handler.partition(":")
+    # Most names before a colon are a file or a module, and need no search for extensions.
+    extension = found().extensions.get(name) if colon and name.isidentifier() else None
+    return name if extension is not None and extension.handlers is not None else ""
+
+
+@cache
+def settings_types() -> dict[str, Any]:
+    """Return the types of the values that extensions have in the settings, by their names."""
+    loads = {name: extension.settings for name, extension in found().extensions.items()}
+    types = {name: loaded(name, "settings", load) for name, load in loads.items() if load}
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def loaded(name: str, what: str, load: Callable[[], object]) -> Any:
+    """Return what a function of an extension returns; None, with a warning, if it cannot."""
+    try:
+        return load()
+    except Exception as error:  # noqa: BLE001 - code of any distribution
+        _report(name, f"its {what} cannot be used: {type(error).__name__}: {error}")
+        return None
 
 
 def _report(name: str, problem: str) -> None:
@@ -131,12 +167,24 @@ def _report(name: str, problem: str) -> None:
         logger.warning("the extension %s is left out: %s", name, problem)
 
 
-def _loaded(entry: EntryPoint) -> object:
+def _extension_of(entry: EntryPoint) -> object:
     if entry.module.partition(".")[0] != PACKAGE:
         return entry.load()
     # Ours, although a user may have a package of that name.
     if str(server_root()) in getattr(sys.modules.get(_PRIVATE), "__path__", ()):
         return getattr(importlib.import_module(f"{_PRIVATE}.{entry.module}"), entry.attr)
     if str(server_root()) not in sys.path:
-        sys.path.append(str(server_root()))
+        sys.path.append(str(server_root()))  # a command has no path to the servers' packages
+    if PACKAGE not in sys.modules:
+        _import_ours()
     return entry.load()
+
+
+def _import_ours() -> None:
+    """Import our package, although another one of that name may be before it on the path."""
+    file = server_root() / PACKAGE / "__init__.py"
+    spec = importlib.util.spec_from_file_location(PACKAGE, file)
+    assert spec is not None  # noqa: S101 - it has a suffix that Python loads
+    assert spec.loader is not None  # noqa: S101
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[PACKAGE])

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, overload
 
 import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
 from headrace.config.allowed_urls import read_prefix
-from headrace.config.labels import Label
+from headrace.config.extension_settings import combined, values_in_file, values_in_variables
+from headrace.config.extensions import found
+from headrace.config.model.labels import Label
 from headrace.config.paths import server_root
 from headrace.config.service_links import is_service_link
 from headrace.config.suggestions import did_you_mean
@@ -79,6 +81,11 @@ _Text = Annotated[str, Meta(min_length=1)]
 #: No `*`: without API keys, all pages in a browser on this machine could use the API.
 _Origin = Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$")]
 
+#: The log formats of the core.
+LOG_FORMATS: Final = ("console", "json", "auto")
+_Value = TypeVar("_Value")
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one deployment; docs/configuration.md explains each, under "Settings"."""
@@ -140,7 +147,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_max_lines: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
-    torchserve: Path | None = None
     model_store: Path | None = None
     allowed_urls: tuple[_Text, ...] = ()
     model_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 32 * 1024 * MIB
@@ -155,8 +161,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_retry_s: Annotated[int, Meta(ge=0, le=7 * DAY_S)] = DAY_S
     webhook_log_ttl_s: Annotated[int, Meta(ge=60, le=30 * DAY_S)] = DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["console", "json", "auto", "torchserve"] = "console"
+    log_format: str = "console"
     access_log: bool = False
+    #: The values of extensions, by their names; `of` returns one.
+    extensions: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    @overload
+    def of(self, extension: str, kind: type[_Struct]) -> _Struct: ...
+    @overload
+    def of(self, extension: str, kind: type[_Value]) -> _Value | None: ...
+    def of(self, extension: str, kind: type[Any]) -> Any:
+        """Return the value of an extension; if it has none, a struct's defaults, else None.
+
+        Args:
+            extension: its name.
+            kind: the type that the extension names in its `settings`.
+        """
+        value = self.extensions.get(extension)
+        return kind() if value is None and issubclass(kind, msgspec.Struct) else value
 
     @property
     def public_host(self) -> str:
@@ -198,12 +220,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.redis_url is not None:
             shown["redis_url"] = redact_url(self.redis_url)
         shown["webhook_secrets"] = tuple("***" for _ in self.webhook_secrets)
+        shown["extensions"] = tuple(self.extensions)  # what is secret in a value is unknown here
         return list(shown.items())
 
     @override
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"Settings({inside})"
+
+
+#: The settings of the core.
+FIELDS: Final = {
+    item.name: item for item in msgspec.structs.fields(Settings) if item.name != "extensions"
+}
+#: Their variables.
+VARIABLES: Final = {ENV_PREFIX + name.upper(): name for name in FIELDS}
 
 
 def is_loopback(host: str) -> bool:
@@ -232,15 +263,26 @@ def load_settings(
     if file is None and environ.get(ENV_CONFIG):
         file = Path(environ[ENV_CONFIG])
     problems: list[str] = []
-    values = {
-        **(_from_file(file, problems) if file is not None else {}),
-        **_from_environ(environ, problems),
-        **_from_overrides(overrides, problems),
-    }
+    in_file, of_extensions = ({}, {}) if file is None else _from_file(file, problems)
+    in_variables, others = _from_environ(environ, problems)
+    values = {**in_file, **in_variables, **_from_overrides(overrides, problems)}
+    _check_log_format(values.get("log_format", "console"), problems)
     _check_lists(values, problems)
+    if of_extensions or others:
+        values["extensions"] = combined(of_extensions, others, problems)
     if problems:
         raise ConfigError("\n".join(problems), hint="see docs/configuration.md for all settings")
     return Settings(**{"models_file": _default_models_file(), **values})
+
+
+def _check_log_format(chosen: str, problems: list[str]) -> None:
+    known = [*LOG_FORMATS]
+    if chosen not in known:
+        # An extension may have a format of its own name.
+        known += [one.name for one in found().extensions.values() if one.logs is not None]
+    if chosen not in known:
+        *most, last = sorted(known)
+        problems.append(f"log_format: expected {', '.join(most)} or {last}, got {chosen!r}")
 
 
 def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:
@@ -265,7 +307,8 @@ def _default_models_file() -> Path:
     return here or server_root() / MODELS_FILES[-1]
 
 
-def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
+def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of the core and those of extensions."""
     document = load_yaml(file, what="settings file")
     level = document.data.get("log_level")
     if isinstance(level, str):
@@ -275,7 +318,9 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
             # YAML reads on and off without quotes as true and false.
             document.data[key] = "on" if document.data[key] else "off"
     url = document.data.pop("redis_url", None)
-    values = read_fields(document, (), Settings)
+    others = [key for key in document.data if key not in FIELDS]
+    values = read_fields(document, (), Settings, leave=others)
+    of_extensions = values_in_file(document, others, FIELDS) if others else {}
     if url is not None:
         try:
             values["redis_url"] = _redis_url(url)
@@ -284,38 +329,51 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     problems.extend(document.problems)
     # As in the models file: a relative path refers to the folder of its file.
     folder = file.absolute().parent
-    for key, value in values.items():
-        if isinstance(value, Path):
-            values[key] = folder / value
-    if "input_roots" in values:
-        values["input_roots"] = tuple(folder / root for root in values["input_roots"])
-    return values
+    return _in_folder(folder, values), _in_folder(folder, of_extensions)
 
 
-def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
-    known = {ENV_PREFIX + name.upper(): name for name in Settings.__struct_fields__}
+def _in_folder(folder: Path, value: Any) -> Any:
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, dict):
+        return {key: _in_folder(folder, item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_in_folder(folder, item) for item in value)
+    return value
+
+
+def _from_environ(
+    environ: Mapping[str, str], problems: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of the core and those of extensions."""
     values: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    found: list[str] = []
     if environ.get(ENV_REDIS_URL) and not environ.get(f"{ENV_PREFIX}REDIS_URL"):
-        _take(values, "redis_url", environ[ENV_REDIS_URL], ENV_REDIS_URL, problems)
+        _take(values, "redis_url", environ[ENV_REDIS_URL], ENV_REDIS_URL, found)
     for variable in sorted(environ):
         text = environ[variable]
         if not variable.startswith(ENV_PREFIX) or variable in OTHER_VARIABLES:
             continue
         if is_service_link(variable, text):
             continue
-        if variable not in known:
-            near = did_you_mean(variable, [*known, *OTHER_VARIABLES])
-            problems.append(f"environment: {variable}: unknown variable{near}")
+        if variable not in VARIABLES:
+            others[variable] = text
         elif text:  # a Compose file writes `NAME=` for an unset variable
-            _take(values, known[variable], text, f"environment: {variable}", problems, strict=False)
-    return values
+            name = VARIABLES[variable]
+            _take(values, name, text, f"environment: {variable}", found, strict=False)
+    # Extensions are looked up only if a value may be theirs.
+    core = (*VARIABLES, *OTHER_VARIABLES)
+    of_extensions = values_in_variables(others, ENV_PREFIX, core, found) if others else {}
+    problems.extend(sorted(found))
+    return values, of_extensions
 
 
 def _from_overrides(overrides: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in overrides.items():
-        if name not in Settings.__struct_fields__:
-            near = did_you_mean(name, Settings.__struct_fields__)
+        if name not in FIELDS:
+            near = did_you_mean(name, FIELDS)
             problems.append(f"command line: {name}: unknown setting{near}")
         elif value is not None:
             _take(values, name, value, f"command line: {name}", problems)
@@ -331,7 +389,6 @@ def _take(
     *,
     strict: bool = True,
 ) -> None:
-    field = next(item for item in msgspec.structs.fields(Settings) if item.name == name)
     if name == "log_level" and isinstance(value, str):
         value = value.lower()
     if name in LISTS and isinstance(value, str):
@@ -340,7 +397,7 @@ def _take(
         if name == "redis_url":
             values[name] = _redis_url(value)
         else:
-            values[name] = convert(value, field.type, strict=strict)
+            values[name] = convert(value, FIELDS[name].type, strict=strict)
     except ValueError as error:
         problems.append(f"{where}: {error}")
 

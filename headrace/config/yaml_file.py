@@ -166,14 +166,21 @@ def read_fields(
         if key not in fields:
             document.report((*keys, key), f"unknown key{did_you_mean(str(key), fields)}")
             continue
-        try:
-            values[key] = convert(value, fields[key].type)
-        except ValueError as error:
-            document.report((*keys, key), f"{error}{_quote(document, (*keys, key), value, error)}")
+        read_value(document, (*keys, key), value, fields[key].type, values)
     for name, item in fields.items():
         if item.required and name not in section:
             document.report(keys, f"the key `{name}` is missing")
     return values
+
+
+def read_value(
+    document: Document, keys: tuple[Key, ...], value: object, kind: Any, values: dict[str, Any]
+) -> None:
+    """Put the value at these keys into `values` if it fits its type; else report it."""
+    try:
+        values[str(keys[-1])] = convert(value, kind)
+    except ValueError as error:
+        document.report(keys, f"{error}{_quote(document, keys, value, error)}")
 
 
 def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = False) -> Any:

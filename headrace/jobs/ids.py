@@ -142,7 +142,6 @@ def id_of_key(key: str, owner: str = "") -> str:
     """Return the id of the job of an idempotency key: a UUID of version 8 (RFC 9562, 5.8).
 
     Args:
-        key: the idempotency key.
         owner: the API key of the client, whose idempotency keys are its own; "" for none.
     """
     # No key has a NUL, so that two different pairs never give the same text.

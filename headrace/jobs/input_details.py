@@ -14,11 +14,10 @@ class InputDetails(msgspec.Struct, frozen=True, gc=False):
     """What comes with the input of one job, each as the text of a JSON object; b"" for none.
 
     Attributes:
-        parameters: the values of the model's parameters.
         headers: the headers of the request that the model has chosen.
         metadata: the client's own data.
         nested: bytes inside the input's JSON are decoded for any handler: the input was a form.
-        typed: it may have values of `headrace.jobs.celery_types`: a Celery client sent it.
+        typed: it may have values of `headrace.jobs.values.celery_types`: a Celery client sent it.
     """
 
     parameters: bytes = b""

@@ -10,8 +10,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from typing_extensions import override
 
-from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
+from headrace.jobs.values.encoding import strict_json
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.keys import NO_WAITER
@@ -68,8 +68,6 @@ class StoredResult(NamedTuple):
     """A result in the payload store.
 
     Attributes:
-        ref: its reference.
-        size: its length in bytes.
         content_type: `application/json` for JSON text.
     """
 
@@ -247,8 +245,6 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
     """Read a record, the fields of HGETALL.
 
     Args:
-        job_id: the job.
-        record: its fields.
         meta: its Celery result.
         place: its place, or for a scheduled job when it is due, in us.
     """

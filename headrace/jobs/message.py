@@ -1,7 +1,7 @@
 """Reading the message of a job: a Celery protocol 2 task in kombu's Redis envelope.
 
 `headrace.jobs.message_writer` writes it. It holds the input as the text that the client sent
-(`headrace.jobs.encoding`). Independent of Redis and HTTP.
+(`headrace.jobs.values.encoding`). Independent of Redis and HTTP.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs import compression
-from headrace.jobs.celery_types import MARK
-from headrace.jobs.encoding import describe_input, loads
 from headrace.jobs.ids import PAYLOAD_REFERENCE, VERSION
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import BackoffSeconds
 from headrace.jobs.trace_context import Trace, read_trace
+from headrace.jobs.values import compression
+from headrace.jobs.values.celery_types import MARK
+from headrace.jobs.values.encoding import describe_input, loads
 from headrace.redis.keys import TASK_NAME
 
 #: A model's name in a stock client's message may have any length; this much is shown.
@@ -40,7 +40,6 @@ class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         ref: the payload.
         start: its first byte in the payload.
-        length: its length in bytes.
         type: its content type, if it goes into the JSON text as base64; "" for JSON text.
     """
 
@@ -201,7 +200,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         source: where the input is stored; None if it is in the message.
         has_callbacks: it has callbacks, which workers.jobs.canvas reads.
         quiet: its result goes into the record, and a success has no Celery result.
-        trace: the trace context of the submit.
         details: what comes with the input; None for most jobs.
         version: the version of the model that it asks for; "" for any.
     """

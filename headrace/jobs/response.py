@@ -28,7 +28,6 @@ class ResponseDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a handler has set for a response, without its body.
 
     Attributes:
-        status: the HTTP status.
         headers: by name, as the handler wrote them; `content-type` too, if it has set one.
     """
 

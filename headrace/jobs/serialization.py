@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from headrace.jobs.encoding import kombu_base64
 from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import (
     NO_WAIT,
@@ -24,9 +23,10 @@ from headrace.jobs.job import (
     iso,
     result_in,
 )
-from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
 from headrace.jobs.response import split_details
+from headrace.jobs.values.encoding import kombu_base64
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"

@@ -62,8 +62,6 @@ def estimate(
     Args:
         input_json: the input, if it is in the message.
         stored_bytes: the length of an input in the payload store; None if it is in the message.
-        options: the model's options.
-        handler: the model's handler.
         tokens_per_minute: the limit of the job's API key; 0 for none. A `max_tokens` beyond ten
             minutes of it is more often a mistake than an answer, so it counts as ten minutes.
     """

@@ -8,21 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.handler_reference import TORCHSERVE
-from headrace.config.model_catalog import (
-    Catalog,
-    ModelConfig,
-    Requirements,
-    load_catalog,
-    model_of,
-)
-from headrace.config.option_problems import option_problems
-from headrace.config.parameters import differing
+from headrace.config.extensions import handler_extension
+from headrace.config.inputs.parameters import differing
+from headrace.config.model.catalog import Catalog, ModelConfig, Requirements, load_catalog, model_of
+from headrace.config.model.options import PER_WORKER
+from headrace.config.model.problems import option_problems
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.folder import TORCHSERVE_DEFAULTS, ModelFolder
+from headrace.models.extension import ModelFolder, descriptions, models_parts
 from headrace.models.source import SourceReader
-from headrace.torchserve.model_config import PER_WORKER, SEQUENCES
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +71,15 @@ def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) ->
     if model.auto_replicas and "replicas" in written:
         written["replicas"] = "auto"
     values = {**_beside(written, found.options), **written}
-    ours = not str(values.get("handler", "")).startswith(TORCHSERVE)
-    values = {**({"timeout_s": model.timeout_s} if ours else TORCHSERVE_DEFAULTS), **values}
+    runs = models_parts().get(handler_extension(str(values.get("handler", ""))))
+    defaults = runs.defaults() if runs and runs.defaults else {"timeout_s": model.timeout_s}
+    values = {**defaults, **values}
     values["options"] = {**found.options.get("options", {}), **model.options}
     for key, text in option_problems(values):
         raise ConfigError(f"{key}: {text}", hint=f"compare {found.kind} with the models file")
-    # A process in each worker, or several of them, would share the requests of one sequence.
-    if values["options"].get(SEQUENCES) and values.get("total_replicas") not in (0, 1):
-        raise ConfigError(
-            "total_replicas: the archive has sequences, whose state is in one model process",
-            hint=f"set total_replicas: 1, and leave out {', '.join(PER_WORKER)}",
-        )
+    described = descriptions().get(found.kind)
+    if described is not None and described.check is not None:
+        described.check(values)
     return msgspec.structs.replace(
         model_of(model.name, values, found.folder),
         folder=str(found.folder),

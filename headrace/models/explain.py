@@ -9,15 +9,12 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.handler_reference import (
-    TORCHSERVE,
-    HandlerKind,
-    handler_problem,
-    parse_handler,
-)
+from headrace.config.extensions import handler_extension
+from headrace.config.model.handler_reference import handler_problem, parse_handler
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive, read_archive
-from headrace.models.folder import MANIFEST, ModelFolder, examine_folder, read_file
+from headrace.models.extension import ModelFolder, models_parts
+from headrace.models.folder import examine_folder, read_file
 from headrace.models.members import Limits
 from headrace.models.source import digest_of
 
@@ -32,13 +29,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     Attributes:
         path: as given.
         sha256: the archive's digest; None for a folder.
-        bytes: the archive's size.
         members: how many files it holds.
         unpacked_bytes: the size of its files.
         described_by: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its only program.
-        name: the model's name, if it has one.
         version: the model's version, if it has one.
-        handler: its handler.
         weights: its weights or program.
         requirements: whether it names packages.
         problems: why it cannot be used, one sentence each.
@@ -127,17 +121,12 @@ def _describe(folder: Path, about: Explanation) -> None:
     if about.weights and not os.path.isfile(found.folder / about.weights):
         about.problems.append(f"there is no file {about.weights}, its weights")
     handler = parse_handler(found.options["handler"])
-    problem = handler_problem(handler, found.folder)
-    if problem is not None:
+    part = models_parts().get(handler.extension)
+    examine = (part and part.handler_problem) or handler_problem
+    if problem := examine(handler, found.folder):
         about.problems.append(problem.replace(f"{found.folder}/", ""))
-    if handler.kind is HandlerKind.TORCHSERVE:
-        name = Path(handler.target).name.removesuffix(".py")
-        if handler.target.endswith(".py") and not os.path.isfile(found.folder / f"{name}.py"):
-            about.problems.append(f"there is no file {name}.py, its handler")
-    config = found.config
-    # Without this file the handler does not load. A wrong value in it only leaves a default.
-    listed = about.warnings if config.is_readable else about.problems
-    listed.extend(f"{MANIFEST}: configFile: {problem}" for problem in config.problems)
+    about.problems.extend(found.problems)
+    about.warnings.extend(found.warnings)
     if about.requirements:
         about.warnings.append("its packages are installed only with install_requirements: true")
 
@@ -145,7 +134,8 @@ def _describe(folder: Path, about: Explanation) -> None:
 def _copy(found: ModelFolder, about: Explanation) -> None:
     about.described_by, about.name = found.kind, found.name or None
     about.version = found.options.get("version")
-    about.handler = found.options["handler"].removeprefix(TORCHSERVE)
+    handler: str = found.options["handler"]
+    about.handler = handler.removeprefix(f"{handler_extension(handler)}:")
     about.weights = found.options.get("weights")
     about.requirements = found.requirements is not None
 

@@ -29,7 +29,6 @@ def pack(folder: Path, output: Path, limits: Limits, *, force: bool = False) -> 
     complete.
 
     Args:
-        folder: the model's folder.
         output: the archive; its suffix decides its format.
         limits: how much it may hold, so that a reader with the same limits accepts it.
         force: whether to replace a file that exists.

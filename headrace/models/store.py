@@ -44,11 +44,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class UnpackedModels:
-    """The folder with the unpacked models.
-
-    Attributes:
-        folder: its path.
-    """
+    """The folder with the unpacked models."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,26 +17,23 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.jobs.trace_context import Trace
+from headrace.observability.extension import logs_parts
 from headrace.observability.logs import (
     FIELDS,
     JSON,
     LINE_FIELDS,
     OWN_PACKAGES,
     RUNNING_JOBS,
-    TORCHSERVE,
     TRACE,
     about_jobs,
 )
-from headrace.torchserve.log_lines import MODEL_LOG, console_line
 
 #: The order of fields. Fields of users' code follow them.
 _FIELD_ORDER: Final = {name: place for place, name in enumerate(FIELDS)}
 #: In the format for people these follow the line.
-_BELOW_THE_LINE: Final = ("traceback", "exception", "stack")
-#: Processes that run handlers, whose lines belong to the log of the models.
-_OF_HANDLERS: Final = frozenset({"model", "preprocess"})
+BELOW_THE_LINE: Final = ("traceback", "exception", "stack")
 #: Fields that are the same on all lines of a process are not shown to people.
-_HIDDEN: Final = frozenset({"part", "pid", "node"})
+HIDDEN: Final = frozenset({"part", "pid", "node"})
 
 
 def formatter(
@@ -60,8 +57,8 @@ def formatter(
     if shape == JSON:
         stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
         last = [structlog.processors.format_exc_info, stamp, _in_order, _json]
-    elif shape == TORCHSERVE:
-        last = [structlog.processors.format_exc_info, _in_order, _for_torchserve]
+    elif shape in (of_extensions := logs_parts()):
+        last = [structlog.processors.format_exc_info, _in_order, _with(of_extensions[shape].line)]
     else:
         last = [structlog.processors.format_exc_info, _in_order, _for_people]
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
@@ -135,28 +132,17 @@ def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
     return json.dumps(event, default=repr)
 
 
+def _with(line: Callable[[EventDict], str]) -> Processor:
+    return lambda _, __, event: line(event)
+
+
 def _for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
     stamp = stamp_for_people(event.pop("_created"))
     level, logger = event.pop("level", "info").upper(), event.pop("logger", "")
-    below = [str(event.pop(name)) for name in _BELOW_THE_LINE if event.get(name)]
+    below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
     text = plain(event.pop("event", ""))
-    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _HIDDEN)
+    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in HIDDEN)
     line = f"{stamp} {level:<7} {plain(logger)}: {text}" + (f"  {fields}" if fields else "")
     for one in below:
         line += "".join(f"\n    {plain(row.expandtabs())}" for row in one.rstrip().split("\n"))
     return line
-
-
-def _for_torchserve(_: WrappedLogger, __: str, event: EventDict) -> str:
-    created, level = event.pop("_created"), event.pop("level", "info").upper()
-    logger, part = event.pop("logger", ""), event.get("part", "")
-    below = [str(event.pop(name)) for name in _BELOW_THE_LINE if event.get(name)]
-    text = plain(event.pop("event", ""))
-    if part in _OF_HANDLERS:
-        thread, logger = f"W-{event.get('pid', 0)}-{event.pop('model', '')}-stdout", MODEL_LOG
-    else:
-        thread = str(part) or logger
-    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _HIDDEN)
-    rows = [text + (f"  {fields}" if fields else "")]
-    rows += [plain(row.expandtabs()) for one in below for row in one.rstrip().split("\n")]
-    return "".join(console_line(created, level, thread, logger, row) for row in rows)[:-1]

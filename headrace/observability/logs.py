@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, TextIO
@@ -26,8 +26,6 @@ from headrace.observability.redaction import Redaction
 CONSOLE: Final = "console"
 JSON: Final = "json"
 AUTO: Final = "auto"
-#: The lines of TorchServe's logs (headrace/torchserve/log_lines.py).
-TORCHSERVE: Final = "torchserve"
 
 #: The fields of a line and their meaning. `docs/logging.md` has the same table.
 FIELDS: Final[Mapping[str, str]] = {
@@ -139,7 +137,7 @@ def configure(
     """Set up the logs of this process. This replaces an earlier setup.
 
     Args:
-        shape: the setting `log_format`.
+        shape: the setting `log_format`: CONSOLE, JSON, AUTO, or the name of an extension.
         level: the least severe level.
         part: the kind of process.
         environ: its environment, for the secrets that no line may hold.
@@ -165,7 +163,7 @@ def configure(
     root.handlers[:] = [handler]
     _set_levels(root, level, user_code=user_code)
     logging.captureWarnings(True)
-    if chosen in {JSON, TORCHSERVE}:
+    if chosen != CONSOLE:
         sys.excepthook = _uncaught
         threading.excepthook = _uncaught_in_thread
         if user_code:
@@ -219,11 +217,6 @@ def standard_error() -> LogOutput:
         if isinstance(handler, _Handler):
             return handler.output
     raise RuntimeError("the logs of this process are not set up")
-
-
-def torchserve_output(shape: str) -> Callable[[str], None] | None:
-    """Return what writes TorchServe's lines to the log; None if it has another format."""
-    return standard_error().write if shape == TORCHSERVE else None
 
 
 class _LazyFormatter(logging.Formatter):

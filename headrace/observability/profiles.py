@@ -110,8 +110,6 @@ def save(
     """Return the command that saves how a profile has ended.
 
     Args:
-        profile_id: its id.
-        files: its files.
         error: why it has failed; "" if it has not.
         automatic: for a profile without a request: what it has, and `of_model`.
     """

@@ -76,7 +76,6 @@ def tracing(part: str, environ: Mapping[str, str], *, for_all: bool = False) -> 
 
     Args:
         part: the component, for the service name unless OTEL_SERVICE_NAME is set.
-        environ: the environment of this process.
         for_all: whether the instrumentation of users' code uses it too.
     """
     if not wanted(environ):

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity
-from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.model.capacity import Capacity
+from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.redis.clock import US_PER_S
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -160,7 +160,6 @@ class ModelStats:
         """Add a batch that ran.
 
         Args:
-            size: the number of its jobs.
             queue_s: per job, the seconds from its submit to its claim.
             waits: how its jobs waited from their claim to its start.
             job_s: per job, the seconds from its submit to its outcome.
@@ -212,7 +211,6 @@ class ModelStats:
 
         Args:
             prompt: the tokens of the prompts of requests that have ended.
-            generated: the tokens of their answers.
             counts: how many tokens came after about so long, by `SECONDS_BOUNDS`.
             sum_s: the seconds between all of them.
         """
@@ -348,7 +346,6 @@ class ModelState(msgspec.Struct, frozen=True):
         device: the device they run on.
         error: the traceback of a failed load, the reason why lost processes wait, or "".
         node: the worker's Celery node name.
-        pids: the model processes.
         backoff_us: first and longest wait before a retry, unless the job has its own.
         version: the version of the model; "" for a pipeline.
         total_replicas: how many all workers together should have; None: each has its own number.
@@ -356,7 +353,6 @@ class ModelState(msgspec.Struct, frozen=True):
         cpus: the logical CPUs of each pinned process, such as "0-3".
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
-        processes: the model processes with their states.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -399,13 +395,11 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """What one worker reports.
 
     Attributes:
-        node: its Celery node name.
         figures: its host, its devices and its model processes.
         versions: of Headrace, Python and packages, by name; empty if it does not report them.
         clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
         labels: which models it serves (`worker_labels`).
         registry: how far it follows the registry of models; None if it does not.
-        capacity: what it can host.
         unloaded: `<model>@<version>` that it loads at the first job -> why it cannot; "" if it can.
     """
 

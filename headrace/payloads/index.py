@@ -57,7 +57,6 @@ class PayloadIndex(ScriptClient):
         """Add the entry of a payload; with a body, also write the payload to Redis.
 
         Args:
-            entry: of the payload.
             body: the payload, if it goes to Redis.
             size: its bytes, if it goes elsewhere.
             bounded: whether the limits apply.

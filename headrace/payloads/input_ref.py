@@ -26,7 +26,7 @@ from headrace.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
-from headrace.jobs.media_types import BINARY_TYPE, type_by_name
+from headrace.jobs.values.media_types import BINARY_TYPE, type_by_name
 from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s3_client
 from headrace.payloads.store import PayloadMissing
 

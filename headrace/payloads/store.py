@@ -26,7 +26,6 @@ class PayloadEntry(NamedTuple):
     """One payload in the index.
 
     Attributes:
-        ref: its reference.
         job_id: the job whose input or result it is, or the file whose part it is.
         model: that job's model; `-` for a file.
         kind: `i` for an input, `r` for a result, `f` for a part of a file.
@@ -104,7 +103,6 @@ class PayloadStore(ABC):
 
         Args:
             entry: made by `new_entry` for this store.
-            body: the bytes.
             bounded: whether max_payload_memory_bytes and payload_bytes_per_key apply. They do not
                 apply to results.
             spare: whether half of that limit stays free for other payloads.

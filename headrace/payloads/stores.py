@@ -130,8 +130,6 @@ def build_stores(settings: Settings, redis_url: str, s3_tries: int = TRIES) -> P
     """Return the stores of the settings. They connect when they are first used.
 
     Args:
-        settings: the deployment's settings.
-        redis_url: its Redis.
         s3_tries: how often one request to S3 is tried; once, if the caller tries it again itself.
 
     Raises:

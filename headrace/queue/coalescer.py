@@ -25,7 +25,6 @@ class Coalescer(Generic[RequestT, ReplyT]):
         call: answers many requests; an error takes the place of the reply to its request.
         max_items: how many requests one call has at most.
         max_bytes: how many bytes they have at most, unless the first alone is larger.
-        size_bytes: returns the size of one request.
     """
 
     def __init__(

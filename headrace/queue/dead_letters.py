@@ -30,11 +30,8 @@ class DeadLetter:
         name: its name in the queue's dead letters: the job's id, or a name of its own.
         job_id: the id of the job; "" if the message could not be read.
         reason: a code of `headrace.errors`, or why the message was refused.
-        message: the error in a sentence.
         attempts: how often it was claimed.
-        created_us: when it was submitted.
         died_us: when it became a dead letter.
-        traceback: the handler's, if it raised.
         raw: the task message, byte for byte.
     """
 

@@ -102,7 +102,6 @@ class Failures:
         """Return the groups of these models, the one that failed last first.
 
         Args:
-            models: their names.
             owner: see the class.
             since_us: earlier failures do not count.
             text: only groups whose error has this text in one of its members; "" for all.

@@ -52,7 +52,6 @@ class JobQueue(AsyncScriptClient):
     BrokerError if Redis does not answer.
 
     Args:
-        client: the connections.
         job_index_max: how many of a model's newest jobs are indexed for lists; 0 for none.
 
     Attributes:
@@ -135,7 +134,6 @@ class JobQueue(AsyncScriptClient):
         Args:
             job_id: the job on whose behalf they are cancelled.
             token: the fencing token of its claim.
-            ids: the jobs.
         """
         reply = await self.call_once(job_scripts.cancel(ids, parent=(job_id, token)))
         return None if reply is None else job_scripts.read_words(reply)

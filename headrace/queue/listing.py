@@ -73,8 +73,6 @@ async def list_jobs(
     """Return a page of the jobs of these models, from their indices.
 
     Args:
-        queue: calls the scripts.
-        models: their names.
         search: which jobs; what the scripts cannot decide is left to `JobSearch.fits`.
         before: the end of the previous page; None for the newest.
         limit: how many jobs at most; a page with fewer may not be the last.

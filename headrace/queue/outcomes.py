@@ -58,9 +58,7 @@ async def read_outcomes(
     """Return how jobs have ended, as jobs/outcomes.lua does.
 
     Args:
-        client: reads the records.
         call: calls the script, for jobs whose records do not hold the result.
-        ids: the jobs.
         owner: the API key whose jobs are known; None for all.
 
     Raises:

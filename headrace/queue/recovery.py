@@ -19,7 +19,6 @@ def release_incarnation(
     Each then runs isolated, and only a job that ran exclusively when its worker died is charged.
 
     Args:
-        redis_url: the Redis of the jobs.
         incarnation: the HEADRACE_INCARNATION of the worker.
         max_deliveries: how many processes may crash while they run the job alone; None: no crash
             is charged.

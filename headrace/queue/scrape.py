@@ -15,7 +15,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.observability.totals import Column, Fields, Totals
 from headrace.observability.worker_report import (
     COUNTED,

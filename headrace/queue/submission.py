@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerUnavailable,
     Conflict,
@@ -95,8 +95,6 @@ def submission(
 
     Args:
         job_id: the id, new or from an earlier try.
-        model: the model, with the limits of its queue.
-        input_json: the input's JSON text.
         options: what the client requested.
         now_s: seconds since 1970 by Redis' clock; `expires` counts from then.
         result_ttl_s: for jobs without their own.
@@ -105,7 +103,6 @@ def submission(
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
         caller: the owner of the job.
         quiet: its end is not published; it has no Celery result, and is not listed.
-        trace: the trace context of the submit.
         details: what comes with the input; the metadata is taken from the options.
         shadow_of: the job of which this is a copy for a shadow version, or "".
         deadline_s: by when its result is wanted, in seconds since 1970; None if only its `expires`
@@ -327,9 +324,6 @@ def hash_request(
     """Return a short digest of a request, which is the same for a repeat and for no other.
 
     Args:
-        model: the model's name.
-        input_json: the input as it was sent.
-        options: the options that were requested.
         version: the version that was requested; None if any is accepted, so that a repeat matches
             after an update of the model too.
         details: what comes with the input, without the metadata, which is an option.

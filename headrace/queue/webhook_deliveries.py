@@ -172,7 +172,6 @@ class DeliveryStore:
     """Reads and keeps deliveries.
 
     Args:
-        queue: the connection.
         sender: the background worker that sends them; empty for a process that only changes them.
     """
 

@@ -31,10 +31,6 @@ VERSION_SEPARATOR: Final = "@"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
 BACKGROUND_TTL_S: Final = 15
-#: Longer than most jobs wait and run.
-SEQUENCES_TTL_S: Final = 86_400
-#: The metrics of a host that is gone are shown for so long.
-METRICS_TTL_S: Final = 86_400
 #: Longer than any lease_ttl.
 REPLICA_LEASES_TTL_S: Final = 86_400
 #: The TTL of a job whose record has none.
@@ -47,8 +43,6 @@ EXCLUSIVE_TTL_S: Final = 86_400
 PIECES_TTL_S: Final = 86_400
 #: How many entries the log of a streaming job keeps, about.
 PIECES_MAX: Final = 10_000
-#: Longer than a file is kept, and than a batch runs and is then kept.
-FILES_TTL_S: Final = 62 * 86_400
 #: The waiter in the record of a quiet job, until a client listens for its end.
 NO_WAITER: Final = "-"
 
@@ -155,16 +149,6 @@ api: Final = Prefix("hr:api:")
 #: hash: counters of a model for /metrics; of no model under SHARED_STATS (worker_report.py).
 stats: Final = Prefix("hr:stats:")
 SHARED_STATS: Final = stats("")
-#: hash <host> <model>, METRICS_TTL_S: TorchServe's metrics of a model, as one host counts them; of
-#: no model without a name (headrace/observability/torchserve_totals.py).
-torchserve_metrics: Final = Prefix("hr:ts:")
-#: zset, METRICS_TTL_S: "<host> <model>" -> when its metrics were written last.
-TORCHSERVE_METRICS: Final = "hr:ts"
-#: hash <model>@<version>, SEQUENCES_TTL_S and the idle time from the last request: sequence of
-#: TorchServe -> its state; see torchserve/sequences.lua.
-sequences: Final = Prefix("hr:sequences:")
-#: zset, the same name and TTL: sequence -> when to look whether it has ended.
-sequence_ends: Final = Prefix("hr:sequences:ends:")
 
 # API keys (headrace/access/api_key.py).
 
@@ -211,25 +195,12 @@ deliveries: Final = Prefix("hr:hook:")
 #: zset: "<id> <delivery>" -> when it is tried again.
 DUE_DELIVERIES: Final = "hr:hooks"
 
-# Files, batches over them (headrace/batches), and offline runs (headrace/runs/records.py).
+# Files, whose parts are payloads (extensions/openai/batches), and offline runs
+# (headrace/runs/records.py).
 
 #: hash: the record, fields in `FileField`; while it is written 14 min from its last part, then
 #: until it expires. The zset <key>:parts lives as long: reference of a part -> where it begins.
 file: Final = Prefix("hr:file:")
-#: zset, FILES_TTL_S from the last: ids of finished files.
-FILES: Final = "hr:files"
-#: zset, FILES_TTL_S from the last: ids of the finished files of one API key.
-files_of: Final = Prefix("hr:files:of:")
-#: hash: the record, fields in `BatchField`; until its window has passed, then as long as a file.
-batch: Final = Prefix("hr:batch:")
-#: zset, FILES_TTL_S from the last: ids of batches, in order.
-BATCHES: Final = "hr:batches"
-#: zset, FILES_TTL_S from the last: ids of the batches of one API key, in order.
-batches_of: Final = Prefix("hr:batches:of:")
-#: zset, FILES_TTL_S from the last: batch that has not ended -> until when a runner has leased it.
-OPEN_BATCHES: Final = "hr:batches:open"
-#: zset, WORKER_TTL_S: "<owner> <host> <pid>" of a runner -> when it was last seen, in seconds.
-RUNNERS: Final = "hr:runners"
 #: zset, 30 days: run -> its last report, the newest 1,000.
 RUNS: Final = "hr:runs"
 #: zset, 30 days: run of one API key (-: of none) -> its last report; older ones are deleted.

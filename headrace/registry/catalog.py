@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config.model_catalog import Catalog, ModelConfig, load_catalog, read_model
-from headrace.config.model_options import DEFAULT_VERSION
+from headrace.config.model.catalog import Catalog, ModelConfig, load_catalog, read_model
+from headrace.config.model.options import DEFAULT_VERSION
+from headrace.config.model.traffic import known_parts
 from headrace.config.settings import Settings
-from headrace.config.traffic import known_parts
 from headrace.errors import ConfigError
 from headrace.models.catalog import with_source
 from headrace.models.source import SourceReader, reading
@@ -94,7 +94,6 @@ class ConfigReader:
     """Makes the configurations of registered models, for one process.
 
     Args:
-        settings: the settings of the process.
         catalog: the models file, with its sources; they are not read again while they are
             registered as the file has them. Relative paths refer to the file's folder.
         lenient: whether a source that cannot be read is only logged. Its model then has the keys

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from headrace.config.model.traffic import Traffic, known_parts, read_traffic
 from headrace.config.suggestions import did_you_mean, listing, unknown_model
-from headrace.config.traffic import Traffic, known_parts, read_traffic
 from headrace.errors import Conflict, InvalidRequest, ModelNotFound
 
 #: The options of a version as a models file or a request has them.
@@ -57,7 +57,6 @@ class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One registered model.
 
     Attributes:
-        name: its name.
         generation: how often it was changed; the first is 1.
         versions: its versions, the oldest registration first.
         declared_default: the default version by the models file; "" if the file does not have it.
@@ -210,7 +209,6 @@ def apply_file(
     """Return the changes that make a models file the declared state.
 
     Args:
-        registry: the present state.
         declared: the version and the options of each model of the file.
         prune: remove the models and versions that only a file had, and this one has not.
     """

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from headrace.config.traffic import known_parts
+from headrace.config.model.traffic import known_parts
 from headrace.errors import ConfigError, Conflict, HeadraceError
 from headrace.jobs.job import Time, iso
 from headrace.redis import keys
@@ -58,7 +58,6 @@ class ProblemLog:
     """Logs why the registry cannot be read: the same problem once, until it is over.
 
     Args:
-        logger: the logger of the process that reads it.
         text: what does not work meanwhile.
     """
 

@@ -70,7 +70,6 @@ class Row(msgspec.Struct, gc=False):
 
     Attributes:
         n: the number of its entry.
-        key: the key of its entry.
         status: `succeeded`, `failed`, `expired`, `cancelled`; `rejected` if no job was created.
         attempts: how often the job has begun.
         timings: milliseconds by stage, as a JSON object; None if the job never ran.

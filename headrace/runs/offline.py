@@ -44,7 +44,6 @@ def run_offline(
 
     Args:
         client: the server. The run waits for at most its `retry_s` while the server is away.
-        model: the model's name.
         source: a folder, a file, a pattern or a URL of S3.
         output: a file or a URL of S3; its name sets the format.
         on_progress: is called about twice a second, and at the end.
@@ -59,7 +58,6 @@ def run_offline(
         run_id: the run's id; None for a new one.
         in_flight: the most inputs in flight.
         version: the version of the model that must run the jobs.
-        parameters: values of the model's parameters.
         options: of each job, as for `Client.submit`; the priority is 9 by default.
 
     Returns:

@@ -23,11 +23,7 @@ NODE: Final = "background"
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """The process of a live background worker.
-
-    Attributes:
-        node: its Celery node name.
-    """
+    """The process of a live background worker."""
 
     node: str
     pid: int
@@ -42,7 +38,6 @@ def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: 
     """Report that a background worker is alive, and requeue the tasks of dead ones.
 
     Args:
-        client: a connection.
         owner: the incarnation of the live worker.
         alive: its process.
         dead: other incarnations that are known to be dead; `owner` itself after it has lost its

@@ -1,4 +1,4 @@
-"""`headrace api`, `worker`, `background`, `runner`, `flower`: one component on a given Redis."""
+"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from headrace.config.model_catalog import load_catalog
-from headrace.config.paths import ENV_URL
+from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs
@@ -93,28 +92,6 @@ def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) ->
     os.execve(command[0], command, variables)  # noqa: S606
 
 
-def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace runner`: run batches until a signal stops it.
-
-    HEADRACE_URL overrides the API's address in the settings.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the payload store cannot be used.
-        BrokerError: Redis cannot be used.
-    """
-    url = settings.needed_redis_url("headrace runner")
-    logs.configure(
-        settings.log_format, settings.log_level, "runner", environ=environ, redis_url=url
-    )
-    check_broker(url)
-    local_url = http_url(settings.host, settings.port, tls=settings.tls)
-    api_url = environ.get(ENV_URL) or local_url
-    # Imported here: it needs the HTTP client, which no other component needs.
-    from headrace.batches.runner import BatchRunner
-
-    BatchRunner(settings, url, api_url, environ.get(components.INCARNATION, "")).run()
-
-
 def run_flower(
     settings: Settings, published_at: str | None, environ: Mapping[str, str]
 ) -> NoReturn:
@@ -145,7 +122,7 @@ def run_flower(
 def _console(names: Sequence[str], settings: Settings, broker: BrokerInfo) -> Console:
     """Return the console for children of these names, after the warnings about Redis."""
     as_json = components.log_format(settings) == logs.JSON
-    files = components.torchserve_files(settings)
+    files = components.log_files(settings)
     console = console_for([OWN_NAME, *names], as_json=as_json, files=files)
     for warning in broker.warnings():
         console.print(OWN_NAME, warning)

@@ -1,6 +1,6 @@
 """The components of a deployment as child processes of a supervisor.
 
-Redis, the API, workers, the background worker, the batch runner and Flower.
+Redis, the API, workers, the background worker, Flower, and the processes of extensions.
 """
 
 from __future__ import annotations
@@ -15,31 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import redis
 import redis.exceptions
 
-from headrace.batches.store import BatchStore
 from headrace.config.paths import ENV_URL
 from headrace.config.service_links import is_service_link
 from headrace.config.settings import ENV_CONFIG, Settings
 from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
+from headrace.observability.extension import LogFiles, logs_parts
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
-from headrace.redis.connection import connect
-from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer, is_true
+from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
-from headrace.torchserve.config import TorchServeConfig, read_config
-from headrace.torchserve.log_files import LogFiles
-from headrace.torchserve.metrics_config import metrics_config_of
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
-RUNNER: Final = "runner"
 PYTHON: Final = (sys.executable, "-m")
 
 #: Lines that the embedded server writes at each start and stop, which are not shown. The first is
@@ -54,8 +48,6 @@ _QUIET: Final = (
     "ignore:An entry for the specified gid or egid was not found",
 )
 
-#: A runner that stops waits for answers to its requests, then releases its batches.
-RUNNER_STOP_S: Final = 25.0
 API_STOP_S: Final = 15.0
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
@@ -100,25 +92,18 @@ def log_format(settings: Settings) -> str:
     return logs.format_of(settings.log_format, sys.stdout)
 
 
-def torchserve_files(settings: Settings) -> LogFiles | None:
-    """Return TorchServe's log files; None unless its interfaces and its log format are chosen.
+def log_files(settings: Settings) -> LogFiles | None:
+    """Return the files of the log format; None if it has none.
 
     Raises:
-        ConfigError: the configuration cannot be read, or the files cannot be written.
+        ConfigError: the configuration of an extension cannot be read, or the files cannot be
+            written.
     """
-    if settings.torchserve is None:
-        return None
-    return log_files_of(read_config(settings.torchserve), settings)
-
-
-def log_files_of(config: TorchServeConfig, settings: Settings) -> LogFiles | None:
-    """Return the log files of a configuration; None if the log has another format.
-
-    Raises:
-        ConfigError: its metrics.yaml cannot be read, or the files cannot be written.
-    """
-    metrics_config_of(config)  # an error is shown here, and not by each process
-    return LogFiles(config) if settings.log_format == logs.TORCHSERVE else None
+    for name, part in logs_parts().items():
+        files = part.files(settings.extensions.get(name), settings.log_format)
+        if files is not None:
+            return files
+    return None
 
 
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:
@@ -315,32 +300,32 @@ def _celery_worker(
     )
 
 
-def runner_child(
-    settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
+def extension_child(
+    process: Process,
+    settings: Settings,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
 ) -> ChildSpec:
-    """Return the batch runner. Without it batches wait, and everything else serves."""
+    """Return a process of an extension. Each start has an incarnation of its own."""
     url = environ["HEADRACE_REDIS_URL"]
 
     def new_environment() -> dict[str, str]:
         return {
             **environ,
             ENV_URL: http_url(settings.host, settings.port, tls=settings.tls),
-            INCARNATION: f"{RUNNER}-{secrets.token_hex(4)}",
+            INCARNATION: f"{process.name}-{secrets.token_hex(4)}",
         }
 
-    def release(end: Exit) -> None:
-        release_batches(url, end.environment[INCARNATION], report)
-
     return ChildSpec(
-        name=RUNNER,
-        command=[*PYTHON, "headrace", "runner"],
+        name=process.name,
+        command=[*PYTHON, "headrace", *process.command],
         environment=new_environment,
         stage=2,
         stop_rank=0,
-        ready=lambda env: is_true(url, lambda client: env[INCARNATION] in live_runners(client)),
-        stop_timeout_s=RUNNER_STOP_S,
-        essential=False,
-        on_exit=release,
+        ready=lambda env: is_true(url, lambda client: process.is_ready(client, env[INCARNATION])),
+        stop_timeout_s=process.stop_timeout_s,
+        essential=process.essential,
+        on_exit=lambda end: process.release(url, end.environment[INCARNATION], report),
     )
 
 
@@ -349,7 +334,6 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
 
     Args:
         address: the address that it listens on, or at which a container publishes it.
-        environ: Flower's environment.
         change: the alternative to a password, for the hint.
 
     Raises:
@@ -425,18 +409,6 @@ def release_background_tasks(redis_url: str, owner: str, report: Callable[[str],
         report(f"requeued {back} background tasks of {owner}")
 
 
-def release_batches(redis_url: str, runner: str, report: Callable[[str], None]) -> None:
-    """Release the batches of a dead runner, so that another continues them at once."""
-    try:
-        with connect(redis_url) as client:
-            released = BatchStore(ScriptClient(client), 0, 0).release(runner)
-    except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        report(f"batches of {runner} not released, their leases expire by themselves: {error}")
-        return
-    if released:
-        report(f"released {released} batches of {runner}")
-
-
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
     """Return the JSON of the API's answer to a GET; None without a 2xx answer."""
     try:
@@ -453,13 +425,6 @@ def _worker(app: str) -> list[str]:
 def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
     warnings = ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET)))
     return {**environ, "PYTHONWARNINGS": warnings}
-
-
-def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
-    """Return host and pid of each live runner, by its name."""
-    members: Any = client.zrange(keys.RUNNERS, 0, -1)
-    named = (member.decode().split(" ") for member in members)
-    return {owner: (host, int(pid)) for owner, host, pid in named}
 
 
 def _has_key(redis_url: str, key: str) -> bool:

@@ -51,7 +51,6 @@ def visible_gpus(environ: Mapping[str, str], present: list[str]) -> list[str]:
     """Return the GPUs that CUDA shows, as values for CUDA_VISIBLE_DEVICES.
 
     Args:
-        environ: the environment.
         present: the UUIDs of this machine's GPUs or MIG devices, in order.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,8 +1,8 @@
 """`headrace health`: whether a component on this host serves.
 
 For the health checks of containers, whose images have no curl. A check sends a request to the
-component; workers and runners are looked up in Redis. It returns a line about what it found, and
-raises a HeadraceError if the component does not serve.
+component; workers and processes of extensions are looked up in Redis. It returns a line about what
+it found, and raises a HeadraceError if the component does not serve.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.redis import keys
 from headrace.redis.connection import connect, redact_url
 from headrace.server import background_workers, components
+from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import http_get, http_url
 from headrace.server.supervisor.proc import start_time_ticks
@@ -31,12 +32,11 @@ TIMEOUT_S: Final = 4.0
 
 
 class Component(StrEnum):
-    """A component that can be checked."""
+    """A component of the core."""
 
     API = "api"
     WORKER = "worker"
     BACKGROUND = "background"
-    RUNNER = "runner"
     FLOWER = "flower"
     REDIS = "redis"
 
@@ -49,35 +49,32 @@ def run_check(name: str, workers: int | None, environ: Mapping[str, str]) -> str
             status 0 and 1.
         ConfigError: the component is unknown.
     """
+    known = [*Component, *processes()]
+    if name not in known:
+        raise ConfigError(f"unknown component {name!r}", hint=f"use one of {', '.join(known)}")
     try:
-        component = Component(name)
-    except ValueError:
-        raise ConfigError(
-            f"unknown component {name!r}", hint=f"use one of {', '.join(Component)}"
-        ) from None
-    try:
-        return check(component, load_settings(None, environ, {}), workers, environ)
+        return check(name, load_settings(None, environ, {}), workers, environ)
     except ConfigError as error:
         raise HeadraceError(error.message, hint=error.hint) from error
 
 
 def check(
-    component: Component, settings: Settings, workers: int | None, environ: Mapping[str, str]
+    component: str, settings: Settings, workers: int | None, environ: Mapping[str, str]
 ) -> str:
     """Check one component, in the environment it was started in.
 
     Raises:
         ConfigError: the check needs Redis, and HEADRACE_REDIS_URL is not set.
     """
-    if component is Component.WORKER:
+    if component == Component.WORKER:
         return check_workers(_redis_url(settings), workers, environ)
-    if component is Component.BACKGROUND:
+    if component == Component.BACKGROUND:
         return check_background(_redis_url(settings))
-    if component is Component.RUNNER:
-        return check_runner(_redis_url(settings))
-    if component is Component.REDIS:
+    if component in processes():
+        return str(_ask(_redis_url(settings), processes()[component].check))
+    if component == Component.REDIS:
         return check_redis(_redis_url(settings))
-    if component is Component.FLOWER:
+    if component == Component.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
     return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
 
@@ -119,16 +116,6 @@ def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> 
     if missing:
         raise HeadraceError(f"not seen in the last {keys.WORKER_TTL_S} s: {', '.join(missing)}")
     return f"serving: {', '.join(wanted) or 'no worker'}"
-
-
-def check_runner(url: str) -> str:
-    """Check that a runner of this host is alive."""
-    host = socket.gethostname()
-    found = _ask(url, components.live_runners).values()
-    pids = [pid for at, pid in found if at == host and start_time_ticks(pid) is not None]
-    if not pids:
-        raise HeadraceError(f"no runner of this host was seen in the last {keys.WORKER_TTL_S} s")
-    return f"running: {', '.join(map(str, pids))}"
 
 
 def _live_nodes(client: redis.Redis) -> set[str]:

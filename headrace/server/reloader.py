@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.config.handler_reference import HandlerKind, parse_handler
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
+from headrace.config.model.handler_reference import HandlerKind, parse_handler
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, ConfigError, Conflict, HeadraceError
 from headrace.models.folder import MODEL_FILE

@@ -6,16 +6,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.settings import Settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs
+from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import background_workers, components, embedded_redis, state_dir
+from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
@@ -23,7 +25,6 @@ from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, Console, console_for
 from headrace.server.supervisor.supervisor import Supervisor
-from headrace.torchserve.log_files import LogFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,13 @@ class UpOptions:
 
     Attributes:
         workers: how many Celery workers; None for one per GPU, or one on a machine without GPUs.
+        without: the processes of extensions that do not run.
     """
 
     workers: int | None = None
     flower: bool = True
     background: bool = True
-    runner: bool = True
+    without: Collection[str] = ()
     reload: bool = False
 
 
@@ -113,8 +115,8 @@ class Up:
         self._report("stopped; queued jobs are kept")
 
     def _log_files(self) -> LogFiles | None:
-        """Return TorchServe's log files, if there are any."""
-        return components.torchserve_files(self._settings)
+        """Return the files of the log format, if it has any."""
+        return components.log_files(self._settings)
 
     def _close_port(self) -> None:
         """Stop listening: a connection that waits while the workers drain gets no answer."""
@@ -150,8 +152,11 @@ class Up:
         children += components.worker_children(devices, settings, variables, self._report)
         if options.background:
             children.append(components.background_child(settings, environ, self._report))
-        if options.runner:
-            children.append(components.runner_child(settings, environ, self._report))
+        children += [
+            components.extension_child(process, settings, environ, self._report)
+            for name, process in processes().items()
+            if name not in options.without
+        ]
         if options.flower:
             children.append(components.flower_child(settings, environ))
         return children
@@ -167,8 +172,9 @@ class Up:
             if incarnation.startswith(f"{background_workers.NODE}@"):
                 components.release_background_tasks(self._broker_url, incarnation, self._report)
                 continue
-            if incarnation.startswith(f"{components.RUNNER}-"):
-                components.release_batches(self._broker_url, incarnation, self._report)
+            process = processes().get(incarnation.rpartition("-")[0])
+            if process is not None:
+                process.release(self._broker_url, incarnation, self._report)
                 continue
             components.release_leases(self._broker_url, incarnation, self._settings, self._report)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.case_study.__main__ import QUICK, Row, answers, detector_steps, table, walk
-from tests.harness.measurements import load
+from tests.extensions.tuning.harness.measurements import load
 from tests.harness.variants import IMAGES
 
 

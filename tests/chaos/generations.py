@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.redis.keys import OFFLINE_STEP
-from tests.harness.clients.events import Reader, reading
 from tests.harness.deployments.site import Site, running
+from tests.harness.http.events import Reader, reading
 
 SLOTS = 8
 MODEL = {

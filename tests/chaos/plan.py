@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness.handlers.chaotic import GROWN
+from tests.harness.handlers.trouble.chaotic import GROWN
 from tests.harness.workers.worker import HANDLERS
 
-CHAOTIC = HANDLERS / "chaotic.py"
+CHAOTIC = HANDLERS / "trouble/chaotic.py"
 BATCH = {"fast": 32, "slow": 16, "rough": 4}
 NEVER_RETRIES = 1
 #: Longer inputs and results lie in the payload store.

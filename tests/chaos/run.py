@@ -32,7 +32,6 @@ def run(
         seed: what is drawn comes from it; printed, so that the schedule can be repeated.
         jobs: how many, of them `hangs` that hang and `poison` that take their process with them.
         kills: how many.
-        flavour: which Redis.
         fsync: its `appendfsync`. Under `everysec` what it may lose is no fault.
         timeout_s: after how long what hangs is killed; for longer no machine should stand still.
     """

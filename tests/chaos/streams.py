@@ -143,7 +143,7 @@ def run(folder: Path, seed: int, *, pieces: int, kills: int, clients: int = CLIE
     (gate := folder / "gate").mkdir()
     each = -(-pieces // clients)
     every = -(-each // kills)
-    handler = f"{HANDLERS / 'counting.py'}:Numbers"
+    handler = f"{HANDLERS / 'generation/counting.py'}:Numbers"
     models = write_models(folder, m={"handler": handler, "max_batch_size": clients})
     _say(f"--seed {seed}: {each * clients:,} pieces, {clients} clients, {kills} kills")
     with (

@@ -22,7 +22,7 @@ from headrace.redis import keys
 from headrace.server.ports import free_port
 from headrace.server.supervisor.proc import start_time_ticks
 from headrace.webhooks.signing import new_secret
-from tests.harness.clients.openai_batches import Batches, batches_at, line
+from tests.extensions.openai.harness.batches import Batches, batches_at, line
 from tests.harness.deployments.pipelines import write_site
 from tests.harness.processes.processes import gone
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server

@@ -16,8 +16,6 @@ from redis.exceptions import ResponseError
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Job, Queue, foreign
 
-LEASE_US = 60_000_000
-
 
 @contextmanager
 def in_its_place(client: redis.Redis, name: str) -> Iterator[None]:
@@ -88,65 +86,3 @@ def test_a_dead_letter_goes_back_once_though_its_record_is_anothers(queue: Queue
     assert queue.dead_letters() == {}
     assert [raw in listed for listed in queue.listed()].count(True) == 1
     queue.client.delete(*queue.keys, *queue.client.keys(keys.job + "*"))
-
-
-def batch(queue: Queue, batch_id: str) -> None:
-    queue.call("batches/create", [], batch_id, "{}", 60, 60, "k")
-
-
-def claimed(queue: Queue, before_s: int | str = "") -> list[Any]:
-    return list(queue.call("batches/claim", [], LEASE_US, "runner", before_s))
-
-
-def test_the_batch_whose_window_ends_first_is_leased_first(queue: Queue) -> None:
-    for batch_id, window_s in (("late", 9000), ("soon", 100), ("later", 9999)):
-        queue.call("batches/create", [], batch_id, "{}", window_s, 60, "k")
-    end_s = int(queue.client.hget(keys.batch("late"), "expires_at") or 0)
-    assert claimed(queue, end_s - 9000) == [], "none ends before that"
-    assert claimed(queue, end_s)[0] == b"soon"
-    assert claimed(queue, end_s) == []
-    assert [claimed(queue)[0] for _ in range(2)] == [b"late", b"later"]
-    assert claimed(queue) == []
-
-
-def test_a_batch_whose_record_is_anothers_keeps_no_runner_from_the_next(queue: Queue) -> None:
-    for batch_id in ("a", "b", "c"):
-        batch(queue, batch_id)
-    with in_its_place(queue.client, keys.batch("a")):
-        with refused_whole(queue.client, keys.TOKEN):
-            claimed(queue)
-        assert claimed(queue)[0] == b"b"
-        assert claimed(queue)[0] == b"c"
-        assert claimed(queue) == []
-        assert queue.client.zrange(keys.OPEN_BATCHES, 0, -1) == [b"b", b"c"]
-    with in_its_place(queue.client, keys.batch("c")):
-        assert queue.call("batches/release", [], "runner") == [1]
-    assert claimed(queue)[0] == b"b"
-
-
-def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
-    batch(queue, "a")
-    _, token, *_ = claimed(queue)
-    file = ("output", "-", 3, 60, "", 1, "redis:0a", 0)
-    said = ("a", token, LEASE_US, "in_progress", 60, 2, "total", 5, "f1", *file, "f2", *file)
-    lists = (keys.FILES, keys.files_of("-"))
-    for name in (*lists, keys.file("f2"), keys.file_parts("f2")):
-        with refused_whole(queue.client, name):
-            queue.call("batches/save", [], *said)
-    assert queue.call("batches/save", [], *said)[0] == 1
-    assert queue.client.hget(keys.batch("a"), "total") == b"5"
-    assert queue.client.zcard(keys.file_parts("f2")) == 1
-
-
-def test_an_id_is_in_every_list_of_its_kind_or_in_none(queue: Queue) -> None:
-    queue.call("files/begin", [], "f", 60_000, "n", "in", "k", "me", "b", 0)
-    for name in (keys.FILES, keys.files_of("me")):
-        with refused_whole(queue.client, name):
-            queue.call("files/finish", [], "f", "batch", 60)
-    queue.call("files/finish", [], "f", "batch", 60)
-    for name in (keys.BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES):
-        with refused_whole(queue.client, name):
-            batch(queue, "a")
-    batch(queue, "a")
-    for name in (keys.files_of("me"), keys.batches_of("k")):
-        assert queue.client.zcard(name) == 1

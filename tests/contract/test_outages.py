@@ -277,7 +277,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     arguments: dict[str, list[Arg]] = {
         "jobs/submit": [0], "queues/list_jobs": ["m", "", "", 0, "", 1, 1],
         "queues/arrange": [queue.name, 1, 1, 1, 1],
-        "jobs/view": [1], "jobs/cancel": [0], "queues/depth":
+        "records/view": [1], "jobs/cancel": [0], "queues/depth":
         [], "jobs/claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "queues/sweep": [queue.name,
         1, 3, 10], "jobs/settle": [queue.name, "1"], "jobs/move": [queue.name, "1"],
         "jobs/renew": [1], "jobs/release": [queue.name, "free", 3, "", ""],
@@ -285,29 +285,26 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
         "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e",
         "redis:r", 1, 0, 17, "", "", "more than nothing"], "jobs/canvas_begin": ["x", 1],
-        "workers/report": ["w", 2, "m", "{}"], "files/begin": ["f", 0],
-        "files/part": ["f", "redis:0", 0, 1, 1, 1],
-        "files/finish": ["f", "batch", 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
+        "workers/report": ["w", 2, "m", "{}"],
+        "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
         [1, "expired", "JobExpired", "late"],
-        "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
+        "records/outcomes": [""], "records/delete": [""], "records/listen": ["x"],
         "runs/save_status": ["r", "{}", "", 60, 10, "-"],
         "background/requeue_dead": ["", ""],
         "background/settle": ["w", "t", 1], "background/take": ["w"],
         "background/hold": ["w", "t", "x"],
         "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
-        "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel":
-        ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
-        ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
-        "webhooks/due": [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [],
-        "jobs/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
-        "jobs/read_pieces": [10, 10, "x", 0, ""],
+        "pipelines/clear": ["x", 1],
+        "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
+        "webhooks/due": [10], "records/progress": ["x", 1, "1 {}"], "records/watch": [],
+        "pieces/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
+        "pieces/read_pieces": [10, 10, "x", 0, ""],
         "jobs/start": ["x", 1, 1],
         "jobs/isolate": ["x", 1, "either", "here"],
         "profiles/request": ["p", "{}", "m@1", 1, 60, 8], "profiles/take": ["p", "w", 1],
         "profiles/save": ["p", "", "", "", 60, 8],
         "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
-        "torchserve/metrics": ["h", 10], "torchserve/sequences": ["end", "m@1", "s", ""],
         "queues/retry_failures": [queue.name], "queues/read_failures": ["m", "+inf", 0, 0, 1],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
     }  # fmt: skip
@@ -318,7 +315,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.execute(*command)
     queue.client.delete(
         keys.WORKERS, keys.worker("w"), keys.rate("k"), keys.RUNS, keys.runs_of("-"), keys.run("r"),
-        keys.PAYLOADS, keys.BATCHES, keys.batches_of("k"), keys.OPEN_BATCHES,
+        keys.PAYLOADS,
         keys.background_held("w"), keys.profile("p"), keys.PROFILES, keys.REGISTRY,
     )  # fmt: skip
     assert queue.client.dbsize() == 0

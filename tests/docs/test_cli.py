@@ -11,12 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli.jobs.jobs import Status
-from headrace.cli.main import app
+from headrace.cli.main import every_command
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import StdinAs
 
 TEXT = (Path(__file__).parents[2] / "docs/cli.md").read_text("utf-8")
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+APP = every_command()
+COMMANDS: dict[str, Any] = typer.main.get_command(APP).commands  # type: ignore[attr-defined]
 GROUPS = {
     name: command.commands for name, command in COMMANDS.items() if hasattr(command, "commands")
 }
@@ -40,7 +41,7 @@ def documented(command: str) -> dict[str, tuple[str, str]]:
 
 
 def helped(command: str) -> str:
-    shown = CliRunner().invoke(app, [*command.split(), "--help"])
+    shown = CliRunner().invoke(APP, [*command.split(), "--help"])
     assert shown.exit_code == 0
     return shown.output
 

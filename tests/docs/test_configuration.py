@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.config.input_schema import TYPES, OutputSection
-from headrace.config.model_catalog import check_config
-from headrace.config.model_options import ModelOptions
-from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from headrace.config import extension_settings
+from headrace.config.extensions import settings_types
+from headrace.config.inputs.input_schema import TYPES, OutputSection
+from headrace.config.model.catalog import check_config
+from headrace.config.model.options import ModelOptions
+from headrace.config.settings import ENV_PREFIX, FIELDS, OTHER_VARIABLES, VARIABLES, load_settings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "configuration.md").read_text()
@@ -36,6 +38,7 @@ MODEL_ROWS = rows(_MODELS)
 INPUT_ROWS = rows(_BELOW.partition("\n### ")[0])
 SETTING_ROWS = rows(section("Settings"))
 OTHER_ROWS = rows(section("Other variables"))
+EXTENSION_VARIABLES = extension_settings.variables(ENV_PREFIX)
 
 
 def written(default: Any) -> str:
@@ -87,7 +90,10 @@ def test_every_key_of_inputs_and_outputs_is_there_in_order() -> None:
 
 
 def test_every_setting_is_there_in_order() -> None:
-    assert list(SETTING_ROWS) == [field.name for field in fields(Settings)]
+    of_extensions = [
+        f"{name}.{field}" if field else name for name, field, _ in EXTENSION_VARIABLES.values()
+    ]
+    assert list(SETTING_ROWS) == [*FIELDS, *of_extensions]
 
 
 @pytest.mark.parametrize("field", fields(ModelOptions), ids=lambda field: field.name)
@@ -98,7 +104,7 @@ def test_a_models_key_has_its_default_and_bounds(field: msgspec.structs.FieldInf
     assert meaning
 
 
-@pytest.mark.parametrize("field", fields(Settings), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", FIELDS.values(), ids=lambda field: field.name)
 def test_a_setting_has_its_variable_default_and_bounds(field: msgspec.structs.FieldInfo) -> None:
     variable, kind, default, meaning = SETTING_ROWS[field.name]
     assert f"`{ENV_PREFIX}{field.name.upper()}`" in variable
@@ -107,10 +113,22 @@ def test_a_setting_has_its_variable_default_and_bounds(field: msgspec.structs.Fi
     assert meaning
 
 
+@pytest.mark.parametrize("name", settings_types())
+def test_a_value_of_an_extension_has_its_variables(name: str) -> None:
+    of_it = {
+        variable: f"{name}.{field}" if field else name
+        for variable, (extension, field, _) in EXTENSION_VARIABLES.items()
+        if extension == name
+    }
+    for variable, key in of_it.items():
+        assert f"`{variable}`" in SETTING_ROWS[key][0]
+        assert SETTING_ROWS[key][-1]
+
+
 def test_every_variable_that_is_named_is_known_and_every_known_one_is_named() -> None:
     named = set(re.findall(r"HEADRACE_[A-Z_]+", TEXT))
-    settings = {ENV_PREFIX + field.name.upper() for field in fields(Settings)}
-    assert named == settings | OTHER_VARIABLES
+    named -= {"HEADRACE_NAME_FIELD"}
+    assert named == {*VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES}
 
 
 def test_the_other_variables_that_people_set_have_a_row() -> None:
@@ -118,7 +136,7 @@ def test_the_other_variables_that_people_set_have_a_row() -> None:
 
 
 def test_every_variable_that_the_code_names_is_one_that_the_servers_take() -> None:
-    known = {ENV_PREFIX + field.name.upper() for field in fields(Settings)} | OTHER_VARIABLES
+    known = {*VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES}
     used = {
         name: path.name
         for folder in ("headrace", "api", "workers", "handlers", "extensions", "examples")

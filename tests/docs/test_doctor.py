@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.cli.doctor.command import CHECKS
+from headrace.cli.doctor.command import all_checks
 
 ROOT = Path(__file__).parents[2]
+CHECKS = all_checks()
 NAMES = [check.name for check in CHECKS]
 
 
@@ -23,6 +24,7 @@ def test_every_check_has_a_test_that_breaks_what_it_looks_at() -> None:
         for file in [
             *ROOT.glob("tests/unit/headrace/cli/test_doctor*.py"),
             *ROOT.glob("tests/integration/cli/test_doctor*.py"),
+            *ROOT.glob("tests/extensions/**/test_doctor*.py"),
         ]
         for names in re.findall(r"^@breaks\(([^)]*)\)", file.read_text(), re.MULTILINE)
         for name in re.findall(r'"([\w-]+)"', names)

@@ -14,17 +14,17 @@ import pytest
 import yaml
 from PIL import Image
 
-from handlers.explanations import EXPLAIN, TARGET
+from handlers.common.explanations import EXPLAIN, TARGET
+from handlers.common.images import FORMATS, ImageOptions
 from handlers.image_classifier import ClassifierOptions
 from handlers.image_segmenter import SegmenterOptions
-from handlers.images import FORMATS, ImageOptions
 from handlers.loader import VERBS, load_handler
 from handlers.object_detector import DetectorOptions
 from handlers.tensor_model import TensorOptions
 from handlers.text_classifier import TextOptions
-from headrace.config.handler_reference import BUILTIN_HANDLERS
-from headrace.config.model_catalog import load_catalog
-from headrace.config.parameters import Parameter
+from headrace.config.inputs.parameters import Parameter
+from headrace.config.model.catalog import load_catalog
+from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.errors import BY_CODE
 from headrace.handler import Context
 from tests.harness.pictures import encoded

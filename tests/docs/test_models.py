@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from api.routes.admin.registry import TUNING
-from headrace.config.handler_reference import BUILTIN_HANDLERS
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
+from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.models.archive import ARCHIVES
 from headrace.models.folder import MODEL_FILE, PROGRAMS, read_folder
 from headrace.models.members import MIB, Limits

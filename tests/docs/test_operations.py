@@ -11,8 +11,9 @@ import typer
 import yaml
 
 from api.observability.metric_families import FAMILIES
-from headrace.cli.main import app
-from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
+from headrace.cli.main import every_command
+from headrace.config.extension_settings import variables
+from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, VARIABLES
 from headrace.errors import BY_CODE
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/READM
 DOCS = sorted([*OUTSIDE, *(ROOT / "docs").rglob("*.md")])
 GUIDES = [ROOT / "docs" / name for name in ("operations.md", "troubleshooting.md", "compose.md")]
 COMPOSE = [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy").glob("compose.*.yml"))]
-COMMANDS: Any = typer.main.get_command(app)
+COMMANDS: Any = typer.main.get_command(every_command())
 #: Samples of a metric, by how they end.
 SUFFIX = re.compile(r"_(bucket|count|sum)$")
 
@@ -67,7 +68,7 @@ def test_every_error_code_has_what_to_do_about_it() -> None:
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_variables_settings_and_tests_that_are_named_exist(path: Path) -> None:
     text = text_of(path)
-    known = {ENV_PREFIX + name.upper() for name in Settings.__struct_fields__} | OTHER_VARIABLES
+    known = VARIABLES.keys() | variables(ENV_PREFIX).keys() | OTHER_VARIABLES
     # Shown as what is misspelt.
     named = set(re.findall(r"\bHEADRACE_[A-Z_]+\b", text)) - {"HEADRACE_API_PRT", "HEADRACE_"}
     assert named <= known

@@ -22,8 +22,8 @@ import redis
 from headrace.redis import keys
 from headrace.server.supervisor.proc import children_of
 from tests.harness.deploy.containers import Service, Stack, can_sandbox, stack
+from tests.harness.monitoring.flower import asked
 from tests.harness.processes.processes import command_line, descendants, environment, gone, suspend
-from tests.harness.servers.flower import asked
 from tests.harness.servers.up import ROOT, write_models
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client

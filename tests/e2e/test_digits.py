@@ -18,7 +18,7 @@ from PIL import Image
 from examples.digits_dataset import held_out
 from handlers.digits import Digits
 from headrace.handler import Context
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 

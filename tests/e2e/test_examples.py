@@ -26,7 +26,7 @@ from PIL import Image
 from examples.digits_dataset import held_out
 from headrace import Client, errors
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.harness.clients.browser import browser, browser_page
+from tests.harness.http.browser import browser, browser_page
 from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 

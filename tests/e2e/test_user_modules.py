@@ -1,4 +1,4 @@
-"""A user's `handlers`, `workers` and `api` are imported by the user's code, and never ours."""
+"""A user's code imports the user's `handlers`, `workers`, `api` and `extensions`, never ours."""
 
 from __future__ import annotations
 

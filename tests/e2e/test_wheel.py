@@ -109,6 +109,17 @@ def test_up_runs_a_job_from_the_wheel_alone(installed: Path, tmp_path: Path) -> 
         assert up.stop() == 0
 
 
+def test_a_command_of_an_extension_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from headrace.cli.main import only; only(['bench'])(['bench', '--help'], "
+        "standalone_mode=False); print(sys.modules['extensions.tuning.extension'].__file__)"
+    )
+    shown = run("-P", "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "Measure a running server" in shown
+    own = installed / "headrace/_server/extensions/tuning/extension.py"
+    assert shown.splitlines()[-1] == str(own)
+
+
 def test_a_users_modules_win_over_those_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     models = write_models(write_project(tmp_path), MODELS)
     with running_up(tmp_path, models=models, PYTHONPATH=str(installed)) as up:

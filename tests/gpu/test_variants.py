@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.config.optimize import Optimize
-from headrace.jobs.encoding import binary_input
+from headrace.config.model.optimize import Optimize
 from headrace.jobs.job import State
+from headrace.jobs.values.encoding import binary_input
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.variants import IMAGES
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from handlers.digits import WEIGHTS
-from tests.harness.torchserve import write_archive
+from tests.extensions.torchserve.harness.archives import write_archive
 
 #: Real digits that the network has not seen; a name begins with its digit.
 IMAGES: Final = sorted((Path(__file__).parents[2] / "examples" / "digits").glob("*.png"))

@@ -10,10 +10,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.config.optimize import Optimize
-from headrace.optimize.report import BatchTime, Comparison, Variant
-from headrace.tune.search import Trial
-from headrace.tune.space import Candidate
+from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
+from extensions.tuning.tune.search import Trial
+from extensions.tuning.tune.space import Candidate
+from headrace.config.model.optimize import Optimize
 
 #: How fast each variant computes an input, relative to eager.
 SPEEDS = {"eager": 1.0, "compile": 0.9, "onnxruntime": 0.7, "openvino": 0.55}

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import api
+import extensions
 import workers.rooms
 from handlers.base import Base
 
@@ -41,7 +42,7 @@ class Mine(Base):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return [
                 {
-                    "modules": [Base.owner, workers.rooms.OWNER, api.OWNER],
+                    "modules": [Base.owner, workers.rooms.OWNER, api.OWNER, extensions.OWNER],
                     "pool": pool.submit(in_child, item).result(),
                     "child": subprocess.check_output([sys.executable, "tool/main.py"], text=True),
                 }
@@ -59,6 +60,7 @@ _FILES: Final = {
     "workers/__init__.py": "",
     "workers/rooms.py": "OWNER = 'user'\n",
     "api.py": "OWNER = 'user'\n",
+    "extensions/__init__.py": "OWNER = 'user'\n",
     "tool/main.py": (
         "import json, os, neighbour\n"
         f"print(json.dumps([neighbour.OWNER, *map(os.environ.get, {SHOWN})]))\n"
@@ -97,7 +99,7 @@ def expected(model: str, item: int, **variables: str) -> dict[str, Any]:
     if model == "packed":
         return {"owners": ["user", "user"]}
     return {
-        "modules": ["user"] * 3,
+        "modules": ["user"] * 4,
         "pool": ["user", "user", ["user", item]],
         "child": json.dumps(["user", *map(variables.get, SHOWN)]) + "\n",
     }

@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from handlers.common.tensors import load_weights
 from handlers.digits import WEIGHTS, Digits, DigitsNet
 from handlers.optimize.variants import Installed, Samples, Site, install
-from handlers.tensors import load_weights
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 from headrace.handler import Context, Exportable
 
 MOST: Final = 4

@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.redis import keys

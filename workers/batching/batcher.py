@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.estimates import Arrivals, LatencyModel
 
@@ -87,7 +87,6 @@ class BatchPolicy:
     """The limits of a model's batches.
 
     Attributes:
-        max_batch_size: items of a batch.
         max_batch_delay_s: how long an item may be held back for others, from when it was enqueued.
         max_batch_cost: the most that the items of a batch may cost together; an item above it runs
             alone. None for no limit.

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import binary_head, decode_input, input_bytes, loads
-from headrace.jobs.media_types import JSON_TYPE, image_size
+from headrace.jobs.values.encoding import binary_head, decode_input, input_bytes, loads
+from headrace.jobs.values.media_types import JSON_TYPE, image_size
 
 #: The key of an input without a value at the JSON pointer.
 ABSENT: Final = None

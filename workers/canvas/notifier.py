@@ -99,7 +99,7 @@ class CanvasNotifier:
 
     def take(self, model: ServedModel) -> None:
         """Begin to send the callbacks that a model has pending."""
-        ends, orphaned = model.callbacks.take_work()
+        ends, orphaned = model.take_callback_work()
         for end in ends:
             self._thread.submit(_Task(partial(send_end, end), TaskOutcome(model, *end)))
         for entry in orphaned:
@@ -109,7 +109,7 @@ class CanvasNotifier:
         """Settle the jobs whose callbacks were sent since the last call."""
         for model, job, settlement in self._thread.take_results():
             if job is None or settlement is None:
-                model.callbacks.orphaned_pending -= 1
+                model.orphaned_end_handled()
             elif model.callbacks_sent(job):
                 leases.settle(model, [settlement])
 

@@ -21,8 +21,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
 from redis.exceptions import RedisError, ResponseError
 
-from headrace.jobs.encoding import strict_json
 from headrace.jobs.ids import callback_id
+from headrace.jobs.values.encoding import strict_json
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
@@ -61,7 +61,6 @@ class CanvasOutcome(NamedTuple):
     Attributes:
         state: SUCCESS, FAILURE or REVOKED.
         value: the result as `.get()` returns it, or the exception as Celery writes it in JSON.
-        traceback: the handler's traceback, if it raised.
         meta: the Celery result to store; b"" if none is stored (ignore_result).
     """
 

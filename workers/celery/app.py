@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Queue
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.redis.celery_url import celery_url
 from headrace.redis.keys import TASK_NAME, queue_name

@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 from redis import Redis
 
-from headrace.config.model_catalog import Catalog, ModelConfig
-from headrace.config.optimize import OPTIMIZED
+from headrace.config.model.catalog import Catalog, ModelConfig
+from headrace.config.model.optimize import OPTIMIZED
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
-from headrace.observability.logs import batch_tag, torchserve_output
-from headrace.observability.torchserve_metrics import TorchServeMetrics
+from headrace.observability.logs import batch_tag
 from headrace.observability.tracing import tracing
 from headrace.observability.worker_report import DeviceFigures, Figures, ModelStats
 from headrace.payloads.input_ref import InputRefs
@@ -29,7 +28,6 @@ from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from headrace.registry.catalog import RegisteredConfig
-from headrace.torchserve.config import read_config
 from workers.canvas.notifier import CanvasNotifier
 from workers.canvas.sender import CanvasSender
 from workers.celery.celery_internals import event_channel, event_dispatcher, take_ticks
@@ -37,14 +35,14 @@ from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.registry_reader import Found, RegistryReader
+from workers.extension import Observer, observers_of
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
+from workers.lifecycle.registry_reader import Found, RegistryReader
 from workers.models.pending_work import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
-from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import PARENT_VARIABLE
 from workers.replicas.devices import device_of, tuned
@@ -81,10 +79,12 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     placement.figures = host_metrics.newest
     client = _connection(settings, redis_url)
     observer = _event_publisher(worker, settings, redis_url, models)
+    observers = _observers(settings, host_metrics.newest)
+    scripts = [script for added in observers for script in added.scripts]
     host_metrics.start()
     return Consumer(
         models=models,
-        leases=LeaseManager(owner, PipelinedConnection(client), settings, observer),
+        leases=LeaseManager(owner, PipelinedConnection(client, scripts), settings, observer),
         notifications=_notifications(client, models, owner),
         observer=observer,
         report=WorkerReporter(
@@ -99,7 +99,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         registry=registry,
         profiles=Profiles(redis_url, owner),
         registered=registered,
-        metrics=_torchserve_metrics(settings, host_metrics.newest),
+        observers=observers,
     )
 
 
@@ -135,20 +135,16 @@ def _notifications(client: Redis, models: Sequence[ServedModel], owner: str) -> 
     return QueueNotifications(client, lists, keys.cancel_channel(owner))
 
 
-def _torchserve_metrics(settings: Settings, figures: Callable[[], Figures]) -> WorkerMetrics | None:
-    """Return what takes metrics for TorchServe's interfaces; None if they are not served.
+def _observers(settings: Settings, figures: Callable[[], Figures]) -> list[Observer]:
+    """Return the observers of extensions.
 
     Raises:
-        SystemExit: their configuration cannot be read.
+        SystemExit: the configuration of one cannot be read.
     """
-    if settings.torchserve is None:
-        return None
     try:
-        config = read_config(settings.torchserve)
-        metrics = TorchServeMetrics(config, "worker", torchserve_output(settings.log_format))
+        return observers_of(settings, figures)
     except ConfigError as error:
         raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
-    return WorkerMetrics(metrics, config, figures, os.environ)
 
 
 def _changing_models(catalog: Catalog) -> Found | None:
@@ -231,8 +227,6 @@ class ModelBuilder:
 
     Args:
         catalog: the models at the start, which decide the share of the cores of each process.
-        settings: the settings.
-        environ: the environment of the worker.
         owner: the name of this incarnation of the worker.
         devices: the GPUs of the worker, as the driver reports them.
     """
@@ -257,7 +251,6 @@ class ModelBuilder:
         """Return a model.
 
         Args:
-            config: its configuration.
             key: its name in the worker; "" for the name of the model.
             stats: the counters that it continues; None for new ones.
         """

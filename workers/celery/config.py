@@ -12,7 +12,7 @@ from celery.bootsteps import StartStopStep
 from celery.signals import setup_logging
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, load_settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs

@@ -34,7 +34,7 @@ from tornado.escape import xhtml_escape
 from tornado.web import HTTPError, authenticated
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.redis import keys
 from workers.celery.app import CONTROL_QUEUE, create_app
 from workers.celery.config import built_on_demand, deployment

@@ -24,10 +24,10 @@ import msgspec
 from celery.utils.time import utcoffset
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.encoding import kombu_size
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import State, iso, read_meta
 from headrace.jobs.message import arguments_repr
+from headrace.jobs.values.encoding import kombu_size
 from headrace.observability.worker_report import UNTOLD, ModelStats
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -333,7 +333,7 @@ class EventPublisher:
                 continue
             if published is None:
                 # Not sampled until now; or refused, expired or postponed when it was claimed.
-                job = model.held.get(settlement.id)
+                job = model.held_job(settlement.id)
                 if job is None or not self._notable(model, job, settlement):
                     left_out += int(code) != POSTPONED
                     continue

@@ -1,4 +1,4 @@
-"""When a worker claims jobs, when it reads the claimed jobs, and which changes wake it.
+"""When a worker claims jobs, and when it reads the claimed jobs.
 
 All calls of a turn are sent in one write. If a whole batch is known to wait, its claim is sent
 earlier. Redis then works on it while this worker reads the last claim, or settles the last batch.
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.redis.keys import STEPS
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.scheduling.dispatcher import Dispatcher
 
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
 TOP_UP_S: Final = 0.002
-#: A batch that ends sooner than this needs no notification meanwhile: its end claims anyway.
-SHORT_BATCH_S: Final = 0.005
 
 
 class Claimer:
@@ -44,70 +41,39 @@ class Claimer:
         """Claim at once the whole batches that wait, so that Redis works while batches settle."""
         for model in self._models:
             room = model.claim_request()
-            if whole_batch_waits(model, room):
+            if model.whole_batch_waits(room):
                 self._claim(model, room, now)
         self._leases.flush(now)
 
     def claim_before_reading(self, now: float) -> None:
         """Claim at once the batch behind a claimed one that will run as soon as it is read."""
         for model in self._models:
-            if not model.claims.unread or not whole_batch_unread(model):
+            if not model.unread or not model.whole_batch_unread:
                 continue
             if self._dispatcher.runs_at_once(model):
                 room = model.claim_request()
-                if whole_batch_waits(model, room):
+                if model.whole_batch_waits(room):
                     self._claim(model, room, now)
                     self._leases.flush(now)
 
     def read_claims(self, now: float) -> None:
         """Read the claimed jobs, and settle those that will not run."""
         for model in self._models:
-            if model.claims.unread:
+            if model.unread:
                 self._leases.settle(model, model.read_claims(now))
-                if model.claims.misplaced:
-                    self._leases.move_misplaced(model)
+                self._leases.move_misplaced(model)
 
     def connection_lost(self, now: float) -> None:
         """Read the claimed jobs, because `held` must be complete when Redis is back."""
         self.read_claims(now)
         for model in self._models:
-            model.backlog.connection_lost()
+            model.connection_lost()
 
     def _claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         # Without a connection a claim would be sent on reconnect, just before `release_owner`
         # returns all that it leased.
         if not room or not self._leases.connected or self._dispatcher.isolation.holds_claims:
             return
-        # Would it return better jobs than all that are prepared?
-        better = not model.batcher.online and (not model.prepared or model.backlog.online)
-        if now >= self.top_up_at or better or self._dispatcher.may_run(model):
+        if now >= self.top_up_at or model.claims_better or self._dispatcher.may_run(model):
             self.top_up_at = now + TOP_UP_S
             self._leases.claim(model, room, now)
-
-
-def whole_batch_waits(model: ServedModel, room: Sequence[int]) -> bool:
-    """Return whether a whole batch is known to wait in Redis for this room."""
-    size = model.memory_limit.limit
-    return max(room, default=0) >= size <= model.backlog.fitting(room)
-
-
-def whole_batch_unread(model: ServedModel) -> bool:
-    """Return whether the unread claims are surely one full batch that can run at once.
-
-    This is known only for models without costs and keys.
-    """
-    policy = model.batcher.policy
-    bounded = policy.max_batch_cost is not None or policy.keyed
-    others = model.prepared or model.pending_payloads.in_transfer
-    unread = sum(len(claim.jobs) for claim in model.claims.unread)
-    return unread >= policy.max_batch_size and not bounded and not others
-
-
-def wants_notification(model: ServedModel, place: int, now: float) -> bool:
-    """Return whether the next change of a list, by its place, should wake the worker."""
-    step = place % len(STEPS)
-    if not model.backlog.watches(place) or not model.serving or not model.room[step]:
-        return False
-    # An online job must not wait for an offline batch that has not started.
-    offline_next = step < len(STEPS) - 1 and model.prepared and not model.batcher.online
-    return model.takes_jobs or bool(offline_next) or model.batch_ends_in_s(now) > SHORT_BATCH_S

@@ -16,15 +16,17 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headrace.config.handler_reference import TORCHSERVE
+from headrace.config.extensions import handler_extension
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
 from headrace.redis.keys import OFFLINE_STEP
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
+from workers.extension import worker_parts
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.protocol.frames import PieceRow
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -34,12 +36,7 @@ _RUN_BITS: Final = 32
 
 
 class HeldJobs:
-    """The jobs that one worker holds.
-
-    Args:
-        models: the served models of the worker.
-        leases: the worker's lease manager.
-    """
+    """The jobs that one worker holds."""
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
         self._models = models
@@ -77,7 +74,7 @@ class HeldJobs:
             self._in_doubt.pop(model.key, None)
             model.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for job, code in zip(jobs, codes, strict=True):
-                if model.held.get(job.id) is not job or job.dropped:
+                if not model.holds(job) or job.dropped:
                     continue
                 if int(code) == CANCEL_REQUESTED:
                     self._cancel(model, job.id, job.token)
@@ -131,18 +128,11 @@ class HeldJobs:
                     if batch.start_due_at == NEVER:
                         self.write_start(batch)
 
-    def write_pieces(
-        self, model: ServedModel, replica: Replica, rows: Sequence[Sequence[Any]]
-    ) -> None:
+    def write_pieces(self, model: ServedModel, replica: Replica, rows: Sequence[PieceRow]) -> None:
         """Append the pieces that a replica sends to the piece logs of their jobs.
 
         Pieces of a batch that the replica no longer has, and of quiet jobs, are ignored.
 
-        Args:
-            model: the model of the replica.
-            replica: the replica.
-            rows: one per piece: the batch's number, the job's id, and then the values of
-                `job_scripts.append_pieces` from the first index on.
         """
         wanted = []
         first_s: list[float] = []
@@ -169,15 +159,16 @@ class HeldJobs:
 
     @staticmethod
     def _extend(model: ServedModel, batch: Batch | None) -> None:
-        """Count the timeout of an archive's batch from its last piece, as TorchServe does.
+        """Count the timeout of a batch from its last piece, if the extension of its handler does.
 
         A timeout that a client has set still counts from the start of the attempt.
         """
-        if batch is None or not model.config.handler.startswith(TORCHSERVE):
+        part = worker_parts().get(handler_extension(model.config.handler))
+        if batch is None or part is None or not part.pieces_extend_timeout:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
-            limit_s = model.deadlines.timeout_s(jobs)
+            limit_s = model.timeout_s(jobs)
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:

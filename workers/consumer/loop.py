@@ -13,31 +13,32 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
+from headrace.redis.scripts import Command
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.claimer import Claimer, wants_notification
+from workers.consumer.claimer import Claimer
 from workers.consumer.held_jobs import HeldJobs
-from workers.consumer.model_updates import ModelUpdates
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.registry_reader import Found, RegistryReader
 from workers.consumer.replica_frames import ReplicaFrames
-from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.extension import Observer
 from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.models.backlog import PLACES
+from workers.lifecycle.model_updates import ModelUpdates
+from workers.lifecycle.registry_reader import Found, RegistryReader
+from workers.lifecycle.replica_manager import ReplicaManager, about_batches
+from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
-from workers.observability.torchserve_metrics import WorkerMetrics
 from workers.observability.worker_report import WorkerReporter
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
@@ -73,14 +74,14 @@ class Consumer:
         registry: RegistryReader,
         profiles: Profiles,
         registered: Found | None = None,
-        metrics: WorkerMetrics | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.models = models
         self._leases = leases
         self._notifications = notifications
         self.observer = observer
         self._report = report
-        self._metrics = metrics
+        self._observers = observers
         self._transfer = transfer
         self._dispatcher = dispatcher
         self._held_jobs = HeldJobs(models, leases)
@@ -88,12 +89,11 @@ class Consumer:
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._replica_manager = ReplicaManager(
-            self._selector, leases, observer, orphan_guard, placement,
-            torchserve=metrics is not None,
+            self._selector, leases, observer, orphan_guard, placement, observers,
         )  # fmt: skip
         self._frames = ReplicaFrames(
             leases, notifications, observer, transfer, self._held_jobs, self._replica_manager,
-            profiles, metrics,
+            profiles, observers,
         )  # fmt: skip
         self._registry = registry
         self._profiles = profiles
@@ -163,18 +163,18 @@ class Consumer:
 
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
-        if model.pending_payloads.has_work:
+        if model.has_payload_work:
             self._transfer.take(model)
-        if model.callbacks.has_work:
+        if model.has_callback_work:
             self._notifier.take(model)
-        if model.claims.logs_wanted:
+        if model.wants_logs:
             self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.claims.unread or model.prepared for model in self.models):
+        if not any(model.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -218,7 +218,7 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.backlog.assume_waiting()
+            model.expect_jobs()
 
     def _try_to_connect(self, _: bool) -> None:
         failure: Exception | None = None
@@ -251,7 +251,7 @@ class Consumer:
             progress, unloaded = self._updates.progress(), self._updates.unloaded()
             for command in self._report.commands(self.models, progress, unloaded):
                 self._leases.send(command)
-            for command in () if self._metrics is None else self._metrics.commands(self.models):
+            for command in self._observed():
                 self._leases.send(command)
             self._transfer.sweep(now)
             self._profiles.check(now)
@@ -262,10 +262,15 @@ class Consumer:
             self._leases.send(command)
 
     def _send_totals(self, now: float) -> None:
-        """Write TorchServe's metrics of the last batches, if it is time."""
-        if self._metrics is not None and now >= self._metrics.due_at:
-            for command in self._metrics.totals(self.models):
-                self._leases.send(command)
+        """Write what the observers have counted in the last batches, if it is time."""
+        for observer in self._observers:
+            if now >= observer.due_at:
+                for command in observer.totals(self.models):
+                    self._leases.send(command)
+
+    def _observed(self) -> list[Command]:
+        """Return what the observers write with each report."""
+        return [command for one in self._observers for command in one.commands(self.models)]
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
         """Take the reply to `READ_CHANGES`."""
@@ -282,7 +287,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.deadlines.expire(now)
+            model.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -310,8 +315,8 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run_batch(model, second, staged)
         for model in self.models:
-            if model.deadlines.ended:
-                self._leases.settle(model, model.deadlines.take_ended())
+            if ended := model.take_ended():
+                self._leases.settle(model, ended)
         self._isolate()
 
     def _isolate(self) -> None:
@@ -376,18 +381,14 @@ class Consumer:
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
         if self._leases.connected and not self._stopping.is_set():
-            watching = self._updates.watching
             wanted = [
-                index
-                for index in self._notifications.unwatched
-                if (model := watching[index // PLACES]) is not None
-                and wants_notification(model, index % PLACES, now)
+                number
+                for number in self._notifications.unwatched
+                if (found := self._place(number)) and found[0].wants_notification(found[1], now)
             ]
             if wanted:
-                for index in self._notifications.watch(wanted):
-                    found = watching[index // PLACES]
-                    if found is not None:
-                        found.backlog.found(index % PLACES)
+                for model, place in self._places(self._notifications.watch(wanted)):
+                    model.found(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -396,12 +397,19 @@ class Consumer:
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 
-    def _woken(self, indices: Iterable[int]) -> None:
+    def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""
-        for index in indices:
-            model = self._updates.watching[index // PLACES]
-            if model is not None:
-                model.backlog.assume_waiting([index % PLACES])
+        for model, place in self._places(lists):
+            model.notified(place)
+
+    def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
+        return filter(None, map(self._place, lists))
+
+    def _place(self, number: int) -> tuple[ServedModel, Place] | None:
+        """Return the model of a list of the notifications, and the place; None if it has ended."""
+        position, index = divmod(number, len(PLACES))
+        model = self._updates.watching[position]
+        return (model, PLACES[index]) if model is not None else None
 
     def _due_times(self, now: float) -> list[float]:
         """Return the times at which the loop must turn although nothing has come."""
@@ -410,11 +418,11 @@ class Consumer:
         if connected:
             times += (self._sweep_at, self._renew_at)
             times += (self.observer.events_at, self._leases.reply_due_at)
-            times += () if self._metrics is None else (self._metrics.due_at,)
+            times += [observer.due_at for observer in self._observers]
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
-            times += (model.deadlines.next_at, model.next_due_at)
+            times.append(model.due_at)
             for replica in model.replicas:
                 for batch in replica.running:
                     due_at = batch.start_due_at if connected else NEVER
@@ -455,7 +463,7 @@ class Consumer:
         self._replica_manager.release_all(self.models, time.monotonic())
         self._updates.lease_replicas(time.monotonic(), stopping=True)
         last_report = [*self._report.commands(self.models), *self._report.removal()]
-        last_report += () if self._metrics is None else self._metrics.commands(self.models)
+        last_report += self._observed()
         for command in (*last_report, *self.observer.events(NEVER)):
             self._leases.send(command)
         while self._leases.busy and self._leases.connected:

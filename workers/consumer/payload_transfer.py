@@ -19,8 +19,8 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.jobs.encoding import from_kombu
 from headrace.jobs.message import InputSource
+from headrace.jobs.values.encoding import from_kombu
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.ranges import read_parts
 from headrace.payloads.store import PayloadEntry, PayloadMissing
@@ -88,7 +88,7 @@ class PayloadTransfer:
 
     def take(self, model: ServedModel) -> None:
         """Begin the transfers that a model needs."""
-        fetches, results, ended = model.pending_payloads.take_work()
+        fetches, results, ended = model.take_payload_work()
         for job in fetches:
             self._threads.submit(_Transfer(model, job, None, list(self._again_s)))
         for result in results:

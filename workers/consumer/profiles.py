@@ -21,6 +21,7 @@ from headrace.redis.connection import connect
 from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import Command
 from workers.models.served_model import ServedModel
+from workers.protocol.frames import Profiled
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 from workers.threads import BackgroundThreads
@@ -110,19 +111,17 @@ class Profiles:
             until = now + asked.seconds + profiles.WRITE_S
             self._running[taken.id] = _Running(taken.of, replica, replica.pid, until)
 
-    def ended(
-        self, model: ServedModel, profile_id: str, files: dict[str, bytes], error: str
-    ) -> None:
+    def ended(self, model: ServedModel, profile: Profiled) -> None:
         """Save what a model process has answered."""
-        if profile_id:
-            self._running.pop(profile_id, None)
-            self._save(profile_id, files, error)
+        if profile.id:
+            self._running.pop(profile.id, None)
+            self._save(profile.id, profile.files, profile.error)
             return
         option = model.config.profile
         made = ProfileRequest(batches=option.batches if option is not None else 1)
         new = f"{profiles.AUTOMATIC}{secrets.token_hex(8)}"
         of = of_model(model.config.name, model.config.version)
-        self._threads.submit(profiles.save(new, files, automatic=(made, of)))
+        self._threads.submit(profiles.save(new, profile.files, automatic=(made, of)))
 
     def check(self, now: float) -> None:
         """Give up profiles whose process has ended or does not answer."""

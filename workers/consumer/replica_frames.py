@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from headrace.observability.worker_report import GenerationState
 from workers.consumer.held_jobs import HeldJobs
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.consumer.replica_manager import ReplicaManager, about_batches
+from workers.extension import Observer
 from workers.jobs.leased_job import Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
-from workers.models.backlog import PLACES
+from workers.lifecycle.replica_manager import ReplicaManager, about_batches
+from workers.models.backlog import PLACES, first_list
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
-from workers.observability.torchserve_metrics import WorkerMetrics
+from workers.protocol.frames import (
+    Began,
+    Done,
+    FromModel,
+    ItemProgress,
+    Loaded,
+    Metrics,
+    NotLoaded,
+    Pieces,
+    Profiled,
+    Room,
+    TokenFigures,
+    Waits,
+    Warming,
+    Yielded,
+)
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -51,7 +68,7 @@ class ReplicaFrames:
         held_jobs: HeldJobs,
         replica_manager: ReplicaManager,
         profiles: Profiles,
-        metrics: WorkerMetrics | None,
+        observers: Sequence[Observer],
     ) -> None:
         self.finished: list[FinishedBatch] = []
         self._leases = leases
@@ -61,7 +78,7 @@ class ReplicaFrames:
         self._held_jobs = held_jobs
         self._replica_manager = replica_manager
         self._profiles = profiles
-        self._metrics = metrics
+        self._observers = observers
 
     def catch_up(self, model: ServedModel, replica: Replica, now: float) -> None:
         """Read all that a process has sent, and notice its end."""
@@ -81,78 +98,82 @@ class ReplicaFrames:
         except (EOFError, OSError):
             self._replica_manager.lost(model, replica, now)
             return
-        for kind, *rest in frames:
-            if replica.stacks_requested:
-                continue
-            self._take_frame(model, replica, kind, rest, now)
+        for frame in frames:
+            if not replica.stacks_requested:
+                self._take_frame(model, replica, frame, now)
 
     def _take_frame(
-        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+        self, model: ServedModel, replica: Replica, frame: FromModel, now: float
     ) -> None:
-        if kind == "done":
-            self._done(model, replica, rest, now)
-        elif kind == "pieces":
-            self._held_jobs.write_pieces(model, replica, rest[0])
-        elif kind == "progress":
-            self._held_jobs.write_progress(replica, *rest)
-        elif kind == "metrics":
-            if self._metrics is not None:
-                self._metrics.reported(model, replica, rest[0])
-        elif kind == "yielded":
-            self._preempted(model, replica, rest[0], now)
-        elif kind == "profiled":
-            self._profiles.ended(model, *rest)
-        else:
-            self._replica_changed(model, replica, kind, rest, now)
+        match frame:
+            case Done():
+                self._done(model, replica, frame, now)
+            case Pieces():
+                self._held_jobs.write_pieces(model, replica, frame.rows)
+            case ItemProgress():
+                self._held_jobs.write_progress(replica, frame.seq, frame.rows)
+            case Metrics():
+                for observer in self._observers:
+                    observer.reported(model, replica, frame.rows)
+            case Yielded():
+                self._preempted(model, replica, frame.seq, now)
+            case Profiled():
+                self._profiles.ended(model, frame)
+            case Warming() | Loaded() | NotLoaded():
+                self._phase_changed(model, replica, frame)
+            case _:
+                self._replica_changed(model, replica, frame, now)
 
+    @staticmethod
     def _replica_changed(
-        self, model: ServedModel, replica: Replica, kind: str, rest: list[Any], now: float
+        model: ServedModel, replica: Replica, frame: Room | Waits | TokenFigures | Began, now: float
     ) -> None:
-        if kind == "room":
-            replica.room_reported(*rest)
-        elif kind == "waits":
-            seq, waits = rest
-            replica.waiting_reported(seq, waits, now)
-        elif kind == "generated":
-            replica.generation = GenerationState(*rest[0])
-            model.stats.observe_tokens(*rest[1:])
-        elif kind == "began":
-            replica.staged_began = replica.staged is not None and replica.staged.seq == rest[0]
-        else:
-            self._phase_changed(model, replica, kind, rest[0])
+        match frame:
+            case Room():
+                replica.room_reported(frame.received, frame.online, frame.offline)
+            case Waits():
+                replica.waiting_reported(frame.seq, frame.waits, now)
+            case TokenFigures():
+                replica.generation = GenerationState(*frame.state)
+                model.stats.observe_tokens(frame.prompt, frame.generated, frame.counts, frame.sum_s)
+            case Began():
+                staged = replica.staged
+                replica.staged_began = staged is not None and staged.seq == frame.seq
 
-    def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
-        if kind == "phase":
-            replica.enter(Phase(value))
-        elif kind == "ready":
-            self._replica_manager.ready(model, replica, value)
-            if self._metrics is not None:
-                self._metrics.loaded(model, replica, value["load_s"])
-            model.backlog.assume_waiting()
-        else:
-            self._replica_manager.load_failed(model, replica, value)
+    def _phase_changed(
+        self, model: ServedModel, replica: Replica, frame: Warming | Loaded | NotLoaded
+    ) -> None:
+        match frame:
+            case Warming():
+                replica.enter(Phase.WARMING)
+            case Loaded():
+                self._replica_manager.ready(model, replica, frame)
+                for observer in self._observers:
+                    observer.loaded(model, replica, frame.load_s)
+                model.expect_jobs()
+            case NotLoaded():
+                self._replica_manager.load_failed(model, replica, frame.error)
         self._replica_manager.report_due = True
 
-    def _done(self, model: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
-        seq, outcomes, times, padding, fits, device_lost, *used = rest
-        batch = replica.finished(seq, now)
-        if device_lost:
+    def _done(self, model: ServedModel, replica: Replica, frame: Done, now: float) -> None:
+        batch = replica.finished(frame.seq, now)
+        if frame.device_lost:
             replica.lost_device(batch.jobs[0].id if batch is not None else "", now)
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
-        if used and used[0] is not None:
-            batch.jobs[0].used = str(used[0])
-        self.finished.append(
-            FinishedBatch(model, batch, BatchResult(outcomes, times, padding, fits), now)
-        )
-        if fits:
+        if frame.used is not None:
+            batch.jobs[0].used = str(frame.used)
+        result = BatchResult(frame.outcomes, frame.times, frame.padding, frame.fits)
+        self.finished.append(FinishedBatch(model, batch, result, now))
+        if frame.fits:
             self.settle_finished()  # the next batch must be smaller
         # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
         # watched would have woken this worker.
         if model.position is not None:
-            first, unwatched = model.position * PLACES, self._notifications.unwatched
-            model.backlog.guess([place for place in range(PLACES) if first + place in unwatched])
+            unwatched = self._notifications.unwatched
+            places = enumerate(PLACES, first_list(model.position))
+            model.guess([place for number, place in places if number in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)
@@ -170,8 +191,8 @@ class ReplicaFrames:
                 fields = {"failed": failed, "duration_ms": took_ms}
                 logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})
             ready, storing = model.batch_done(batch, result, at)
-            if self._metrics is not None:
-                self._metrics.finished(model, batch, result.outcomes, result.times, at)
+            for observer in self._observers:
+                observer.finished(model, batch, result.outcomes, result.times, at)
             self._observer.finished(batch, [*ready, *storing])
             self._leases.settle(model, ready)
             if storing:

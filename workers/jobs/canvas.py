@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import loads
 from headrace.jobs.ids import callback_id
 from headrace.jobs.message import Embed, body_text, decode_body, read_envelope
+from headrace.jobs.values.encoding import loads
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
 Signature = dict[str, Any]
@@ -55,8 +55,6 @@ class Canvas(msgspec.Struct, frozen=True):
         errbacks: sent with the job's id, if it fails.
         chain: the remaining tasks of its chain, the next one last.
         chord: the body of the chord that it belongs to.
-        group: the id of the group that it belongs to.
-        group_index: its place in the group.
     """
 
     id: str

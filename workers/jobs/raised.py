@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from handlers.extension import handler_parts
+
 #: What the stacks of a timeout have in their heads.
 _STACKS: Final = "(most recent call first)"
 #: What the lines of an ExceptionGroup begin with, and what is between it and its parts.
@@ -16,8 +18,6 @@ _FRAME: Final = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION: Final = re.compile(r"^([A-Za-z_][\w.]*)", re.MULTILINE)
 #: Files whose frames are not the handler's own: libraries, and the model process.
 _LIBRARY: Final = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*|model_process)/|^<")
-#: The handlers that the author's handler extends: a frame of the author comes before theirs.
-_TORCHSERVE: Final = f"{Path(__file__).parents[2] / 'handlers' / 'torchserve'}/"
 _PACKAGE: Final = f"{Path(__file__).parents[2] / 'headrace'}/"
 
 
@@ -47,7 +47,9 @@ def read_raised(traceback: str) -> Raised | None:
     if not frames:
         return None
     last_first = [one for one in reversed(frames) if _is_own(one[1])] or [frames[-1]]
-    own = next((one for one in last_first if not one[1].startswith(_TORCHSERVE)), last_first[0])
+    # The author's handler may extend one of an extension.
+    extended = tuple(f"{part.folder}/" for part in handler_parts().values())
+    own = next((one for one in last_first if not one[1].startswith(extended)), last_first[0])
     # Only the first line after the frames: the exception's text may have lines of its own.
     kind = _EXCEPTION.search(traceback, frames[-1].end())
     name = kind[1].rpartition(".")[2] if kind else "exception"

@@ -18,16 +18,16 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
-from headrace.config.parameters import check_parameters, with_defaults
+from headrace.config.inputs.parameters import check_parameters, with_defaults
+from headrace.config.model.catalog import ModelConfig
+from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
-from headrace.jobs.encoding import kombu_size, parses
 from headrace.jobs.input_details import NO_DETAILS, read_object
 from headrace.jobs.job import State
-from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import Message, decode_message
 from headrace.jobs.response import split_details
+from headrace.jobs.values.encoding import kombu_size, parses
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from headrace.redis.fast_connection import pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
-from headrace.redis.scripts import NAMES, Command, script
+from headrace.redis.scripts import NAMES, Command, Script, script
 from headrace.redis.traffic import TRAFFIC
 from workers.jobs.leased_job import NEVER
 
@@ -59,11 +59,14 @@ class PipelinedConnection(PooledConnection):
 
     A lost connection raises RedisConnectionError, RedisTimeoutError or OSError. It is then closed,
     and the outcome of every command is unknown.
+
+    Args:
+        further: the scripts of commands that are not the core's.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, further: Sequence[Script] = ()) -> None:
         super().__init__(client)
-        self._scripts = [script(name) for name in NAMES]
+        self._scripts = [*map(script, NAMES), *further]
 
     @property
     def connected(self) -> bool:

@@ -20,21 +20,22 @@ from typing import Any
 
 from headrace.generator import Generator
 from headrace.handler import Context
-from headrace.jobs.value_check import check_of
+from headrace.jobs.values.value_check import check_of
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
-from workers.model_process.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.executor import BatchExecutor
+from workers.model_process.generation.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.overlap import (
     PREEMPTED,
     Inbox,
     OverlappedExecutor,
+    ReceivedBatch,
     done_frame,
     leave,
 )
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
-from workers.model_process.profile import Profiler, Request
+from workers.model_process.reports.profile import Profiler
 from workers.model_process.startup import (
     context_of,
     die_with_parent,
@@ -45,10 +46,28 @@ from workers.model_process.startup import (
     why_not_loaded,
 )
 from workers.model_process.variant import describe, install_variant
-from workers.protocol.frames import FrameSocket
-from workers.protocol.phases import PARENT_VARIABLE, Phase, write_stacks_to
+from workers.protocol.frames import (
+    TO_MODEL,
+    Drop,
+    FrameSocket,
+    FromModel,
+    Init,
+    ItemProgress,
+    Loaded,
+    Metrics,
+    NotLoaded,
+    Pieces,
+    RunBatch,
+    StartProfile,
+    ToModel,
+    Warming,
+    YieldBatch,
+)
+from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
 
 logger = logging.getLogger("headrace.model")
+
+Frames = FrameSocket[FromModel, ToModel]
 
 
 def main() -> None:
@@ -59,12 +78,15 @@ def main() -> None:
     write_stacks_to(int(sys.argv[2]))
     # Ctrl-C signals the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    frames = Frames(socket.socket(fileno=int(sys.argv[1])), TO_MODEL)
     frames.close_in_children()
     inbox: Inbox = queue.SimpleQueue()
     profiler = Profiler(frames.send)
     threading.Thread(target=_read, args=(frames, inbox, profiler), daemon=True).start()
-    config = inbox.get()[1]
+    first = inbox.get()
+    if not isinstance(first, Init):
+        raise TypeError(f"the first frame is {type(first).__name__}, not Init")
+    config = first.config
     shape, level, tag = config["logs"]
     fields = {"model": config["model"]}
     logs.configure(shape, level, "model", environ=os.environ, user_code=True, fields=fields)
@@ -86,7 +108,7 @@ def main() -> None:
 
 
 def _become_ready(
-    config: dict[str, Any], frames: FrameSocket, profiler: Profiler, spans: Tracing | None
+    config: dict[str, Any], frames: Frames, profiler: Profiler, spans: Tracing | None
 ) -> BatchExecutor | None:
     """Load and warm up the handler, and send `ready`; return its executor.
 
@@ -95,56 +117,44 @@ def _become_ready(
     started = time.monotonic()
     try:
         executor, processes, variant = _load(config, frames)
-        frames.send(["phase", Phase.WARMING])
+        frames.send(Warming())
         fits = warm_up(executor, config["example_parameters"])
     except LoadFailed as error:
-        frames.send(["failed", str(error)])
+        frames.send(NotLoaded(str(error)))
         return None
     except BaseException as error:  # noqa: BLE001 - any error is shown in /ready
-        frames.send(["failed", why_not_loaded(error)])
+        frames.send(NotLoaded(why_not_loaded(error)))
         return None
     load_s = time.monotonic() - started
     continuous = isinstance(executor.handler, Generator)
     # After the warm-up, as progress on the handler's example belongs to no job.
-    executor.report_progress_to(lambda seq, rows: frames.send(["progress", seq, rows]))
-    executor.send_pieces_to(lambda rows: frames.send(["pieces", rows]))
+    executor.report_progress_to(lambda seq, rows: frames.send(ItemProgress(seq, rows)))
+    executor.send_pieces_to(lambda rows: frames.send(Pieces(rows)))
     if spans is not None and not continuous:
-        from workers.model_process.spans import VerbSpans
+        from workers.model_process.reports.spans import VerbSpans
 
         executor.span = VerbSpans(spans, config["model"])
     profiler.executor, profiler.processes = executor, processes
     if config["profile"]:
         profiler.every(config["profile"]["every"], config["profile"]["batches"])
-    ready = {
-        "pid": os.getpid(), "device": executor.context.device, "load_s": load_s, "fits": fits,
-        "helpers": [process.process.pid for process in processes],
-        "overlap": overlaps(executor.handler) and not continuous, "continuous": continuous,
-        "variant": variant,
-    }  # fmt: skip
-    frames.send(["ready", ready])
+    helpers = [process.process.pid for process in processes]
+    overlap = overlaps(executor.handler) and not continuous
+    frames.send(Loaded(load_s, fits, helpers, overlap, continuous, variant))
     return executor
 
 
-def _serve(frames: FrameSocket, inbox: Inbox, executor: BatchExecutor, tag: str) -> None:
+def _serve(frames: Frames, inbox: Inbox, executor: BatchExecutor, tag: str) -> None:
     """Run batches in turn until `stop`, which the worker sends after its last batch."""
-    while True:
-        frame = inbox.get()
-        if frame[0] == "stop":
-            return
-        _, seq, items, *traces, dropped = frame
-        begin(tag, seq, traces)
-        state = executor.run(items, dropped, seq)
+    while isinstance(batch := inbox.get(), ReceivedBatch):
+        begin(tag, batch.seq, batch.traces)
+        state = executor.run(batch.items, batch.dropped, batch.seq)
         if state.device_lost:
-            leave(frames.send, seq, state, alone=True)
-        frames.send(done_frame(seq, state))
+            leave(frames.send, batch.seq, state, alone=True)
+        frames.send(done_frame(batch.seq, state))
 
 
-def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
-    """Pass frames on, and end the process when the worker is gone, whatever the handler does.
-
-    Each batch comes with a set. The places of items that are dropped later are added to it, and
-    PREEMPTED when the worker requests the whole batch back.
-    """
+def _read(frames: Frames, inbox: Inbox, profiler: Profiler) -> None:
+    """Pass frames on, and end the process when the worker is gone, whatever the handler does."""
     dropped: dict[int, set[int]] = {}
     while True:
         try:
@@ -152,25 +162,23 @@ def _read(frames: FrameSocket, inbox: Inbox, profiler: Profiler) -> None:
         except (EOFError, OSError):
             os._exit(0)
         for frame in received:
-            if frame[0] == "drop":
-                _, seq, places = frame
-                dropped.get(seq, set()).update(places)
-                continue
-            if frame[0] == "yield":
-                dropped.get(frame[1], set()).add(PREEMPTED)
-                continue
-            if frame[0] == "batch":
-                frame.append(dropped.setdefault(frame[1], set()))
-                if len(dropped) > BATCHES_MAX:
-                    del dropped[next(iter(dropped))]
-            elif frame[0] == "profile":
-                profiler.take(Request(*frame[1:]))
-                continue
-            inbox.put(frame)
+            match frame:
+                case Drop():
+                    dropped.get(frame.seq, set()).add(frame.place)
+                case YieldBatch():
+                    dropped.get(frame.seq, set()).add(PREEMPTED)
+                case RunBatch():
+                    inbox.put(ReceivedBatch.of(frame, dropped.setdefault(frame.seq, set())))
+                    if len(dropped) > BATCHES_MAX:
+                        del dropped[next(iter(dropped))]
+                case StartProfile():
+                    profiler.take(frame)
+                case _:
+                    inbox.put(frame)
 
 
 def _load(
-    config: dict[str, Any], frames: FrameSocket
+    config: dict[str, Any], frames: Frames
 ) -> tuple[BatchExecutor, list[PreprocessProcess], str]:
     """Return the handler's executor, its preprocess processes, and the variant in words."""
     # Before the handler may initialise CUDA. The processes load while the handler does.
@@ -178,7 +186,7 @@ def _load(
     processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
     handler = handler_of(config)
     if (send_metrics_to := getattr(handler, "send_metrics_to", None)) is not None:
-        send_metrics_to(lambda rows: frames.send(["metrics", rows]))
+        send_metrics_to(lambda rows: frames.send(Metrics(rows)))
     # Verbs that overlap work on several batches at once, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)
     initialize(handler.initialize, context)

@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.model_process.context import Input
 from workers.model_process.outcomes import Outcome
-from workers.model_process.progress_reporter import BatchProgress
+from workers.model_process.reports.progress_reporter import BatchProgress
 
 
 @dataclass(slots=True)
@@ -41,7 +41,6 @@ class SubBatch:
         good: indexes of the inputs that are no errors.
         items: what `preprocess` returned for the good inputs, and then the padding.
         padding: how many copies of the last item `items` ends with.
-        places: the inputs' places in the batch.
         dropped: places in the batch whose jobs were cancelled.
         left_out: indexes of the inputs that skip the remaining verbs because they were dropped.
         progress: takes what the handler reports for their batch; None discards it.
@@ -87,7 +86,6 @@ class BatchState:
         too_large: the places of each sub-batch that ran out of memory.
         dropped: places of items whose jobs were cancelled; another thread adds to it.
         device_lost: the device failed under the batch, and nothing more can run in this process.
-        progress: what the handler reports for the batch.
     """
 
     outcomes: list[Outcome]

@@ -10,18 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.handler import Context
 from headrace.observability import logs
-
-
-class Traces(NamedTuple):
-    """The traces of the thread's batch.
-
-    Attributes:
-        jobs: the `traceparent` of each job that has one, by its id.
-        batch: the `traceparent` of the batch's span; "" without one.
-    """
-
-    jobs: dict[str, str]
-    batch: str = ""
+from workers.protocol.frames import Traces
 
 
 class ItemDetails(NamedTuple):
@@ -49,14 +38,13 @@ Input = tuple[str, Any, str, ItemDetails | None]
 TRACES: Final[ContextVar[Traces | None]] = ContextVar("headrace_traces", default=None)
 
 
-def begin(tag: str, seq: int, traces: Sequence[Sequence[Any]]) -> None:
+def begin(tag: str, seq: int, traces: Traces | None) -> None:
     """Set this thread's batch, for logs and traces.
 
-    `tag` is the prefix of this worker's batch names. `traces` is as in the batch's frame: empty, or
-    the fields of its `Traces`.
+    `tag` is the prefix of this worker's batch names.
     """
     logs.LINE_FIELDS.set({"batch": logs.batch_name(tag, seq)})
-    TRACES.set(Traces(*traces[0]) if traces else None)
+    TRACES.set(traces)
 
 
 def traces_of(ids: Sequence[str]) -> list[str]:

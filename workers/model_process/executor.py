@@ -29,16 +29,16 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.jobs.celery_types import decode_celery_types
-from headrace.jobs.encoding import (
+from headrace.jobs.input_details import GivenDetails, read_details
+from headrace.jobs.values.celery_types import decode_celery_types
+from headrace.jobs.values.encoding import (
     decode_input,
     decode_nested,
     decode_payload,
     undecoded_form,
     undecoded_input,
 )
-from headrace.jobs.input_details import GivenDetails, read_details
-from headrace.jobs.value_check import ValueCheck, summary
+from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.observability import logs
 from workers.model_process.batch_state import BatchState, SubBatch, rows_of
 from workers.model_process.context import (
@@ -59,8 +59,8 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
-from workers.model_process.pieces import ItemPieces, PieceSender, SendsPieces, sending
-from workers.model_process.progress_reporter import BatchProgress, ProgressReporter
+from workers.model_process.reports.pieces import ItemPieces, PieceSender, SendsPieces, sending
+from workers.model_process.reports.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
 #: The outcome of an item that was dropped before its verbs. The worker knows of the cancellation.
@@ -179,7 +179,6 @@ class BatchExecutor:
         """Return an input as the handler gets it, with what comes with it.
 
         Args:
-            job_id: the job's id.
             raw: the input's JSON text, or its bytes with a content type.
             content_type: see `raw`; "" for JSON text.
             details: see `headrace.jobs.input_details`; b"" for nothing.

@@ -15,9 +15,6 @@ import msgspec
 
 from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobError, OutOfMemory
 from headrace.handler import Response
-from headrace.jobs.encoding import from_kombu, kombu_bytes, strict_json
-from headrace.jobs.media_types import BINARY_TYPE
-from headrace.jobs.plain_values import plain
 from headrace.jobs.response import (
     ErrorResponse,
     ResponseDetails,
@@ -25,9 +22,12 @@ from headrace.jobs.response import (
     split_details,
     with_details,
 )
-from headrace.jobs.value_check import ValueCheck, summary
+from headrace.jobs.values.encoding import from_kombu, kombu_bytes, strict_json
+from headrace.jobs.values.media_types import BINARY_TYPE
+from headrace.jobs.values.plain_values import plain
+from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.observability.redaction import SECRET_MAX_CHARS, of_environment
-from workers.model_process.author_frames import author_traceback
+from workers.model_process.reports.author_frames import author_traceback
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000

@@ -22,16 +22,50 @@ from typing import Any, Final, NoReturn
 from workers.model_process.batch_state import BatchState, SubBatch
 from workers.model_process.context import begin
 from workers.model_process.executor import BatchExecutor, clock
+from workers.protocol.frames import (
+    Began,
+    Done,
+    FromModel,
+    Init,
+    RunBatch,
+    Stop,
+    ToGenerator,
+    Traces,
+    Yielded,
+)
 from workers.threads import SOFTWARE_ERROR_STATUS, run_critical
 
 logger = logging.getLogger("headrace.model")
 
-Send = Callable[[list[Any]], None]
+Send = Callable[[FromModel], None]
 #: In a batch's dropped places: another model needs the device first, so the batch is returned to
 #: the worker if its `inference` has not begun.
 PREEMPTED: Final = -1
 _WHAT: Final = "the model process'"
-Inbox = queue.SimpleQueue[list[Any]]
+
+
+@dataclass(slots=True)
+class ReceivedBatch:
+    """A batch of the worker.
+
+    Attributes:
+        items: as in the frame.
+        dropped: places of items whose jobs were cancelled, and PREEMPTED; another thread adds them.
+    """
+
+    seq: int
+    items: list[Any]
+    traces: Traces | None
+    dropped: set[int]
+
+    @classmethod
+    def of(cls, frame: RunBatch, dropped: set[int]) -> ReceivedBatch:
+        """Return the batch of a frame."""
+        return cls(frame.seq, frame.rows, frame.traces, dropped)
+
+
+#: What the worker has sent, without what concerns batches that came before.
+Inbox = queue.SimpleQueue[Init | ReceivedBatch | ToGenerator | Stop]
 
 
 @dataclass(slots=True)
@@ -52,7 +86,7 @@ class InFlightBatch:
     split: bool = False
     arrived_at: float = field(default_factory=clock)
     begun: bool = False
-    traces: list[Any] = field(default_factory=list)
+    traces: Traces | None = None
 
     @property
     def yields(self) -> bool:
@@ -99,15 +133,17 @@ class OverlappedExecutor:
             thread.join()
 
     def _prepare(self) -> None:
-        while (frame := self._inbox.get())[0] != "stop":
-            _, seq, items, *traces, dropped = frame
+        while isinstance(received := self._inbox.get(), ReceivedBatch):
+            seq, traces = received.seq, received.traces
             with self._lock:
                 self._inside += 1
                 if self._inside > 1:
                     # Until this frame the worker may take the batch back without charging it.
-                    self._send(["began", seq])
+                    self._send(Began(seq))
             begin(self._tag, seq, traces)
-            batch = InFlightBatch(seq, self._executor.read(items, dropped, seq), traces=traces)
+            batch = InFlightBatch(
+                seq, self._executor.read(received.items, received.dropped, seq), traces=traces
+            )
             if batch.state.readable and not batch.yields:
                 batch.sub_batch = batch.state.sub_batch(batch.places)
                 try:
@@ -127,7 +163,7 @@ class OverlappedExecutor:
             if batch.yields:
                 with self._lock:
                     self._inside -= 1
-                    self._send(["yielded", batch.seq])
+                    self._send(Yielded(batch.seq))
                 continue
             begin(self._tag, batch.seq, batch.traces)
             batch.begun = True
@@ -167,21 +203,17 @@ class OverlappedExecutor:
                 self._send(done_frame(batch.seq, state))
 
 
-def done_frame(seq: int, state: BatchState) -> list[Any]:
+def done_frame(seq: int, state: BatchState) -> Done:
     """Return the frame that reports a batch's outcomes to the worker."""
     times = state.times
-    return [
-        "done", seq, state.outcomes, times.as_list(), times.padding, state.fits, state.device_lost,
-    ]  # fmt: skip
+    return Done(seq, state.outcomes, times.as_list(), times.padding, state.fits, state.device_lost)
 
 
 def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
     """End the process because a batch lost the device.
 
     Args:
-        send: sends a frame to the worker.
         seq: the batch's number.
-        state: the batch.
         alone: no other batch was in the process. If the batch also has a single item, that item is
             the cause and ends with its error. All other items run alone next.
     """

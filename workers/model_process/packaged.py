@@ -16,7 +16,7 @@ from pathlib import Path
 from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
 from headrace.models.requirements import installed
-from workers.protocol.frames import FrameSocket
+from workers.protocol.frames import TO_MODEL, FrameSocket, FromModel, NotLoaded, ToModel
 from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
 
 
@@ -30,8 +30,9 @@ def main() -> None:
     try:
         packages = installed(Path(file), Path(environments))
     except ConfigError as error:
-        frames = FrameSocket(socket.socket(fileno=int(descriptor)))
-        frames.send(["failed", "; ".join(filter(None, (error.message, error.hint)))])
+        ours = socket.socket(fileno=int(descriptor))
+        frames: FrameSocket[FromModel, ToModel] = FrameSocket(ours, TO_MODEL)
+        frames.send(NotLoaded("; ".join(filter(None, (error.message, error.hint)))))
         return
     for number in (descriptor, stacks):
         os.set_inheritable(int(number), True)

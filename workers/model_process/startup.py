@@ -19,10 +19,9 @@ import msgspec
 from handlers.loader import load_handler
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
-from headrace.jobs.encoding import binary_input, nested_binaries
 from headrace.jobs.input_details import InputDetails
-from headrace.jobs.media_types import BINARY_TYPE, image_type
-from workers.model_process.author_frames import leads_to_author
+from headrace.jobs.values.encoding import binary_input, nested_binaries
+from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
@@ -32,14 +31,13 @@ from workers.model_process.outcomes import (
     text_of,
     without_secrets,
 )
+from workers.model_process.reports.author_frames import leads_to_author
 from workers.protocol.phases import CPUS_VARIABLE
 
 logger = logging.getLogger("headrace.model")
 
 PR_SET_PDEATHSIG: Final = 1
 WARM_UP_ID: Final = "warm-up"
-#: Files of handlers/torchserve through which the load of an archive goes.
-_OF_ARCHIVES: Final = ("handler.py", "entry.py", "process.py")
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
@@ -150,7 +148,6 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
 
     Args:
         executor: has the handler.
-        parameters: the parameters that come with the example.
 
     Returns:
         0, or the largest batch that fits into memory if the full one did not.

@@ -16,10 +16,10 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from headrace.handler import Context
-from headrace.jobs.encoding import from_kombu
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.progress import Progress
-from headrace.jobs.value_check import ERRORS_MAX, check_of, summary
+from headrace.jobs.values.encoding import from_kombu
+from headrace.jobs.values.value_check import ERRORS_MAX, check_of, summary
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError, InputError, InvalidRequest
 from headrace.handler import Exportable
-from headrace.jobs.encoding import binary_input
 from headrace.jobs.input_details import InputDetails
-from headrace.jobs.media_types import BINARY_TYPE, image_type
+from headrace.jobs.values.encoding import binary_input
+from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 from headrace.observability import logs
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input

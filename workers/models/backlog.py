@@ -1,8 +1,7 @@
 """The jobs that wait in Redis for one model, or will soon, as far as its worker knows.
 
-A model has two queues for a worker: its own, and that of the worker's version. Their lists are
-numbered as places: the own queue's four, best first, then the other's. One claim may take from
-both, and then they share its room.
+A model has two queues for a worker: its own, and that of the worker's version. Each has a list for
+each priority step. One claim may take from both, and then they share its room.
 
 A claim takes a limited number of bytes, which is less than a batch if inputs are large. The jobs
 that it left are claimed at once and arrive a round trip later. A batch is held for them if that is
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.redis.keys import STEPS
 from workers.batching.batcher import Batcher
@@ -26,8 +25,27 @@ VERSION: Final = 1
 #: One claim in so many takes a job of a queue whose jobs were passed over for too long.
 YIELD_EVERY: Final = 10
 _STEPS: Final = len(STEPS)
-#: How many lists the queues of a model have together.
-PLACES: Final = 2 * _STEPS
+
+
+class Place(NamedTuple):
+    """One list of a model.
+
+    Attributes:
+        queue: OWN or VERSION.
+        step: its priority, as an index of `headrace.redis.keys.STEPS`; 0 is the best.
+    """
+
+    queue: int
+    step: int
+
+
+#: The lists of a model, in the order in which the notifications have them.
+PLACES: Final = tuple(Place(queue, step) for queue in (OWN, VERSION) for step in range(_STEPS))
+
+
+def first_list(position: int) -> int:
+    """Return the number that the notifications have for the first list of a model."""
+    return position * len(PLACES)
 
 
 @dataclass(slots=True)
@@ -73,7 +91,7 @@ class Backlog:
             until jobs were found.
         claiming: how many queues were claimed from without a reply yet.
         online_awaited: online jobs were known to wait when that claim was sent.
-        expected_place: the best step with jobs that the last claim had room for and left.
+        expected_step: the best step with jobs that the last claim had room for and left.
     """
 
     yield_s: float = 0.0
@@ -82,7 +100,7 @@ class Backlog:
     )
     claiming: int = 0
     online_awaited: bool = False
-    expected_place: int | None = None
+    expected_step: int | None = None
     # Of the last claim: its room, how many jobs it took, how long its reply took, and when it came.
     _room: Sequence[int] = ()
     _taken: int = 0
@@ -120,12 +138,11 @@ class Backlog:
         both = zip(room, own.waiting, version.waiting, strict=False)
         return sum(some + more for free, some, more in both if free)
 
-    def watches(self, place: int) -> bool:
+    def watches(self, place: Place) -> bool:
         """Return whether the worker wants to know when messages join this place."""
-        number, step = divmod(place, _STEPS)
-        queue = self.queues[number]
+        queue = self.queues[place.queue]
         # The reply to a pending claim counts what waits.
-        return not (self.claiming or queue.paused or queue.closed or queue.waiting[step])
+        return not (self.claiming or queue.paused or queue.closed or queue.waiting[place.step])
 
     def claim_sent(self, room: Sequence[int], now: float) -> list[tuple[int, Sequence[int]]]:
         """Note that a claim is sent, with this room for jobs of each step and all better steps.
@@ -169,7 +186,14 @@ class Backlog:
         return late and self._shared % YIELD_EVERY == 0
 
     def _room_of_version(self, room: Sequence[int]) -> list[int]:
-        """Return the room of the version's queue: better steps first, then by what waits."""
+        """Return the room of the version's queue: better steps first, then by what waits.
+
+        An example: `room` is [8, 8, 8, 4]; [2, 6, 0, 0] jobs wait in the own queue, [1, 3, 0, 0] in
+        that of the version. At the first step there is room for 8, and all 3 jobs fit: 1 of them
+        is the version's. At the second step there is room for 5 of 9 jobs: of the version's,
+        5 * 3 // 9 = 1. Then nothing is left. As each step's room counts the better steps too, the
+        version's is [1, 2, 2, 2], and the own queue has the rest: [7, 6, 6, 2].
+        """
         taken, given = 0, 0
         rooms = []
         own, version = self.queues
@@ -220,12 +244,12 @@ class Backlog:
         both = zip(self._room, own.waiting, version.waiting, strict=False)
         taken = self._coming
         more = [taken < most and some + others > 0 for most, some, others in both]
-        self.expected_place = more.index(True) if taken and any(more) else None
+        self.expected_step = more.index(True) if taken and any(more) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 
     def connection_lost(self) -> None:
         """Expect no jobs until Redis is back."""
-        self.expected_place = None
+        self.expected_step = None
 
     def raise_waiting(self, left: Sequence[int], number: int = OWN) -> None:
         """Set the counts of a queue by a sweep, but keep larger ones: they may be newer."""
@@ -233,10 +257,10 @@ class Backlog:
         queue.set_waiting(left if left[0] < 0 else list(map(max, queue.waiting, left)))
         queue.depth = 0 if queue.paused or queue.closed else sum(left)
 
-    def returned(self, number: int, step: int) -> None:
-        """Note that a job is back in a queue, at this place of a step."""
-        if not self.queues[number].closed:
-            self.queues[number].waiting[step] += 1
+    def returned(self, place: Place) -> None:
+        """Note that a job is back in a queue."""
+        if not self.queues[place.queue].closed:
+            self.queues[place.queue].waiting[place.step] += 1
 
     def set_closed(self, number: int, *, closed: bool) -> None:
         """Close a queue to claims, or open it; the next claim from an open one finds what waits."""
@@ -246,7 +270,7 @@ class Backlog:
             queue.waiting = [0] * _STEPS if closed else [1] * _STEPS
             queue.depth = 0
 
-    def guess(self, places: Sequence[int]) -> None:
+    def guess(self, places: Sequence[Place]) -> None:
         """Assume after a batch that new messages wait at these places, if such guesses pay off.
 
         Under load they do, and save those jobs a round trip. After a lone job the extra claim would
@@ -255,22 +279,20 @@ class Backlog:
         idle = not self.claiming
         for number, queue in enumerate(self.queues):
             if queue.wrong < WRONG_MAX:
-                first = number * _STEPS
-                own = [place for place in places if first <= place < first + _STEPS]
-                if own:
+                its_places = [place for place in places if place.queue == number]
+                if its_places:
                     queue.guessed = idle and not any(queue.waiting)
-                    self.assume_waiting(own)
+                    self.assume_waiting(its_places)
 
-    def found(self, place: int) -> None:
+    def found(self, place: Place) -> None:
         """Note that messages wait at this place, which a guess would have found."""
-        queue = self.queues[place // _STEPS]
+        queue = self.queues[place.queue]
         queue.wrong = max(0, queue.wrong - 1)
         self.assume_waiting([place])
 
-    def assume_waiting(self, places: Iterable[int] = range(PLACES)) -> None:
+    def assume_waiting(self, places: Iterable[Place] = PLACES) -> None:
         """Assume that a message waits at each of these places; the next claim finds out."""
-        for place in places:
-            number, step = divmod(place, _STEPS)
+        for number, step in places:
             queue = self.queues[number]
             if not queue.paused and not queue.closed:
                 queue.waiting[step] = max(1, queue.waiting[step])
@@ -280,20 +302,20 @@ class Backlog:
 
         `room` is how many more jobs of each step and all better steps fit.
         """
-        place, policy = self.expected_place, batcher.policy
-        if place is None or not len(batcher) or batcher.isolated:
+        step, policy = self.expected_step, batcher.policy
+        if step is None or not len(batcher) or batcher.isolated:
             return None
         if policy.keyed or policy.max_batch_cost is not None:
             return None
         if not batcher.online:
             size = len(batcher)
-        elif place == _STEPS - 1:
+        elif step == _STEPS - 1:
             return None  # online jobs do not wait for offline ones
         else:
             size = batcher.online
-        if not room[place]:
+        if not room[step]:
             return None  # they are not claimed
-        claims = -(-room[place] // self._taken)
+        claims = -(-room[step] // self._taken)
         worth_s = batcher.latency_model.worth_s(size) if size < policy.max_batch_size else 0.0
         # Ski-rental rule for a late claim: wait only while the expected saving exceeds the time
         # that was waited already.

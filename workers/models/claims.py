@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.media_types import is_json
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.message import Message
+from headrace.jobs.values.media_types import is_json
 from headrace.redis.scripts.jobs import ClaimReply
 from workers.batching.batcher import Batcher
 from workers.jobs.leased_job import NEVER, LeasedJob, log_of, read_jobs

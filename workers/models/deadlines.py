@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
 from workers.batching.estimates import LEAST_SHARE, LeastTime
@@ -115,7 +115,6 @@ class Deadlines:
         """Return the settlement of a job that ran alone in this batch and exceeded its timeout.
 
         Args:
-            batch: the batch.
             now: when its end was seen.
             trace: the stacks of the model process; empty if they are unknown.
             killed: the process was killed; else the job has left a generator, which runs on.

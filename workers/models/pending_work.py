@@ -141,9 +141,8 @@ class OrphanedEnd(NamedTuple):
     """The end of a job that a Redis script settled, so no worker has sent its callbacks.
 
     Attributes:
-        queue: the job's queue.
         name: the name of the entry in the queue's list of such ends.
-        entry: the entry, as `save_orphaned_end` in lib/canvas.lua writes it.
+        entry: the entry, as `save_orphaned_end` in lib/callbacks.lua writes it.
     """
 
     queue: str
@@ -183,7 +182,7 @@ class PendingCallbacks:
             if job.canvas is not None and not job.dropped and outcome[0]:
                 job.result = outcome[1]
 
-    def hold_back(self, settlements: list[Settlement]) -> list[Settlement]:
+    def hold_for_callbacks(self, settlements: list[Settlement]) -> list[Settlement]:
         """Keep the settlements that must wait for callbacks; return the others."""
         if not self.linked:
             return settlements

@@ -58,7 +58,6 @@ class ReplicaHistory:
         """Count a loaded replica that was killed or has died.
 
         Args:
-            now: the current time.
             why: the reason; may include its stacks.
             jobs: the jobs that it had.
             cause: the job that is surely the cause, of this loss and of earlier ones that had it.

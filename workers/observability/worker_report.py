@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import astuple
 
-from headrace.config.capacity import Capacity
+from headrace.config.model.capacity import Capacity
 from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import (
     BEST_FIRST,
@@ -23,7 +23,7 @@ from headrace.observability.worker_report import (
 from headrace.redis import keys
 from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
-from workers.models.backlog import OWN, VERSION
+from workers.models.backlog import VERSION
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.cores import write_cpus
@@ -39,10 +39,8 @@ class WorkerReporter:
 
     Args:
         owner: the name of this incarnation of the worker.
-        node: its Celery node name.
         figures: returns the newest `Figures` as JSON.
         labels: which models it serves.
-        capacity: what it can host.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class WorkerReporter:
         """Return the commands that write the report, and reset the counters.
 
         Args:
-            models: the served models.
             progress: how far the worker follows the registry.
             unloaded: the versions that it would load on demand, and the error of each.
         """
@@ -113,7 +110,7 @@ def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     found: dict[str, ServedModel] = {}
     for model in models:
         if model.life is Life.SERVING:
-            closed = model.backlog.queues[OWN].closed
+            closed = model.own_closed
             found[
                 model.queues[VERSION].removeprefix(keys.queue_name) if closed else model.config.name
             ] = model
@@ -126,10 +123,10 @@ def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
 def model_report(model: ServedModel) -> dict[str, Any]:
     """Return what `/ready` and `inspect stats` show of the model."""
     states = [replica.state for replica in model.replicas]
+    history = model.replica_history
     first_error = next((replica.error for replica in model.replicas if replica.error), "")
     if any(replica.process is None for replica in model.replicas):
-        first_error = first_error or model.replica_history.wait_reason(time.monotonic())
-    memory_limit = model.memory_limit
+        first_error = first_error or history.wait_reason(time.monotonic())
     return {
         "version": model.config.version,
         "state": min(states, key=BEST_FIRST.index) if states else Phase.STOPPED,
@@ -139,10 +136,10 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "device": model.device,
         "error": model.update_error or first_error,
         "loads": model.loads,
-        "recycled": model.replica_history.recycled,
-        "lost": model.replica_history.lost,
+        "recycled": history.recycled,
+        "lost": history.lost,
         "starved": round(model.starved, 3),
-        "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
+        "fits": model.fits,
         "threads": threads_of(model.template.environ),
         "cpus": [
             write_cpus(r.core_set) for r in model.replicas if r.process is not None and r.core_set

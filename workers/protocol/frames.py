@@ -1,6 +1,7 @@
-"""Frames between a worker and its model processes: a 4-byte little-endian length, then msgpack.
+"""Frames between a worker, its model processes and their preprocess processes.
 
-Nothing is pickled.
+A frame is a 4-byte little-endian length, and then the msgpack array of one of the classes below:
+its tag, then its fields. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,26 +11,314 @@ import select
 import socket
 import struct
 import threading
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 1 << 18
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder()
+
+#: What one end of a socket sends, and what it receives.
+Sent = TypeVar("Sent", bound=msgspec.Struct)
+Received = TypeVar("Received", bound=msgspec.Struct)
+#: Pieces of a job: its batch and id, the place of the first one from 1, how many, their JSON, and
+#: the JSON of their tokens or of the head of the response that begins with them.
+PieceRow = tuple[int, str, int, int, bytes, bytes]
 
 
-class FrameSocket:
+class Traces(NamedTuple):
+    """The traces of a batch.
+
+    Attributes:
+        jobs: the `traceparent` of each job that has one, by its id.
+        batch: the `traceparent` of the batch's span; "" without one.
+    """
+
+    jobs: dict[str, str]
+    batch: str = ""
+
+
+class Init(msgspec.Struct, frozen=True, array_like=True, tag="init"):
+    """The first frame: what a process needs to load the handler."""
+
+    config: dict[str, Any]
+
+
+class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Run a batch.
+
+    Attributes:
+        rows: of each job, its id, input and content type, when it expires, and its `InputDetails`
+            as text. Values that a job lacks are left out at the end.
+    """
+
+    seq: int
+    rows: list[Any]
+    traces: Traces | None = None
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """The job at this place of a batch was cancelled."""
+
+    seq: int
+    place: int
+
+
+class YieldBatch(msgspec.Struct, frozen=True, array_like=True, tag="yield"):
+    """Return a batch if its `inference` has not begun."""
+
+    seq: int
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """The next batch of a generator goes on after the pieces and tokens of earlier attempts.
+
+    Attributes:
+        pieces, tokens: JSON arrays.
+    """
+
+    seq: int
+    pieces: list[bytes]
+    tokens: list[bytes]
+
+
+class Offline(msgspec.Struct, frozen=True, array_like=True, tag="offline"):
+    """The next batch of a generator makes way for online ones for `yields_s`."""
+
+    seq: int
+    yields_s: float
+
+
+class Quiet(msgspec.Struct, frozen=True, array_like=True, tag="quiet"):
+    """The job of the next batch of a generator has no log, so its pieces are not sent."""
+
+    seq: int
+
+
+class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
+    """Profile the process. For a generator, a batch is a step.
+
+    Attributes:
+        id: the id of the profile; "" for one that the option `profile` starts.
+        kind: trace or stack.
+        batches: how many batches a trace has.
+        seconds: how long it waits for them, or how long stacks are sampled.
+    """
+
+    id: str
+    kind: str
+    batches: int
+    seconds: float
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """No batch follows."""
+
+
+class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
+    """The handler is loaded and warms up."""
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The handler is loaded and has run.
+
+    Attributes:
+        fits: the batch size that fits into memory; 0 for `max_batch_size`.
+        helpers: pids of processes that belong to this one.
+        overlap: its handler works on two batches at once.
+        continuous: its handler is a generator.
+        variant: which variant of its module runs, in words; "" without the option `optimize`.
+    """
+
+    load_s: float
+    fits: int
+    helpers: list[int]
+    overlap: bool
+    continuous: bool
+    variant: str
+
+
+class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The handler cannot be loaded; the process ends."""
+
+    error: str
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """A batch has ended.
+
+    Attributes:
+        outcomes: one per job, as `workers.model_process.outcomes` writes them.
+        times: ms of the three stages, then how long the device waited for the first one.
+        padding: how many inputs were added to reach an allowed batch size.
+        fits: how many of the jobs fit into memory together; 0 if all did.
+        device_lost: the process has lost its device and ends.
+        used: the tokens of a generator's request; None if they are unknown.
+    """
+
+    seq: int
+    outcomes: list[Any]
+    times: list[float]
+    padding: int = 0
+    fits: int = 0
+    device_lost: bool = False
+    used: int | None = None
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    """The process works on this batch too, while another one runs."""
+
+    seq: int
+
+
+class Yielded(msgspec.Struct, frozen=True, array_like=True, tag="yielded"):
+    """A batch is returned, in place of `Done`."""
+
+    seq: int
+
+
+class Pieces(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
+    """Pieces of results."""
+
+    rows: list[PieceRow]
+
+
+class ItemProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Progress that the handler reports.
+
+    Attributes:
+        seq: the batch; 0 from a preprocess process, which has one at a time.
+        rows: a job's id and the fields of a `Progress`.
+    """
+
+    seq: int
+    rows: list[Any]
+
+
+class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
+    """Metrics that the handler reports."""
+
+    rows: list[Any]
+
+
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
+    """A profile, by the names of its files, or why it was not made."""
+
+    id: str
+    files: dict[str, bytes]
+    error: str
+
+
+class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
+    """How many jobs a generator has received, and how many online and offline ones may follow."""
+
+    received: int
+    online: int
+    offline: int
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
+    """The job of a generator waits for room in the process, or runs on."""
+
+    seq: int
+    waits: bool
+
+
+class TokenFigures(msgspec.Struct, frozen=True, array_like=True, tag="generated"):
+    """What a generator does.
+
+    Attributes:
+        state: how many requests run, what they take of the budget, and the budget.
+        prompt, generated: tokens of requests that have ended since the last such frame.
+        counts: of tokens since then, by the time between two of them.
+        sum_s: the sum of these times.
+    """
+
+    state: tuple[int, int, int]
+    prompt: int
+    generated: int
+    counts: list[int]
+    sum_s: float
+
+
+class PrepareInputs(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Run `preprocess` in a preprocess process.
+
+    Attributes:
+        buffer: the number of the shared memory for its arrays.
+        inputs: as `workers.model_process.context.Input`.
+        line_fields: the fields of the log lines.
+    """
+
+    buffer: int
+    inputs: list[Any]
+    line_fields: dict[str, Any]
+    traces: Traces | None
+
+
+class SampleStacks(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+    """Write the samples of the process' stacks to a file."""
+
+    path: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The preprocess process is loaded."""
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True, tag="prepared"):
+    """What `preprocess` returned.
+
+    Attributes:
+        size: the bytes of its arrays.
+        packed: the rest, as `shared_memory` packs it.
+    """
+
+    size: int
+    packed: Any
+
+
+class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
+    """What `preprocess` raised, as an outcome; and how many buffers the process has."""
+
+    outcome: list[Any]
+    buffers: int
+
+
+#: About a batch that runs, or the next one.
+ToGenerator = Resume | Offline | Quiet
+ToModel = Init | RunBatch | Drop | YieldBatch | ToGenerator | StartProfile | Stop
+FromModel = (
+    Done | Pieces | ItemProgress | Began | Yielded | Room | Waits | TokenFigures | Metrics
+    | Profiled | Warming | Loaded | NotLoaded
+)  # fmt: skip
+ToPreprocess = Init | PrepareInputs | SampleStacks
+FromPreprocess = Prepared | Raised | ItemProgress | Ready | NotLoaded
+
+TO_MODEL: Final[msgspec.msgpack.Decoder[ToModel]] = msgspec.msgpack.Decoder(ToModel)
+FROM_MODEL: Final[msgspec.msgpack.Decoder[FromModel]] = msgspec.msgpack.Decoder(FromModel)
+TO_PREPROCESS: Final[msgspec.msgpack.Decoder[ToPreprocess]] = msgspec.msgpack.Decoder(ToPreprocess)
+FROM_PREPROCESS: Final[msgspec.msgpack.Decoder[FromPreprocess]] = msgspec.msgpack.Decoder(
+    FromPreprocess
+)
+
+
+class FrameSocket(Generic[Sent, Received]):
     """One end of a socketpair. Several threads may send; only one may receive.
+
+    Args:
+        received: reads what the other end sends.
 
     Attributes:
         closed: the other end is gone.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, received: msgspec.msgpack.Decoder[Received]) -> None:
         self.closed = False
         self._sock = sock
+        self._decoder = received
         self._buffer = bytearray()
         self._sending = threading.Lock()
 
@@ -37,7 +326,7 @@ class FrameSocket:
         """Return the descriptor for a selector."""
         return self._sock.fileno()
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: Sent) -> None:
         """Send one frame; block until it is written.
 
         Raises:
@@ -47,7 +336,7 @@ class FrameSocket:
         with self._sending:
             self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
-    def receive(self) -> list[list[Any]]:
+    def receive(self) -> list[Received]:
         """Read once and return the complete frames; block if there is nothing to read.
 
         Raises:
@@ -67,7 +356,7 @@ class FrameSocket:
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            frames.append(_decoder.decode(bytes(memoryview(self._buffer)[_LENGTH.size : end])))
+            frames.append(self._decoder.decode(bytes(memoryview(self._buffer)[_LENGTH.size : end])))
             del self._buffer[:end]
         return frames
 

@@ -24,11 +24,7 @@ NOT_PINNED: Final[CoreSet] = ()
 
 
 class CoreSets:
-    """Gives each model process of a worker a core set; without core sets, none is pinned.
-
-    Args:
-        core_sets: all core sets.
-    """
+    """Gives each model process of a worker a core set; without core sets, none is pinned."""
 
     def __init__(self, core_sets: Sequence[CoreSet] = ()) -> None:
         self._taken = dict.fromkeys(core_sets, 0)

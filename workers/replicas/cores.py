@@ -35,7 +35,6 @@ class Core(NamedTuple):
     """A physical core.
 
     Attributes:
-        node: its NUMA node.
         cpu: the logical CPU of its first hyper-thread that this process may use.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from workers.replicas.cores import usable_cores
 
 #: glibc returns large blocks with each free(), and the kernel zeroes their pages for the next

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.config.capacity import Capacity, misfits, needs_of
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.capacity import Capacity, misfits, needs_of
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import DeviceFigures, Figures
 from headrace.server.gpus import mps_runs
@@ -28,8 +28,6 @@ class Placement:
 
     Args:
         models: those at the start, which decide the share of the cores of each process.
-        settings: the settings.
-        environ: the environment of the worker.
         devices: its GPUs, as the driver reports them at the start.
 
     Attributes:
@@ -102,8 +100,6 @@ class Placement:
         """Return in words why there is no memory for one more replica; "" if there is, or may be.
 
         Args:
-            config: the model.
-            device: its torch device.
             load_mib: what a replica took at the last load; 0 if it was not measured.
             loading_mib: what replicas on this device that load now will still take.
         """

@@ -17,7 +17,24 @@ from typing import Any, Final
 from headrace.config.user_environment import launch_command, with_server_path
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
-from workers.protocol.frames import FrameSocket, readable
+from workers.protocol.frames import (
+    FROM_MODEL,
+    Drop,
+    FrameSocket,
+    FromModel,
+    Init,
+    Loaded,
+    Offline,
+    Quiet,
+    Resume,
+    RunBatch,
+    StartProfile,
+    Stop,
+    ToModel,
+    Traces,
+    YieldBatch,
+    readable,
+)
 from workers.protocol.phases import (
     CPUS_VARIABLE,
     LIFE_VARIABLE,
@@ -32,6 +49,8 @@ from workers.replicas.orphan_guard import end_marked
 from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
+
+Frames = FrameSocket[ToModel, FromModel]
 
 IDLE: Final = GenerationState()
 #: The beginning of the last line of the error of a load that was too slow.
@@ -51,7 +70,6 @@ class Replica:
 
     Args:
         init: the first frame, with what the process needs to load the handler.
-        environ: its environment.
         load_timeout_s: how long it may load and warm up.
         core_sets: the cores to which the processes of the worker are pinned.
 
@@ -98,7 +116,7 @@ class Replica:
     state: Phase = Phase.RESTARTING
     error: str = ""
     since: float = field(default_factory=time.time)
-    frames: FrameSocket | None = None
+    frames: Frames | None = None
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
     joined: list[Batch] = field(default_factory=list)
@@ -173,7 +191,7 @@ class Replica:
         """Return a replica that is started as this one."""
         return Replica(self.init, self.environ, self.load_timeout_s, self.core_sets)
 
-    def start(self, now: float, mark: str) -> FrameSocket:
+    def start(self, now: float, mark: str) -> Frames:
         """Start the process; call it on a thread that runs as long as the worker.
 
         The kernel kills the process when the thread that started it ends.
@@ -199,7 +217,7 @@ class Replica:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self.frames = FrameSocket(ours)
+        self.frames = Frames(ours, FROM_MODEL)
         self.pid, self.cause = self.process.pid, ""
         self.streams = False
         with contextlib.suppress(OSError, AttributeError):  # not Linux, or forbidden
@@ -212,7 +230,7 @@ class Replica:
         self.room = self.offline_room = self._sent = self._received = 0
         self.generation = IDLE
         with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
-            self.frames.send(["init", self.init])
+            self.frames.send(Init(self.init))
         return self.frames
 
     @property
@@ -254,8 +272,9 @@ class Replica:
             if self.continuous:
                 self._announce(batch)
             traces = batch.traces if batch.traced else None
-            trace = [[traces, batch.span]] if traces else []
-            self.frames.send(["batch", batch.seq, rows, *trace])
+            self.frames.send(
+                RunBatch(batch.seq, rows, Traces(traces, batch.span) if traces else None)
+            )
 
     def _announce(self, batch: Batch) -> None:
         """Send the frames about a job of a generator that must come before the job."""
@@ -263,32 +282,32 @@ class Replica:
         if self.frames is None:
             return
         if job.log is not None:
-            self.frames.send(["resume", batch.seq, *job.log])
+            self.frames.send(Resume(batch.seq, *job.log))
         if batch.offline:
             yields_s = job.overdue_at - batch.started_at
-            self.frames.send(["offline", batch.seq, yields_s])
+            self.frames.send(Offline(batch.seq, yields_s))
         if job.message is not None and job.message.quiet:
-            self.frames.send(["quiet", batch.seq])
+            self.frames.send(Quiet(batch.seq))
 
     def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""
         if self.staged is not None and self.frames is not None and not self.preempt_requested:
             self.preempt_requested = True
             with contextlib.suppress(OSError):
-                self.frames.send(["yield", self.staged.seq])
+                self.frames.send(YieldBatch(self.staged.seq))
 
     def drop(self, job: LeasedJob) -> None:
         """Request that the process skips a job of its batches."""
         for batch in (*self.running, *([] if self.staged is None else [self.staged])):
             if job in batch.jobs and self.frames is not None:
                 with contextlib.suppress(OSError):
-                    self.frames.send(["drop", batch.seq, [batch.jobs.index(job)]])
+                    self.frames.send(Drop(batch.seq, batch.jobs.index(job)))
 
     def profile(self, profile_id: str, kind: str, batches: int, seconds: float) -> None:
         """Request a profile of the process; it answers with a frame `profiled`."""
         if self.frames is not None:
             with contextlib.suppress(OSError):
-                self.frames.send(["profile", profile_id, kind, batches, seconds])
+                self.frames.send(StartProfile(profile_id, kind, batches, seconds))
 
     def finished(self, seq: int, now: float) -> Batch | None:
         """Remove a batch that the process has finished or returned; a staged one then runs.
@@ -343,15 +362,15 @@ class Replica:
         self.joined = []
         return begun, untouched
 
-    def ready(self, info: dict[str, Any]) -> None:
+    def ready(self, process: Loaded) -> None:
         """Note that the process has loaded its handler and run it."""
         self.enter(Phase.READY)
         self.idle_since = time.monotonic()
         self.error = ""
         self.due_at = NEVER
-        self.fits, self.helpers = info["fits"], info["helpers"]
-        self.overlap, self.continuous = info["overlap"], info["continuous"]
-        self.variant = info["variant"]
+        self.fits, self.helpers = process.fits, process.helpers
+        self.overlap, self.continuous = process.overlap, process.continuous
+        self.variant = process.variant
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long; return whether to give up the process."""
@@ -415,7 +434,7 @@ class Replica:
         self.due_at = now + STOP_S
         if self.frames is not None:
             with contextlib.suppress(OSError):
-                self.frames.send(["stop"])
+                self.frames.send(Stop())
 
     def exited(self, wait_s: float = 0.0) -> bool:
         """Return whether the process has ended, or ends within `wait_s`."""

@@ -82,15 +82,15 @@ class _Device:
         for name, model in self.models.items():
             if not model.wants_turn:
                 continue
-            if model.batcher.online:
+            if model.online:
                 online[name] = model
-            elif model.batcher.overdue(now):
+            elif model.overdue(now):
                 overdue[offline_turn(name)] = model
             else:
                 offline[offline_turn(name)] = model
         if online or not (overdue or offline):
             return online | overdue
-        if claims and any(expects_online(model) for model in self.models.values()):
+        if claims and any(model.expects_online for model in self.models.values()):
             return overdue
         return overdue | offline
 
@@ -104,20 +104,11 @@ class _Device:
         for name, other in self.models.items():
             if other is model or not other.wants_turn:
                 continue
-            if other.batcher.online:
+            if other.online:
                 shared.append(name)
             else:
-                (shared if other.batcher.overdue(now) else offline).append(offline_turn(name))
+                (shared if other.overdue(now) else offline).append(offline_turn(name))
         return shared, offline
-
-
-def expects_online(model: ServedModel) -> bool:
-    """Return whether online jobs will come that an idle replica could run at once."""
-    if not model.idle:
-        return False
-    if model.backlog.claiming:
-        return model.backlog.online_awaited
-    return model.backlog.online and any(model.claim_request()[:-1])
 
 
 class Dispatcher:
@@ -170,9 +161,7 @@ class Dispatcher:
     def runs_at_once(self, model: ServedModel) -> bool:
         """Return whether a batch of the model would run now: no other model wants a turn."""
         others = self._device_of[model.key].models.values()
-        wanted = any(
-            other.wants_turn or other.claims.unread for other in others if other is not model
-        )
+        wanted = any(other.wants_turn or other.unread for other in others if other is not model)
         return not wanted and self.may_run(model)
 
     def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
@@ -182,7 +171,7 @@ class Dispatcher:
         offline batch makes way for every online job, also of its own model, unless it is overdue.
         """
         yields = staged.offline and not is_overdue(staged, now)
-        if yields and model.batcher.online and not model.idle:
+        if yields and model.online and not model.idle:
             return True
         device, turn = self._device_of[model.key], turn_of(model, staged)
         if device.fair_queue.free:
@@ -190,7 +179,7 @@ class Dispatcher:
         used_s = self._used_s(turn, now)
         return any(
             other.wants_turn
-            and other.batcher.online
+            and other.online
             and (yields or device.fair_queue.behind(turn, other.key, used_s))
             for other in device.models.values()
             if other is not model
@@ -229,9 +218,9 @@ class Dispatcher:
     def _next_join(self, now: float) -> Dispatched | None:
         """Return the next job that joins those of a generator in their turn."""
         for model in self._models:
-            if not model.continuous or not model.prepared or model.batcher.isolated:
+            if not model.continuous or not model.prepared or model.isolated:
                 continue
-            offline = not model.batcher.online
+            offline = not model.online
             turns = [
                 turn
                 for turn in self._running
@@ -269,7 +258,7 @@ class Dispatcher:
     def _next_batch(
         self, model: ServedModel, now: float, draining: bool, claims: bool
     ) -> Batch | None:
-        if model.batcher.isolated:
+        if model.isolated:
             batch = self.isolation.next_batch(model, now, connected=claims)
             if batch is not None or self.isolation.holds(model):
                 model.hold_until = None

@@ -29,20 +29,20 @@ def replica_for_second(
     Of `models`, one that waits for the device runs first.
     """
     waiting = model.prepared
-    if not waiting or model.idle or model.batcher.isolated:
+    if not waiting or model.idle or model.isolated:
         return None
     replica = _takes_second(model)
     if replica is None:
         return None
     others = [other for other in models if other is not model and other.device == model.device]
-    online = model.batcher.online
-    full = online and waiting >= model.memory_limit.limit
-    early = full and all(_quiet(other, now) for other in others)
+    online = model.online
+    full = online and waiting >= model.batch_limit
+    early = full and all(other.quiet_for(QUIET_S, now) for other in others)
     if not early and model.batch_ends_in_s(now) > preparation_s(model):
         return None
-    if not online and not all(_quiet(one, now) for one in (model, *others)):
+    if not online and not all(one.quiet_for(QUIET_S, now) for one in (model, *others)):
         return None
-    wanted = any(other.wants_turn and other.batcher.online for other in others)
+    wanted = any(other.wants_turn and other.online for other in others)
     return None if wanted else replica
 
 
@@ -56,13 +56,7 @@ def stage_at(model: ServedModel, now: float) -> float | None:
 
 def preparation_s(model: ServedModel) -> float:
     """Return how long `preprocess` takes for the prepared jobs."""
-    return model.prepare_s * min(model.prepared, model.memory_limit.limit)
-
-
-def _quiet(model: ServedModel, now: float) -> bool:
-    """Return whether no online job came recently, and none is known to come."""
-    known = model.backlog.online or model.backlog.online_awaited
-    return not known and now - model.batcher.online_at > QUIET_S
+    return model.prepare_s * min(model.prepared, model.batch_limit)
 
 
 def _takes_second(model: ServedModel) -> Replica | None:

@@ -10,10 +10,10 @@ from msgspec import UNSET, Meta, UnsetType
 from api.components.model_status import ModelStateName, ServingWorker
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from headrace.config.input_schema import InputSection, OutputSection
-from headrace.config.model_catalog import ModelConfig, ModelName
-from headrace.config.parameters import Parameter
-from headrace.config.traffic import Traffic
+from headrace.config.inputs.input_schema import InputSection, OutputSection
+from headrace.config.inputs.parameters import Parameter
+from headrace.config.model.catalog import ModelConfig, ModelName
+from headrace.config.model.traffic import Traffic
 from headrace.jobs.job import Amount, Count
 
 _Error = Annotated[

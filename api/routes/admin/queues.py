@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from headrace.config.model_catalog import ModelName
+from headrace.config.model.catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 from headrace.jobs.ids import VERSION

@@ -38,7 +38,7 @@ from headrace.errors import BrokerError
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.serialization import Waiting, job_object
-from headrace.queue.watcher import JobStatus, JobWatch, status_of
+from headrace.queue.following.watcher import JobStatus, JobWatch, status_of
 
 #: Seconds between two reads of an ended job while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0

@@ -42,10 +42,10 @@ from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.submit import wait_for_end
 from headrace.errors import BrokerError, JobNotFound
-from headrace.jobs.encoding import without_line_ends
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
-from headrace.queue.piece_log import (
+from headrace.jobs.values.encoding import without_line_ends
+from headrace.queue.following.piece_log import (
     LogEvent,
     LogFollower,
     Missing,
@@ -119,8 +119,6 @@ async def submit_and_stream(
     """Submit a job and stream its pieces; the job goes on if the client hangs up.
 
     Args:
-        services: those of this process.
-        request: the request.
         submit: submits the job; returns it, and headers of the answer.
 
     Raises:

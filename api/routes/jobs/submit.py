@@ -36,7 +36,7 @@ from api.submission.job_request import (
 )
 from api.submission.submit import submit, submit_and_wait, validate
 from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,
@@ -126,15 +126,9 @@ def request_of_body(
     """Return the job whose input is the body of a request.
 
     Args:
-        request: the request.
-        model: its model.
-        body: its body.
         query: its query, which may have parameters of the model.
-        options: the options of the job.
-        identity: the job's id.
         version: the version in its path.
         inline_limit_bytes: a longer input becomes a payload.
-        header: returns a header of the request.
 
     Raises:
         InvalidRequest, UnsupportedMedia: the body is no input for this model.

@@ -17,11 +17,11 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import unpack
 from headrace.models.explain import Explanation, explain
+from headrace.models.extension import PipelineArchive, pipeline_readers
 from headrace.models.members import Limits
 from headrace.models.pack import pack
 from headrace.models.source import digest_of
 from headrace.text import size
-from headrace.torchserve.workflow import SUFFIX, Workflow, read_workflow
 
 MODELS_FILE: Final = "models.yaml"
 
@@ -54,8 +54,8 @@ def pipeline(path: Path, output: Path | None, settings: Settings, *, force: bool
         text = found.text(found.name)
         if output is None:
             typer.echo(text, nl=False)
-            if found.has_functions:
-                message(f"{found.handler} has functions of it: -o FOLDER writes this file too")
+            if found.needed_file:
+                message(f"{found.needed_file} has functions of it: -o FOLDER writes this file too")
             return
         target = output / found.name
         if target.exists() and not force:
@@ -69,13 +69,19 @@ def pipeline(path: Path, output: Path | None, settings: Settings, *, force: bool
 
 
 @contextmanager
-def _workflow(path: Path, settings: Settings) -> Iterator[tuple[Workflow, Path]]:
+def _workflow(path: Path, settings: Settings) -> Iterator[tuple[PipelineArchive, Path]]:
     """Give a workflow, and the folder with its files as long as the context lasts."""
+    readers = pipeline_readers()
+    if not readers:
+        raise ConfigError("no extension reads workflows", hint="`headrace doctor` lists extensions")
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file", hint="name a workflow archive (.war)")
+        hint = f"name a workflow archive ({', '.join(readers)})"
+        raise ConfigError(f"{path}: there is no such file", hint=hint)
+    # One of another name is read as the first kind, whose message has what is missing.
+    read = readers.get(path.suffix.lower()) or next(iter(readers.values()))
     with tempfile.TemporaryDirectory(prefix="headrace-workflow-") as name:
         unpack(path, Path(name), Limits(total_bytes=settings.model_limit_bytes))
-        yield read_workflow(Path(name), str(path)), Path(name)
+        yield read(Path(name), str(path)), Path(name)
 
 
 def check(path: Path, settings: Settings, *, as_json: bool) -> ExitCode:
@@ -84,15 +90,13 @@ def check(path: Path, settings: Settings, *, as_json: bool) -> ExitCode:
     Raises:
         ConfigError: it cannot be read.
     """
-    if path.suffix.lower() == SUFFIX:
+    if path.suffix.lower() in pipeline_readers():
         with _workflow(path, settings) as (workflow, _):
             if as_json:
                 typer.echo(json_text(workflow.document(workflow.name)))
                 return ExitCode.DONE
-            typer.echo(f"workflow:     {printable(workflow.name)}")
-            for node in workflow.nodes:
-                what = node.source or f"a function of {workflow.handler}"
-                typer.echo(printable(f"node:         {node.name}: {what}"))
+            for line in workflow.lines():
+                typer.echo(printable(line))
         typer.echo(f"{path}: no problems found; --pipeline prints the pipeline")
         return ExitCode.DONE
     found = explain(path, Limits(total_bytes=settings.model_limit_bytes))

@@ -12,9 +12,9 @@ import msgspec
 
 from headrace.cli.shared.inputs import Sources
 from headrace.client.inputs import encode_input
-from headrace.config.handler_reference import BUILTIN_HANDLERS
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.parameters import check_parameters, with_defaults
+from headrace.config.inputs.parameters import check_parameters, with_defaults
+from headrace.config.model.catalog import ModelConfig
+from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.config.settings import Settings
 from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
@@ -44,7 +44,6 @@ def run_trial(
         device: the torch device; None for the model's, else the CPU.
         options: a JSON object that is added to the model's options.
         parameters: the model's parameters, as text.
-        environ: the environment.
 
     Raises:
         ConfigError: the target, the models file or the installation is wrong.

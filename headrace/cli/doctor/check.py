@@ -20,6 +20,15 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
 
+CONFIG: Final = "Configuration"
+REDIS: Final = "Redis"
+WORKERS: Final = "Workers and API"
+WORK: Final = "Work"
+DEVICES: Final = "Devices"
+HOST: Final = "This host"
+#: The groups of checks, in the order of the report.
+GROUPS: Final = (CONFIG, REDIS, WORKERS, WORK, DEVICES, HOST)
+
 #: A sentence lists at most this many names, and then the number of further names.
 NAMED_MAX: Final = 3
 

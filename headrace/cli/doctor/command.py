@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.doctor import (
     configuration,
+    extensions,
     gpus,
     host,
     placement,
@@ -20,19 +21,24 @@ from headrace.cli.doctor import (
     redis_server,
     workers,
 )
-from headrace.cli.doctor.check import Check, CheckRun, Verdict, run_checks
+from headrace.cli.doctor.check import (
+    CONFIG,
+    DEVICES,
+    GROUPS,
+    HOST,
+    REDIS,
+    WORK,
+    WORKERS,
+    Check,
+    CheckRun,
+    Verdict,
+    run_checks,
+)
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 
-CONFIG: Final = "Configuration"
-REDIS: Final = "Redis"
-WORKERS: Final = "Workers and API"
-WORK: Final = "Work"
-DEVICES: Final = "Devices"
-HOST: Final = "This host"
-
-#: All checks, in the order of the report. A test compares docs/doctor.md with this list.
+#: The core's checks, in the order of the report.
 CHECKS: Final = (
     Check("settings", CONFIG, configuration.settings),
     Check("env-file", CONFIG, configuration.env_file),
@@ -72,7 +78,6 @@ CHECKS: Final = (
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
     Check("background", WORK, queues.background_tasks),
-    Check("batches", WORK, queues.batches),
     Check("gpus", DEVICES, gpus.gpus, limit_s=30),
     Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),
     Check("threads", DEVICES, gpus.threads),
@@ -82,6 +87,7 @@ CHECKS: Final = (
     Check("disks", HOST, host.disks),
     Check("open-files", HOST, host.open_files),
     Check("versions", HOST, host.versions),
+    Check("extensions", HOST, extensions.extensions, limit_s=60, background=True),
 )
 _COLOURS: Final = {
     Verdict.OK: typer.colors.GREEN,
@@ -91,7 +97,13 @@ _COLOURS: Final = {
 }
 #: Maximum number of problems that are printed per check.
 _PARTS_MAX: Final = 10
-_NAME_CHARS: Final = max(len(check.name) for check in CHECKS)
+
+
+def all_checks() -> list[Check]:
+    """Return all checks, in the order of the report. A test compares docs/doctor.md with them."""
+    checks = [*CHECKS, *extensions.extension_checks()]
+    groups = list(dict.fromkeys([*GROUPS, *(check.group for check in checks)]))
+    return sorted(checks, key=lambda check: groups.index(check.group))
 
 
 def examine(
@@ -104,10 +116,12 @@ def examine(
 ) -> ExitCode:
     """Run all checks, print the report and return the exit code."""
     deployment = Deployment(os.environ, redis_url, models, api_url)
+    checks = all_checks()
+    width = max(len(check.name) for check in checks)
     results: list[CheckRun] = []
     group = ""
     try:
-        for run in run_checks(deployment, CHECKS):
+        for run in run_checks(deployment, checks):
             results.append(run)
             if as_json:
                 output.json_line(_json_object(run))
@@ -116,7 +130,7 @@ def examine(
             if heading != group:
                 output.line(f"{chr(10) if group else ''}{_styled(heading, bold=True)}", styled=True)
                 group = heading
-            for text in _lines(run):
+            for text in _lines(run, width):
                 output.line(text, styled=True)
     finally:
         deployment.close()
@@ -150,10 +164,10 @@ def _json_object(run: CheckRun) -> dict[str, object]:
     }
 
 
-def _lines(run: CheckRun) -> list[str]:
+def _lines(run: CheckRun, width: int) -> list[str]:
     result = run.result
     coloured = _styled(f"{result.verdict:<4}", fg=_COLOURS[result.verdict])
-    head, below = f"  {coloured}  {run.check.name:<{_NAME_CHARS}}  ", " " * (_NAME_CHARS + 10)
+    head, below = f"  {coloured}  {run.check.name:<{width}}  ", " " * (width + 10)
     parts = result.parts or ((result.sentence, result.hint),)
     lines: list[str] = []
     shown = parts[:_PARTS_MAX]

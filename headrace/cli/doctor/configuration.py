@@ -19,7 +19,7 @@ from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count, error_line
-from headrace.config.handler_reference import (
+from headrace.config.model.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_handler,
@@ -132,7 +132,7 @@ def handlers(deployment: Deployment) -> Iterator[CheckResult]:
 
 
 def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
-    if spec.kind is HandlerKind.TORCHSERVE:  # only its process knows where it may be
+    if spec.kind is HandlerKind.EXTENSION:  # only its process knows where it may be
         return None
     if spec.kind is HandlerKind.FILE:
         file: Path | None = spec.file(base_dir)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
 from headrace.observability.worker_report import WorkerReport, read_report
@@ -75,7 +75,6 @@ class Deployment:
     """Everything that the checks read. A part that cannot be read raises CheckSkipped.
 
     Args:
-        environ: the environment, such as `os.environ`.
         redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
         models: the models file; None for that of the settings, or of `headrace up` here.
         api_url: URL of the API; None for that of the settings, if one runs.

@@ -1,4 +1,4 @@
-"""Checks of the work: queues, dead letters, background tasks and batches."""
+"""Checks of the work: queues, dead letters and background tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.doctor.workers import READY_STATES
 from headrace.cli.shared.output import count
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis import keys
 from headrace.text import duration
 
@@ -216,18 +216,3 @@ def background_tasks(deployment: Deployment) -> CheckResult:
             f"{waiting:,} background tasks wait", "start more: headrace background, on any host"
         )
     return ok(f"{named(alive)}; {waiting:,} tasks and {count(hooks, 'webhook')} wait")
-
-
-def batches(deployment: Deployment) -> CheckResult:
-    """`batches`: a runner processes the open batches."""
-    runners = deployment.redis.zcard(keys.RUNNERS)
-    waiting = int(deployment.redis.zcard(keys.OPEN_BATCHES))
-    if waiting and not runners:
-        return fail(f"{_batches(waiting)} open, but no runner runs", "start one: headrace runner")
-    if not runners:
-        return skip("no runner runs, and none is needed")
-    return ok(f"{_batches(waiting)} open, {count(runners, 'runner')}")
-
-
-def _batches(number: int) -> str:
-    return f"{number:,} {'batch' if number == 1 else 'batches'}"

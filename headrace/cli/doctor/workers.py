@@ -19,7 +19,7 @@ from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment, WorkerSeen
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
-from headrace.config.capacity import Host, needs_of, why_no_worker
+from headrace.config.model.capacity import Host, needs_of, why_no_worker
 from headrace.config.paths import ENV_URL
 from headrace.errors import ConfigError, last_line
 from headrace.observability.versions import running_versions

@@ -19,7 +19,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared import output
-from headrace.jobs.encoding import without_line_ends
+from headrace.jobs.values.encoding import without_line_ends
 
 if TYPE_CHECKING:
     from headrace.client.models import Job

@@ -15,7 +15,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import STDIN, given_ids
 from headrace.cli.shared.options import client_of, option
-from headrace.jobs.media_types import BINARY_TYPE, image_type
+from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 
 if TYPE_CHECKING:
     from headrace.client import Client

@@ -21,7 +21,7 @@ import msgspec
 import typer
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.media_types import BOM
+from headrace.jobs.values.media_types import BOM
 from headrace.runs.sources.patterns import path_text
 
 #: A folder with at most this many files is sorted; a larger one is read in file system order.

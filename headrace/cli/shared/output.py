@@ -101,7 +101,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     Args:
         columns: the headers; a header that begins with `>` is right-aligned.
-        rows: the cells as text.
     """
     from rich.console import Console
     from rich.table import Table
@@ -143,7 +142,6 @@ def listing(
     """Print a list of objects of the client, as a table or as JSON lines.
 
     Args:
-        items: the objects.
         columns: the headers of the table, as for `table`.
         row: returns the cells of an object.
         as_json: print JSON lines.

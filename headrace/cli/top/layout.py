@@ -315,7 +315,6 @@ def _below(view: View, width: int, room: int) -> list[Text]:
     """Draw GPUs, hosts and processes: side by side if they fit, else one below the other.
 
     Args:
-        view: the view.
         width: columns of the terminal.
         room: maximum number of lines; a table without room for a row is dropped.
     """

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.client.errors import decoded
-from headrace.client.retries import Session, exchange
+from headrace.client.http.errors import decoded
+from headrace.client.http.retries import Session, exchange
 from headrace.client.sansio import HttpRequest, Plan
 from headrace.errors import UnexpectedAnswer
 

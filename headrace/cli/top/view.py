@@ -73,7 +73,6 @@ class PlaceRow:
     Attributes:
         sample: the sample with its values.
         kind: the first word of its series, `host` or `device`.
-        labels: its labels: the host, and the device.
         name: the name of the device.
     """
 
@@ -140,7 +139,6 @@ def view_of(now: Sample, before: Sample | None) -> View:
     """Return the view of a sample.
 
     Args:
-        now: the newest sample.
         before: the sample from which rates are measured; None for no rates.
     """
     span = Span(now, before)

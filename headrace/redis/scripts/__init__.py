@@ -11,16 +11,22 @@ line includes (`-- @include finish, queue_position`), and those that these inclu
 itself is last. Defining these functions takes as long as a short call. So scripts that are called
 for each job have them as `lib().name`, which defines them at the first use
 (`-- @include-lazily finish`).
+
+An extension has a `ScriptFolder` of its own as `SCRIPTS` of its package `redis`: Lua files, their
+`lib/` if they need one, and `keys.py` with the keys that the core does not know. Its scripts
+include the files of `lib/` here too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from types import ModuleType
 from typing import Final, TypeVar
 
 from headrace.redis import keys
@@ -50,71 +56,78 @@ class Script:
 
 def load_command(call: Command) -> Command:
     """Return the command that loads the script of a `call`, for a server that replied NOSCRIPT."""
-    return _by_sha()[call[1]].load_command()
+    return _BY_SHA[call[1]].load_command()
 
 
-def _read_sources() -> dict[str, str]:
-    """Return the text of every Lua file below this package, by its name such as `jobs/claim`.
-
-    All are read when this module is imported: after an upgrade a running process must not send the
-    scripts of the next version.
-    """
-    root = files(__name__)
-    return {
-        f"{folder.name}/{file.name.removesuffix('.lua')}": file.read_text("utf-8")
-        for folder in root.iterdir()
-        if folder.is_dir()
-        for file in folder.iterdir()
-        if file.name.endswith(".lua")
-    }
-
-
-_SOURCES: Final = _read_sources()
+#: Every script that this process has asked for, by its SHA-1.
+_BY_SHA: Final[dict[Arg, Script]] = {}
 _KEY: Final = re.compile(r"(?<![/\w])keys\.(\w+)")
 _INCLUDE: Final = re.compile(r"-- @include(-lazily)? ([a-z_, ]+)\n")
 
-#: Every script.
-NAMES: Final = tuple(sorted(name for name in _SOURCES if not name.startswith("lib/")))
+
+class ScriptFolder:
+    """The scripts below one package.
+
+    All are read when it is built: after an upgrade a running process must not send the scripts of
+    the next version.
+
+    Attributes:
+        names: of the scripts.
+        script: returns the script of one of these names.
+
+    Args:
+        package: the package's name.
+        own_keys: a module with keys besides those of headrace/redis/keys.py, under other names.
+    """
+
+    def __init__(self, package: str, own_keys: ModuleType | None = None) -> None:
+        own = dict(_sources(files(package)))
+        self._sources = {**_LIBRARY, **own}
+        self._keys = {**(vars(own_keys) if own_keys else {}), **vars(keys)}
+        self.names: tuple[str, ...] = tuple(
+            sorted(name for name in own if not name.startswith("lib/"))
+        )
+        # A cache of its own, as it is called for each command.
+        self.script: Callable[[str], Script] = cache(self._script)
+
+    def _script(self, name: str) -> Script:
+        text = self._sources[name]
+        lazily, included = _header(text)
+        parts = ["common"]
+        self._add_parts(parts, included)
+        shared = "".join(self._sources[f"lib/{part}"] for part in parts)
+        if lazily:
+            shared = _define_lazily(shared)
+        source = _KEY.sub(self._key_literal, self._sources["lib/keys"] + shared + text)
+        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        return _BY_SHA.setdefault(sha, Script(name, source, sha))
+
+    def _key_literal(self, found: re.Match[str]) -> str:
+        """Return a key or a TTL as Lua writes it."""
+        value: str | int = self._keys[found[1]]
+        return f"'{value}'" if isinstance(value, str) else str(value)
+
+    def _add_parts(self, parts: list[str], included: Sequence[str]) -> None:
+        """Add files of lib/ to `parts`, each once and after the files that it includes itself."""
+        for part in included:
+            if part not in parts:
+                self._add_parts(parts, _header(self._sources[f"lib/{part}"])[1])
+                parts.append(part)
 
 
-@cache
-def script(name: str) -> Script:
-    """Return the script of this name, one of NAMES."""
-    text = _SOURCES[name]
-    lazily, included = _header(text)
-    parts = ["common"]
-    _add_parts(parts, included)
-    shared = "".join(_SOURCES[f"lib/{part}"] for part in parts)
-    if lazily:
-        shared = _define_lazily(shared)
-    source = _KEY.sub(_key_literal, _SOURCES["lib/keys"] + shared + text)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, source, sha)
-
-
-def _key_literal(found: re.Match[str]) -> str:
-    """Return a key or a TTL of headrace/redis/keys.py as Lua writes it."""
-    value: str | int = getattr(keys, found[1])
-    return f"'{value}'" if isinstance(value, str) else str(value)
+def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every Lua file below a folder."""
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _sources(file, f"{prefix}{file.name}/")
+        elif file.name.endswith(".lua"):
+            yield prefix + file.name.removesuffix(".lua"), file.read_text("utf-8")
 
 
 def _header(text: str) -> tuple[bool, list[str]]:
     """Return whether a file includes lazily, and the files of lib/ that its first line includes."""
     header = _INCLUDE.match(text)
     return (bool(header[1]), header[2].split(", ")) if header else (False, [])
-
-
-def _add_parts(parts: list[str], included: Sequence[str]) -> None:
-    """Add files of lib/ to `parts`, each once and after the files that it includes itself."""
-    for part in included:
-        if part not in parts:
-            _add_parts(parts, _header(_SOURCES[f"lib/{part}"])[1])
-            parts.append(part)
-
-
-@cache
-def _by_sha() -> dict[Arg, Script]:
-    return {known.sha: known for known in map(script, NAMES)}
 
 
 # measured: benchmarks.redis.scripts, 2026-11: -9 % of claim and -10 % of settle, for one job
@@ -126,6 +139,15 @@ def _define_lazily(functions: str) -> str:
         "local defined\nlocal function lib()\nif defined then return defined end\n"
         f"{functions}defined = {{{table}}}\nreturn defined\nend\n"
     )
+
+
+#: The files that the scripts of all packages may include.
+_LIBRARY: Final = {f"lib/{name}": text for name, text in _sources(files(__name__) / "lib")}
+_CORE: Final = ScriptFolder(__name__)
+#: Every script of the core.
+NAMES: Final = _CORE.names
+#: Return the script of this name, one of NAMES.
+script: Final = _CORE.script
 
 
 def pages_of(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:

@@ -142,8 +142,6 @@ def submit_run(
     """Return how a run of similar jobs begins in the arguments of `submit`.
 
     Args:
-        queue: the queue's name.
-        step: the priority step.
         max_depth: how many jobs the queue may hold.
         delay_us: after how long the jobs join the queue.
         expires_us: in how long they must have started; 0 for no limit.
@@ -198,7 +196,6 @@ def claim(
     """Lease jobs of a queue, the best priority first.
 
     Args:
-        queue: the queue's name.
         model: the model that its jobs must be for.
         version: of the caller's model; the records of the jobs then name it.
         rooms: for each priority step, how many jobs there may be when jobs of it are taken.
@@ -225,7 +222,6 @@ class ClaimReply:
         waiting: how many jobs are left in the list of each priority step; the first is -1 if the
             queue is paused.
         refused: how many messages were no jobs, and are dead letters now.
-        jobs: the leased jobs.
     """
 
     __slots__ = ("jobs", "now_us", "refused", "waiting")
@@ -242,14 +238,12 @@ class Settlement(NamedTuple):
     """How one job ends, as jobs/settle.lua takes it.
 
     Attributes:
-        id: the job.
         token: the fencing token of its claim.
         state: the letter of its new state.
         meta: its Celery result as JSON; empty for none.
         batch: how many jobs ran together.
         timings: the record's `tm`.
         extra: one more field of the record; "" for none.
-        value: the value of that field.
         ttl: seconds for which the result is kept; "" for the TTL in the record.
         retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
             goes to the dead letters.
@@ -284,9 +278,7 @@ def settle(
     """End leased jobs; the reply has one code per job, FENCED to POSTPONED.
 
     Args:
-        queue: the queue's name.
         version: of the model that ran them; it is published with their ends.
-        settlements: how they end.
         failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
     return script("jobs/settle").call(
@@ -311,7 +303,6 @@ def isolate(job: Leased, scope: str, host: str) -> Command:
     """Mark that a job begins to run isolated; the reply is FENCED or ISOLATED to HOST_TAKEN.
 
     Args:
-        job: the job.
         scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
         host: the name of this host; workers that can be lost together have the same.
     """
@@ -335,14 +326,12 @@ def release(
     """Return leased jobs to the head of their queue; the reply has one word per job.
 
     Args:
-        queue: the queue's name.
         mode: `free`, `alone`, `crash` or `lost`. `free` is an orderly release, which is not
             counted. With the others the jobs must run isolated. After `crash` (their model process
             died by itself) a job that was isolated is charged. After `lost` (the cause can be
             elsewhere) only a job that ran exclusively is charged.
         losses: how many charged crashes a job survives and the bounds of the wait after one, in
             us: "max base most". `Settings.failures_kept` may follow, after a space.
-        jobs: the jobs.
         how: how the model process ended, without quotes and backslashes.
         traceback: its stacks.
         runs: how the attempts of these jobs ran, by token, as far as it is known.
@@ -424,7 +413,7 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
 
 def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
     """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("jobs/progress").call([], *(value for job in jobs for value in job))
+    return script("records/progress").call([], *(value for job in jobs for value in job))
 
 
 def append_pieces(
@@ -433,18 +422,19 @@ def append_pieces(
     """Append pieces to the logs of leased jobs; the reply is how many rows were of lost leases.
 
     Args:
-        model: the model of the jobs.
         rows: id, token, run, number of the first piece in its attempt (from 1), how many pieces,
             and a JSON array of them. The last value is an array of their tokens, or the JSON of a
             `ResponseDetails` that begins with them, or b"". One piece and b"" are a restart mark.
             No piece, as the first row of an attempt: it goes on where the last one ended.
     """
-    return script("jobs/append_pieces").call([], model, *(value for row in rows for value in row))
+    return script("pieces/append_pieces").call([], model, *(value for row in rows for value in row))
 
 
 def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]) -> Command:
     """Read at most so many entries and bytes of each log behind a place: id, index and run."""
-    return script("jobs/read_pieces").call([], most, most_bytes, *(v for log in logs for v in log))
+    return script("pieces/read_pieces").call(
+        [], most, most_bytes, *(v for log in logs for v in log)
+    )
 
 
 def read_log(job_id: str, after: int, most: int) -> Command:
@@ -474,7 +464,7 @@ def canvas_begin(job_id: str, token: str) -> Command:
 
 def view(ids: Iterable[str], *, results: bool) -> Command:
     """Read jobs; the reply has one row per job, for `read_view`."""
-    return script("jobs/view").call([], int(results), *ids)
+    return script("records/view").call([], int(results), *ids)
 
 
 def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
@@ -489,19 +479,19 @@ def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
 
 def watch(ids: Iterable[str]) -> Command:
     """Read the state of jobs; the reply has one row per job, which queue/watcher.py reads."""
-    return script("jobs/watch").call([], *ids)
+    return script("records/watch").call([], *ids)
 
 
 def outcomes(ids: Iterable[str], owner: str | None) -> Command:
     """Read how jobs have ended; `owner` is the API key whose jobs are known, None for all."""
-    return script("jobs/outcomes").call([], owner or "", *ids)
+    return script("records/outcomes").call([], owner or "", *ids)
 
 
 def delete(ids: Iterable[str], owner: str | None) -> Command:
     """Delete jobs that have ended; the reply is [how many]. `owner` is as for `outcomes`."""
-    return script("jobs/delete").call([], owner or "", *ids)
+    return script("records/delete").call([], owner or "", *ids)
 
 
 def listen(job_id: str) -> Command:
     """Let the end of a quiet job be published."""
-    return script("jobs/listen").call([], job_id)
+    return script("records/listen").call([], job_id)

@@ -27,7 +27,6 @@ def sweep(
     """Promote jobs that are due, and reap leases that have expired.
 
     Args:
-        queue: the queue's name.
         reap_until_us: nothing is reaped if Redis' time is later than this; 0 for never.
         losses: see `jobs.release`.
         orphaned_max: how many orphaned ends are handed out.
@@ -116,7 +115,6 @@ def list_jobs(
     """Walk a model's jobs from the newest.
 
     Args:
-        model: the model.
         before: creation time and id of the job to begin after; None for the newest.
         since_us: older jobs are left out.
         states: letters of the states that count; "" for all.
@@ -168,7 +166,6 @@ def read_failures(model: str, newest: str, oldest: int, skipped: int, limit: int
     """Read failures of a model, the last one first; the reply has a line for each.
 
     Args:
-        model: the model.
         newest: the newest time that counts, in us; "+inf" for all.
         oldest: the oldest.
         skipped: how many of those are left out.

@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types
 
-from headrace.jobs.media_types import BINARY_TYPE, image_type
+from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 
 #: Converts one value; None where nothing has to be converted.
 _Convert: TypeAlias = Callable[[Any], Any] | None

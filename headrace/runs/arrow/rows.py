@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from headrace.jobs.encoding import without_line_ends
+from headrace.jobs.values.encoding import without_line_ends
 from headrace.runs.arrow.json_values import binary_body, from_values, to_json
 
 #: About the bytes and the number of lines that are decoded together.

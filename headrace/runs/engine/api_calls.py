@@ -7,9 +7,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.client.errors import Problem, decoded, problem_error
-from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
-from headrace.client.retries import (
+from headrace.client.http.errors import Problem, decoded, problem_error
+from headrace.client.http.retries import (
     TRANSIENT,
     RetryDeadline,
     Session,
@@ -17,11 +16,12 @@ from headrace.client.retries import (
     known_wait_s,
     limit_of,
 )
+from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
-from headrace.jobs.encoding import binary_input, strict_json
-from headrace.jobs.media_types import is_json
 from headrace.jobs.tokens import DEADLINE_HEADER
+from headrace.jobs.values.encoding import binary_input, strict_json
+from headrace.jobs.values.media_types import is_json
 from headrace.runs.interfaces import RowError
 
 #: How long the server may hold a request while a queue is full. A stop waits at most this long.

@@ -38,7 +38,6 @@ class Checkpoint(msgspec.Struct, kw_only=True):
         failed: how many have none.
         attempt: how often `--only-failed` has begun.
         retracting: `--only-failed` is removing rows; a process that reads this starts that again.
-        ended: every entry has its row.
         started_at: when the run first began, in seconds since 1970.
     """
 

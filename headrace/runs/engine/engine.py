@@ -28,10 +28,10 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
+from headrace.client.http.retries import exchange, outlasting_limits
 from headrace.client.models import ENDED
 from headrace.client.page_size import AdaptivePageSize
 from headrace.client.requests import job_request
-from headrace.client.retries import exchange, outlasting_limits
 from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (
@@ -232,7 +232,6 @@ class Engine:
         """Look up inputs and write the rows of those that have ended.
 
         Args:
-            in_flight: the inputs in flight.
             inputs: some of them, the oldest first.
             whole: look up all pages; otherwise end with the first in which not all have ended.
 
@@ -394,7 +393,6 @@ def prefetched(
     """Yield each page with its outcomes, while a thread reads those of the next page.
 
     Args:
-        read: reads the outcomes of a page.
         pages: the oldest inputs first.
         whole: read the next page even if not every job of a page has ended.
 

@@ -61,7 +61,6 @@ class RunProgress(msgspec.Struct, kw_only=True):
         before: rows that existed when this process began.
         succeeded: rows with a result, in all.
         failed: rows without one, in all.
-        in_flight: inputs in flight.
         first_failure: the key and the error of the first input that failed in this process.
         limit: the code of the limit (429) for which requests wait; empty if none does.
     """

@@ -110,7 +110,6 @@ class Submitter:
 
     Args:
         start: where the source continues, and which numbers behind it have their row.
-        lines: makes the lines.
         job_id: returns the id of an input's job.
         submit: submits lines, quietly or not. Returns for each None or why it has no job, and
             reports those that have one as soon as it knows. Raises Stopping if the run stops.

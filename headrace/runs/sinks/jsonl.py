@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.jobs.encoding import without_line_ends
+from headrace.jobs.values.encoding import without_line_ends
 from headrace.payloads.file_store import sync_folder
 from headrace.runs.checkpoint_file import LocalCheckpoints, same_file
 from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink

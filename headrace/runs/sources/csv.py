@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.media_types import BOM, is_json
+from headrace.jobs.values.media_types import BOM, is_json
 from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import (
     BROKEN,

@@ -22,7 +22,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
-from headrace.jobs.media_types import BOM, UTF16_MARKS
+from headrace.jobs.values.media_types import BOM, UTF16_MARKS
 from headrace.runs.sources.patterns import (
     expand_braces,
     is_of_output,
@@ -220,7 +220,6 @@ def text_start(name: str, head: bytes) -> int:
 
     Args:
         name: the file, for the message.
-        head: its first bytes.
 
     Raises:
         ConfigError: it is UTF-16.

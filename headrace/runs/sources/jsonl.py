@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.encoding import parses
-from headrace.jobs.media_types import BOM
+from headrace.jobs.values.encoding import parses
+from headrace.jobs.values.media_types import BOM
 from headrace.runs.interfaces import Carried, carry
 from headrace.runs.sources.files import (
     BROKEN,

@@ -30,7 +30,6 @@ def is_of_output(path: str, output: str) -> bool:
     """Return whether a file is a run's output, or one of the run's files next to it.
 
     Args:
-        path: the file.
         output: the output, in the same form; "" for none.
     """
     if not output or not path.startswith(output):

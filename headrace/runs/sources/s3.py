@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest, StoreUnavailable
-from headrace.jobs.media_types import type_by_name
+from headrace.jobs.values.media_types import type_by_name
 from headrace.payloads.s3_client import (
     NO_ANSWER,
     NO_CREDENTIALS,

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict
-from headrace.jobs.media_types import is_json
+from headrace.jobs.values.media_types import is_json
 from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
 from headrace.runs.sources.files import SourceFile, short_names, versions
 from headrace.runs.sources.options import SourceOptions

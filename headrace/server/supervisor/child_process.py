@@ -83,9 +83,7 @@ class ChildProcess:
 
     Attributes:
         process: its process; None before the first start and between two processes.
-        environment: the environment of that process.
         started_s: when it started, on the monotonic clock.
-        is_ready: whether this process has been ready.
         was_ready: whether any process of this child has been ready.
         failures: how often it ended since it last ran stably.
         start_at_s: when to start it next, on the monotonic clock.

@@ -1,8 +1,8 @@
 """One console for many processes: each line follows the aligned, coloured name of its process.
 
 In JSON mode, a line that is a JSON object passes unchanged. Any other line (a server's own log, a
-traceback) becomes the `event` of a new JSON object. With the format `torchserve`, a line in
-TorchServe's form passes unchanged, and the console writes TorchServe's log files too.
+traceback) becomes the `event` of a new JSON object. With the format of an extension that has log
+files, a line of this format passes unchanged, any other becomes one, and the files get them all.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, TextIO
 
+from headrace.observability.extension import LogFiles
 from headrace.observability.log_output import LogOutput
-from headrace.torchserve.log_files import LogFiles
-from headrace.torchserve.log_lines import console_line, is_line
 
 #: The name of the supervisor's own lines.
 OWN_NAME: Final = "headrace"
@@ -35,7 +34,7 @@ class Console:
         names: all names that will write, so that the prefixes align.
         hidden: by name, texts whose lines are not shown.
         as_json: whether each line is a JSON object.
-        files: where TorchServe's lines go too; each line then has their form.
+        files: where the lines go too; each line then has their format.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Console:
         self._partial: dict[str, bytes] = {}
         self._line = self._json_line if as_json else self._plain_line
         if files is not None:
-            self._line = self._torchserve_line
+            self._line = partial(self._line_of, files)
         self._as_json = as_json
 
     def feed(self, name: str, data: bytes) -> None:
@@ -67,7 +66,7 @@ class Console:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
         if self._files is not None:
-            self._write_torchserve(name, lines)
+            self._write_to(self._files, name, lines)
             return
         self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
 
@@ -109,14 +108,15 @@ class Console:
         }
         return json.dumps(fields) + "\n"
 
-    def _torchserve_line(self, name: str, line: bytes) -> str:
+    @staticmethod
+    def _line_of(files: LogFiles, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
-        return console_line(time.time(), "INFO", name, name, text) if text else ""
+        return files.line(name, text) if text else ""
 
-    def _write_torchserve(self, name: str, lines: Sequence[bytes]) -> None:
-        """Write lines of a process; those that have TorchServe's form are most, and unchanged."""
+    def _write_to(self, files: LogFiles, name: str, lines: Sequence[bytes]) -> None:
+        """Write lines of a process; those that have the format of the files are most."""
         data = b"".join(
-            b"%b\n" % line if is_line(line) else self._torchserve_line(name, line).encode()
+            b"%b\n" % line if files.is_line(line) else self._line(name, line).encode()
             for line in lines
             if self._shows(name, line)
         )

@@ -50,7 +50,6 @@ class Supervisor:
     """Runs children until a signal stops it.
 
     Args:
-        children: what to run.
         console: shows their lines, and the supervisor's.
         backoff: the delay before a restart.
         on_change: called with all children after a process has started or ended.

@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from headrace.errors import InvalidRequest, ReplicaLost
-from headrace.queue.waiters import read_ended
+from headrace.queue.following.waiters import read_ended
 from headrace.redis import keys
 from headrace.redis.scripts import script
 from headrace.redis.scripts.jobs import IN_EITHER
@@ -318,5 +318,5 @@ def test_a_quiet_jobs_result_is_read_from_its_record(queue: Queue) -> None:
         assert (record.get(b"r"), meta) == (b'{"a":[1]}' if results else None, b"")
     ((state, *_, result),) = queue.outcomes(job_id)
     assert (state, result) == (b"s", b'{"a":[1]}')
-    assert queue.call("jobs/delete", [], "", job_id, job_id) == [1]
+    assert queue.call("records/delete", [], "", job_id, job_id) == [1]
     assert queue.client.exists(keys.job(job_id)) == 0

@@ -10,8 +10,8 @@ import pytest
 from headrace.jobs.job import Job as JobRead
 from headrace.jobs.job import State
 from headrace.jobs.serialization import job_object
+from headrace.queue.following.watcher import read_status, status_of
 from headrace.queue.job_queue import _job
-from headrace.queue.watcher import read_status, status_of
 from headrace.redis import keys
 from tests.harness.clients.script_calls import STARTED, Leased, Queue
 from tests.harness.wait import wait_until
@@ -34,7 +34,7 @@ def listed(queue: Queue, states: str) -> list[str]:
 
 
 def outcome(queue: Queue, job_id: str) -> Any:
-    return queue.call("jobs/outcomes", [], "", job_id)[0]
+    return queue.call("records/outcomes", [], "", job_id)[0]
 
 
 def test_a_leased_job_is_queued_until_it_begins(queue: Queue) -> None:

@@ -47,7 +47,6 @@ def served(queue: Queue, room: int, rounds: int | None = None) -> list[str]:
     """Arrange, claim and settle until the queue is empty; return the ids in the order of claims.
 
     Args:
-        queue: the queue.
         room: how many jobs each round arranges and claims.
         rounds: stop after this many rounds.
     """

@@ -10,7 +10,7 @@ import httpx2
 
 from headrace.access.api_key import Scope
 from headrace.access.key_store import ApiKeyStore
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
 

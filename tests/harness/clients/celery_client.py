@@ -44,7 +44,6 @@ def wait_until_handed_over(
 
     Args:
         url: Redis.
-        ids: the jobs.
         too_late: says that they never will, as the machine stood still for too long.
     """
     with Celery("t", broker=url, set_as_current=False) as app:

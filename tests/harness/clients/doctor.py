@@ -14,12 +14,12 @@ import msgspec
 import redis
 
 from headrace.cli.doctor.check import Check, CheckResult, run_checks
-from headrace.cli.doctor.command import CHECKS
+from headrace.cli.doctor.command import all_checks
 from headrace.cli.doctor.deployment import Deployment
 from headrace.observability.worker_report import CLOCK, FIGURES, Figures
 from headrace.redis import keys
 
-BY_NAME = {check.name: check for check in CHECKS}
+BY_NAME = {check.name: check for check in all_checks()}
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -29,8 +29,8 @@ from headrace.errors import HeadraceError
 from headrace.server import health_probe
 from headrace.server.ports import free_port
 from tests.harness.deploy import compose_file, dockerfile
+from tests.harness.monitoring import monitoring
 from tests.harness.processes.processes import descendants
-from tests.harness.servers import monitoring
 from tests.harness.servers.redis_servers import require
 from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until

@@ -66,7 +66,7 @@ def deployment(folder: Path) -> Iterator[Deployment]:
     path = write_models(
         folder,
         tricky={
-            "handler": f"{HANDLERS / 'tricky.py'}:Tricky",
+            "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky",
             "max_batch_size": 8,
             "timeout_s": 30,
             "options": log,

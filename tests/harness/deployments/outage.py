@@ -17,12 +17,12 @@ from unittest.mock import patch
 
 import httpx2
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.jobs.ids import new_id
 from headrace.redis import connection, keys
 from headrace.redis.clock import US_PER_S
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.proxy import Proxy, proxy
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server

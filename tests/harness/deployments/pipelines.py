@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.config.model_options import DEFAULT_VERSION
+from headrace.config.model.options import DEFAULT_VERSION
 from tests.harness.deployments.site import Site
 from tests.harness.servers.api_server import registry_server
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models

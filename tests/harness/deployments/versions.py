@@ -77,7 +77,7 @@ def next_version(folder: Path) -> Path:
     for name, addition in ADDITIONS.items():
         with (folder / name).open("a") as file:
             file.write(addition)
-    for script in (folder / "headrace/redis/scripts").rglob("*.lua"):
+    for script in folder.rglob("*.lua"):
         with script.open("a") as file:
             file.write(f"-- {VERSION}\n")
     return folder

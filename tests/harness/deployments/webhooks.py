@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from headrace.webhooks.signing import new_secret
 from tests.harness.servers.api_server import ApiServer, api_server
@@ -107,7 +107,7 @@ def webhook_site(folder: Path, *redis_arguments: str, **settings: Any) -> Iterat
     """A running one, without a background worker."""
     models = write_models(
         folder,
-        tricky={"handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_retries": 0},
+        tricky={"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_retries": 0},
     )
     secrets = (new_secret(), new_secret())
     with ExitStack() as stack:

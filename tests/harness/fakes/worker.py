@@ -175,8 +175,6 @@ class FakeWorker:
 
     Args:
         url: Redis.
-        model: the model.
-        answer: makes the answer to one job.
 
     Attributes:
         served: the ids of the jobs that it has settled, a moment after their results are out.

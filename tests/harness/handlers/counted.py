@@ -17,7 +17,7 @@ from typing_extensions import override
 from handlers.generation.continuous import ContinuousEngine
 from handlers.language_model import LanguageModel
 from headrace.handler import Context
-from workers.protocol.frames import FrameSocket
+from workers.protocol.frames import Done, Drop, FrameSocket, RunBatch
 
 
 class Counted(LanguageModel):
@@ -28,23 +28,23 @@ class Counted(LanguageModel):
         receive, send = FrameSocket.receive, FrameSocket.send
         drops: list[int] = []
 
-        def received(frames: FrameSocket) -> list[list[Any]]:
+        def received(frames: FrameSocket[Any, Any]) -> list[Any]:
             while drops:
                 self._write(drops.pop(), "came")
             found = receive(frames)
             for frame in found:
-                if frame[0] == "batch":
-                    self._write(frame[1], "is", frame[2][0][0])
-                elif frame[0] == "drop":
-                    drops.append(frame[1])
+                if isinstance(frame, RunBatch):
+                    self._write(frame.seq, "is", frame.rows[0][0])
+                elif isinstance(frame, Drop):
+                    drops.append(frame.seq)
             return found
 
-        def sent(frames: FrameSocket, frame: list[Any]) -> None:
-            if frame[0] == "done":
+        def sent(frames: FrameSocket[Any, Any], frame: Any) -> None:
+            if isinstance(frame, Done):
                 assert isinstance(self.engine, ContinuousEngine)
                 caches = self.engine._batches.cache.cache_allocators.values()
                 self._write(
-                    frame[1], "ended", *(name for one in caches for name in one.block_table)
+                    frame.seq, "ended", *(name for one in caches for name in one.block_table)
                 )
             send(frames, frame)
 

@@ -13,7 +13,7 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 
-from handlers.tensors import Transfer  # noqa: E402
+from handlers.common.tensors import Transfer  # noqa: E402
 from headrace.handler import Context, Handler  # noqa: E402
 
 POLL_S = 0.01

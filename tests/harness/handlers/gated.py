@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.harness.handlers.tricky import Tricky
+from tests.harness.handlers.trouble.tricky import Tricky
 
 POLL_S = 0.01
 

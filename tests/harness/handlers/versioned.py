@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.handler import Context
-from tests.harness.handlers.tricky import Tricky
+from tests.harness.handlers.trouble.tricky import Tricky
 
 POLL_S = 0.01
 

@@ -41,7 +41,6 @@ class Forked:
     """`python -m <module> <arguments>` in a session of its own, with what `Popen` has of it.
 
     Args:
-        command: the module and its arguments.
         env: its whole environment.
         cwd: its working directory, first on its path.
         log: both its outputs are appended there; None: they stay those of the tests.

@@ -52,7 +52,6 @@ def resumes_everywhere(open_source: Callable[[], Source], step: int = 1) -> list
     """Check that a new source continues behind every cursor as one pass does; return its entries.
 
     Args:
-        open_source: opens it.
         step: 2 checks every second cursor, and so on, if opening it takes long.
     """
     entries = read_all(open_source())

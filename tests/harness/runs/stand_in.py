@@ -34,7 +34,6 @@ class StandIn(Client):
     Attributes:
         submits: the ids of all lines; requests may overtake each other.
         forgotten: ids in requests to forget.
-        cancelled: ids that were cancelled.
         broken: how many requests end with a broken connection.
     """
 

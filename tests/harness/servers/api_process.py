@@ -13,7 +13,7 @@ from typing import ClassVar
 import httpx2
 
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.processes.forked import Forked
 from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 
 from headrace.server.supervisor.proc import children_of
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.up import RunningUp, started, write_models
 from tests.harness.wait import wait_until
 

@@ -15,12 +15,13 @@ import httpx2
 from api.app import Application, create_app
 from api.process import ApiProcess, server_for
 from api.services import Services
-from headrace.config.model_catalog import Catalog, ModelConfig, load_catalog
+from headrace.config.extensions import settings_types
+from headrace.config.model.catalog import Catalog, ModelConfig, load_catalog
 from headrace.config.settings import Settings
 from headrace.registry.catalog import read_declared
 from headrace.registry.model import DeclaredModels
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 
@@ -88,8 +89,10 @@ def registry_server(redis_url: str, file: Path, /, **settings: Any) -> Iterator[
 def api_server(
     redis_url: str, models: Catalog, declared: DeclaredModels | None = None, /, **settings: Any
 ) -> Iterator[ApiServer]:
-    """Serve until the context ends."""
+    """Serve until the context ends. The values of extensions are settings too."""
     port = settings.pop("port", None) or free_port()
+    names = settings.keys() & settings_types().keys()
+    settings["extensions"] = {name: settings.pop(name) for name in names}
     app = create_app(Settings(redis_url=redis_url, port=port, **settings), models, declared)
     server = server_for(app, "127.0.0.1", port, "warning")
     thread = threading.Thread(target=server.run, daemon=True)

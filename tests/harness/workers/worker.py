@@ -18,7 +18,7 @@ import msgspec
 import redis
 import yaml
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, job_from_record
 from headrace.jobs.options import JobOptions
@@ -237,7 +237,7 @@ class Client:
         for at in range(0, len(ids), 500):
             for job_id, answer in zip(
                 ids[at : at + 500],
-                self._call("jobs/view", 1, *ids[at : at + 500]),
+                self._call("records/view", 1, *ids[at : at + 500]),
                 strict=True,
             ):
                 if not isinstance(answer, list):

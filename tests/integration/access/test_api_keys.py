@@ -19,10 +19,10 @@ import pytest
 
 from api.auth import authenticator
 from api.auth.authenticator import Needs, Open
-from api.routes.table import TABLE
+from api.extension import operations
 from headrace.access.api_key import Caller, Scope
 from headrace.access.key_store import ApiKeyStore, internal_key
-from headrace.config.input_schema import InputSection
+from headrace.config.inputs.input_schema import InputSection
 from headrace.jobs.ids import callback_id, id_of_key
 from headrace.redis import keys
 from tests.harness.clients.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
@@ -115,7 +115,7 @@ def test_a_key_opens_the_routes_of_its_scopes_and_no_other(
     def allowed(needs: Needs, scope: Scope | None) -> bool:
         return needs in (scope, Open.ALWAYS, Open.DOCS) or (needs is Open.METRICS and bool(scope))
 
-    for method, template, _, needs, *_ in TABLE:
+    for method, template, _, needs, *_ in operations():
         for scope in (None, *Scope):
             headers = bearer(keys[scope]) if scope is not None else {}
             answer = api.http.request(method, path_of(template), headers=headers)

@@ -15,14 +15,14 @@ import pytest
 
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.client import Client
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sources.options import SourceOptions
+from tests.extensions.openai.harness.batches import sdk
 from tests.harness.clients.access import ALL, bearer, http_as, make_key
-from tests.harness.clients.openai_batches import sdk
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import clean_environment
@@ -39,7 +39,7 @@ COUNT = 3
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    handler = f"{HANDLERS / 'generating.py'}:Words"
+    handler = f"{HANDLERS / 'generation/generating.py'}:Words"
     return write_models(
         tmp_path, m={"handler": handler, "schedule": "tokens"}, echo={"handler": "echo"}
     )

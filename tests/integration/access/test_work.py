@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from extensions.openai.api.stores import FileService
+from extensions.openai.batches.execution import BatchExecution
+from extensions.openai.batches.runner import ACTS_FOR
 from headrace.access.api_key import Scope
 from headrace.access.key_store import internal_key
-from headrace.batches.execution import BatchExecution
-from headrace.batches.runner import ACTS_FOR
 from headrace.client import Client
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.jobs.ids import callback_id
 from headrace.redis import keys
+from tests.extensions.openai.harness.batches import Batches, line, sdk
 from tests.harness.clients.access import http_as, in_flight, make_key, revoke_key
-from tests.harness.clients.openai_batches import Batches, line, sdk
 from tests.harness.deployments.pipelines import PipelineSite, pipeline_site
 from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.servers.api_server import api_server, catalog
@@ -83,7 +84,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         redis_db.client() as redis,
     ):
         made = Batches(mine).create(lines, ECHO)
-        files = api.services.files
+        files = api.services.of(FileService)
 
         def execute() -> threading.Thread:
             lease = files.batches.claim()

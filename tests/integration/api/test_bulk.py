@@ -16,9 +16,9 @@ from api.http.send_buffer import Room
 from api.routes.jobs import bulk_submit
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import id_of_key
-from tests.harness.clients.bulk import BULK, BulkSocket, ndjson
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import FakeWorker, claim, echo, settle
+from tests.harness.http.bulk import BULK, BulkSocket, ndjson
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until

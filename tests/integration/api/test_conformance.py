@@ -15,7 +15,7 @@ from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
 from api.openapi.problems import JOB_PROBLEMS
 from headrace import __version__
-from headrace.config.input_schema import InputSection
+from headrace.config.inputs.input_schema import InputSection
 from headrace.redis import keys
 from headrace.webhooks.signing import new_secret
 from tests.harness.fakes.worker import FakeWorker, publish_state
@@ -88,7 +88,7 @@ def configuration() -> str:
     """What is no mistake of a route, though it looks like one."""
     ended = sorted({PROBLEMS[code].status for code in JOB_PROBLEMS})
     return f"""
-hooks = "tests.harness.clients.conformance_hooks"
+hooks = "tests.harness.http.conformance_hooks"
 seed = {SEED}
 
 [generation]

@@ -24,8 +24,8 @@ import pytest
 
 from api.http.uvicorn_protocol import PIPELINE_MAX
 from tests.harness.clients.access import make_key
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_process import ApiProcess, answers, api_process
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

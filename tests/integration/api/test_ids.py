@@ -11,10 +11,10 @@ import httpx2
 import pytest
 
 from headrace.jobs.ids import id_of_key, is_id, new_id
-from tests.harness.clients.problems import problem_of
 from tests.harness.clients.script_calls import Queue, foreign
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, settle
+from tests.harness.http.problems import problem_of
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

@@ -12,9 +12,9 @@ import pytest
 
 from api.openapi import document
 from headrace.registry.model import DeclaredModels
-from tests.harness.clients.problems import problem_of
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import FakeWorker
+from tests.harness.http.problems import problem_of
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until

@@ -16,8 +16,8 @@ import httpx2
 import pytest
 
 from headrace.server.ports import free_port
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_process import answers, environ
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.worker import FakeWorker
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.processes.processes import gone, suspend
 from tests.harness.servers.api_processes import ApiProcesses, api_processes
 from tests.harness.servers.redis_servers import RedisServer

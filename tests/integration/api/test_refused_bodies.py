@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from headrace.config.input_schema import InputSection
-from headrace.torchserve.config import TorchServeConfig, write_config
+from extensions.torchserve.config.settings import TorchServeConfig, write_config
+from headrace.config.inputs.input_schema import InputSection
 from tests.harness.clients.access import USER, bearer, http_as, make_key
 from tests.harness.fakes.worker import Answer, FakeWorker, failure
 from tests.harness.servers.api_server import ApiServer, api_server, catalog

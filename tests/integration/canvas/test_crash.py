@@ -82,7 +82,7 @@ def _crash(site: Site) -> None:
 
 def _second(site: Site) -> Any:
     log = {"log": str(site.folder / "runs.log")}
-    handler = f"{HANDLERS / 'tricky.py'}:Tricky"
+    handler = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
     folder = site.folder / SECOND
     folder.mkdir()
     models = write_models(

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.jobs.job import State
 from headrace.redis import keys
-from tests.harness.clients.browser import browser
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, send, stock_client
-from tests.harness.servers.flower import PASSWORD, Flower, asked, running_flower
+from tests.harness.http.browser import browser
+from tests.harness.monitoring.flower import PASSWORD, Flower, asked, running_flower
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models

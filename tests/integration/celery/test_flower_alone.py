@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.server.ports import free_port
-from tests.harness.servers.flower import asked
+from tests.harness.monitoring.flower import asked
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import RunningUp, headrace, started, write_models
 from tests.harness.wait import wait_until

@@ -65,7 +65,7 @@ def test_positional_arguments(app: Celery) -> None:
 
 
 def test_parameters(app: Celery) -> None:
-    # tests/integration/jobs/test_parameters.py has those that a model declares.
+    # tests/integration/jobs/submit/test_parameters.py has those that a model declares.
     kwargs: dict[str, Any] = {"model": "tricky", "input": 1, "parameters": None}
     assert send(app, "tricky", kwargs=kwargs).get(timeout=GET_TIMEOUT_S) == 1
     kwargs["parameters"] = {"top_k": 5}

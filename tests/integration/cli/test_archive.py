@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.extensions.torchserve.harness.archives import write_archive
 from tests.harness.archives import MODEL, good_members, write_folder, write_zip
 from tests.harness.clients.commands import headrace_here
 from tests.harness.servers.up import headrace
-from tests.harness.torchserve import write_archive
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ NO_JOB = b"\xff no \x1b[31mjob"
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("control")
     (folder / "roots").mkdir()
-    tricky = {"handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_retries": 0}
+    tricky = {"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_retries": 0}
     models = write_models(folder, {"echo": {"handler": "echo"}, "tricky": tricky})
     roots = str(folder / "roots")
     with running_up(folder, models=models, HEADRACE_INPUT_ROOTS=roots) as running:

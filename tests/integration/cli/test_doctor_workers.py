@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from extensions.openai.redis import keys as batch_keys
 from headrace import __version__
 from headrace.cli.doctor import workers
 from headrace.cli.shared.exit_codes import ExitCode
@@ -266,7 +267,7 @@ def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
         client.zadd(keys.DUE_DELIVERIES, {str(n): n for n in range(1001)})
         verdict(found("background", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
         verdict(found("batches", redis_db.url, models), "skip")
-        client.zadd(keys.OPEN_BATCHES, {"b": 1})
+        client.zadd(batch_keys.OPEN_BATCHES, {"b": 1})
         verdict(found("batches", redis_db.url, models), "fail", "1 batch", "headrace runner")
 
 

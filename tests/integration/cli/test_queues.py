@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import errors
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -116,7 +116,7 @@ def test_at_80_columns_then_at_200_and_the_terminal_is_given_back(
 def test_the_tokens_of_a_generator_at_80_and_120_columns(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
-    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words", "schedule": "tokens"}
+    generator = {"handler": f"{HANDLERS / 'generation/generating.py'}:Words", "schedule": "tokens"}
     with running(tmp_path, {"writer": generator, "echo": {"handler": "echo"}}) as site:
         held = site.submit({"words": 3, "max_tokens": 5000, "until": str(gate)}, "writer")
         environ = clean_environment(HEADRACE_URL=site.api.url)

@@ -14,10 +14,10 @@ import pytest
 
 from headrace import Client, errors
 from headrace.client import Job, calls
-from headrace.jobs.encoding import decode_input
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import State
 from headrace.jobs.message import Message
+from headrace.jobs.values.encoding import decode_input
 from headrace.redis.fields import JobField
 from headrace.server.ports import free_port
 from tests.harness.clients.clients import SHELLS, client_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.deployments.deployment import Deployment
 from tests.harness.servers.api_server import api_server

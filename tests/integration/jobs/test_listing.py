@@ -10,8 +10,8 @@ import pytest
 
 from headrace.queue import listing
 from headrace.redis import keys
-from tests.harness.clients.bulk import BULK, ndjson
 from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.http.bulk import BULK, ndjson
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 

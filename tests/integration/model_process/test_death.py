@@ -54,7 +54,11 @@ class Site:
 def site(redis: RedisServer, folder: Path, **model: Any) -> Iterator[Site]:
     options = {"log": str(folder / "killer.log"), **model.pop("options", {})}
     (folder / "killer.log").touch()
-    same = {"handler": f"{HANDLERS / 'killer.py'}:Killer", "options": options, "timeout_s": 600}
+    same = {
+        "handler": f"{HANDLERS / 'trouble/killer.py'}:Killer",
+        "options": options,
+        "timeout_s": 600,
+    }
     path = write_models(folder, m={**same, "retry_backoff_s": 0.01, **model})
     with (
         celery_worker(redis.url, path, folder, environ=PATIENT) as worker,
@@ -173,7 +177,7 @@ def test_each_of_many_bad_inputs_ends_by_its_own_cause(
 ) -> None:
     (tmp_path / "marks").mkdir()
     options = {"log": str(tmp_path / "runs.log"), "marks": str(tmp_path / "marks")}
-    model = {"handler": f"{HANDLERS / 'chaotic.py'}:Overlapping", "options": options}
+    model = {"handler": f"{HANDLERS / 'trouble/chaotic.py'}:Overlapping", "options": options}
     path = write_models(tmp_path, m={**model, "max_batch_size": 4, "replicas": 2})
     ends = {"exit": "replica-lost", "segfault": "replica-lost", "hang": "timeout", "plain": ""}
     kinds = [kind for kind in ends for _ in range(8)] + ["plain"] * 24

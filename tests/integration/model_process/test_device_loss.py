@@ -18,7 +18,7 @@ from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker
 @contextmanager
 def losing(redis: RedisServer, folder: Path, kind: str) -> Iterator[tuple[Worker, Client]]:
     model = {
-        "handler": f"{HANDLERS / 'lost_device.py'}:{kind}",
+        "handler": f"{HANDLERS / 'trouble/lost_device.py'}:{kind}",
         "options": {"log": str(folder / "runs.log")},
         "max_batch_size": 4,
     }

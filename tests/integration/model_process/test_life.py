@@ -19,7 +19,7 @@ from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redi
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
-WORN = f"{HANDLERS / 'worn.py'}:Worn"
+WORN = f"{HANDLERS / 'trouble/worn.py'}:Worn"
 
 
 @contextmanager

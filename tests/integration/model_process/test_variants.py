@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.jobs.encoding import binary_input
 from headrace.jobs.job import State
+from headrace.jobs.values.encoding import binary_input
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.variants import IMAGES
 from tests.harness.wait import wait_until

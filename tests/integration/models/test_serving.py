@@ -22,7 +22,7 @@ from tests.harness.workers.worker import Client, Worker, celery_worker, write_mo
 
 PICKLED = """\
 import torch
-from handlers.tensors import load_weights
+from handlers.common.tensors import load_weights
 from headrace import Handler
 from tests.harness.programs import Scaled
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.harness.clients.events import reading
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
+from tests.harness.http.events import reading
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
-from tests.integration.jobs.test_generator import opened
+from tests.integration.jobs.streams.test_generator import opened
 from tests.integration.observability.test_metrics import samples
 
 MODELS: dict[str, dict[str, Any]] = {
-    "m": {"handler": f"{HANDLERS / 'generating.py'}:Words"},
-    "pieces": {"handler": f"{HANDLERS / 'yielding.py'}:Yielding"},
+    "m": {"handler": f"{HANDLERS / 'generation/generating.py'}:Words"},
+    "pieces": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Yielding"},
     "echo": {"handler": "echo"},
 }
 FIRST = "headrace_time_to_first_token_seconds"

@@ -14,7 +14,7 @@ import pytest
 from headrace.access.api_key import Scope
 from headrace.access.key_store import ApiKeyStore
 from tests.harness.clients.celery_client import stock_client
-from tests.harness.clients.plain_http import PLAIN
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
@@ -82,7 +82,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("logs")
-    handler = f"{HANDLERS / 'talking.py'}"
+    handler = f"{HANDLERS / 'generation/talking.py'}"
     model = {"max_batch_size": 4, "max_retries": 0, "timeout_s": 2, "min_timeout_s": 1}
     models = {
         "talking": {"handler": f"{handler}:Talking", **model},

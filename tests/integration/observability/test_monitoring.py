@@ -19,22 +19,22 @@ import pytest
 from api.observability.metric_families import FAMILIES, SHADOW, Family
 from benchmarks.pictures.dashboard import draw
 from headrace.redis import keys
-from tests.harness.clients.plain_http import PLAIN
-from tests.harness.processes.processes import suspend
-from tests.harness.servers.monitoring import (
+from tests.harness.http.plain_http import PLAIN
+from tests.harness.monitoring.monitoring import (
     Prometheus,
     Receiver,
     alertmanager,
     prometheus,
     receiver,
 )
+from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.up import RunningUp, started
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 from tests.unit.deploy.test_monitoring_files import ALERTS, PANELS
 
-TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+TRICKY = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
 MODELS: dict[str, dict[str, Any]] = {
     "tricky": {
         "handler": TRICKY, "device": "cpu", "max_batch_size": 4, "max_retries": 1,
@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated": {"handler": f"{HANDLERS / 'gated.py'}:Gated", "device": "cpu", "max_batch_size": 1},
     "small": {"handler": "echo", "device": "cpu", "max_queue_depth": 1, "max_jobs": 5},
     "broken": {"handler": TRICKY, "device": "cpu", "options": {"load": "fail"}},
-    "words": {"handler": f"{HANDLERS / 'generating.py'}:Words", "device": "cpu"},
+    "words": {"handler": f"{HANDLERS / 'generation/generating.py'}:Words", "device": "cpu"},
 }  # fmt: skip
 #: Short leases, so that one that is lost is so soon; a job that dies alone once is dead.
 SETTINGS = {"HEADRACE_LEASE_TTL_S": "3", "HEADRACE_MAX_DELIVERIES": "1"}

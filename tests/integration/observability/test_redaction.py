@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from tests.harness.clients.access import http_as, make_key
 from tests.harness.clients.celery_client import Events, stock_client
 from tests.harness.servers.api_server import api_server

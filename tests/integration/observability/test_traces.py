@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from headrace.client import Client
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
-from tests.harness.servers.otlp import Collector, Span, collector
+from tests.harness.monitoring.otlp import Collector, Span, collector
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.up import (
     RunningUp,

@@ -16,8 +16,8 @@ from celery.result import AsyncResult
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.clients.payloads import noted, payload_keys
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.deployments.payloads import BODY, JSON_BODY, LIMIT, Site, ended, payload_site
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery
 
-from headrace.jobs.encoding import binary_input
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
+from headrace.jobs.values.encoding import binary_input
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
 from tests.harness.clients.payloads import make_due, noted, submit_source, submit_stored

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable
 from headrace.jobs.ids import new_id

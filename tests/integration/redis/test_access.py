@@ -24,9 +24,9 @@ from headrace.redis.connection import connect
 from headrace.server.ports import free_port
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.deployments.pipelines import pipeline_site
+from tests.harness.monitoring.flower import asked
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.certificates import Authority
-from tests.harness.servers.flower import asked
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.servers.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
@@ -83,7 +83,7 @@ def worker(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     models = write_models(
         folder,
         echo={"handler": "echo"},
-        tricky={"handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_retries": 0},
+        tricky={"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_retries": 0},
     )
     with celery_worker(guarded.url, models, folder) as running:
         running.wait_ready("echo", "tricky")

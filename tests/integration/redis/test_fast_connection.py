@@ -13,7 +13,7 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError
 from headrace.queue.job_queue import JobQueue, submission
 from headrace.redis.connection import connect_async, drop_connections

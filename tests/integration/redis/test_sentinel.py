@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.redis.celery_url import celery_url
 from headrace.redis.compatibility import check_broker
 from headrace.server.ports import free_port

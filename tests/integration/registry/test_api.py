@@ -17,8 +17,8 @@ from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import register
 from headrace.registry.store import RegistryStore
 from tests.harness.clients.commands import Commands
-from tests.harness.clients.events import reading
 from tests.harness.fakes.worker import publish_state
+from tests.harness.http.events import reading
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

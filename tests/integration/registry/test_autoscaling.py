@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.jobs.job import State
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.commands import Commands

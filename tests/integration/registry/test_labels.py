@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.doctor import workers
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -14,11 +14,11 @@ import pytest
 from api.components import model_status
 from api.http import event_stream
 from headrace.cli.doctor import workers
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
-from tests.harness.clients.events import reading
+from tests.harness.http.events import reading
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from headrace.cli.doctor import workers
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict

@@ -7,15 +7,15 @@ from typing import NoReturn
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.redis.script_client import ScriptClient
 from headrace.registry.catalog import ConfigReader, read_declared
 from headrace.registry.store import READ_REVISION, RegistryStore
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from workers.consumer import registry_reader
-from workers.consumer.registry_reader import RegistryReader
+from workers.lifecycle import registry_reader
+from workers.lifecycle.registry_reader import RegistryReader
 
 
 def test_a_worker_reads_on_after_an_unknown_error(

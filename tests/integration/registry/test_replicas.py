@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.registry.catalog import read_declared

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.model.catalog import Catalog, load_catalog
+from headrace.config.model.traffic import Traffic
 from headrace.config.settings import Settings
-from headrace.config.traffic import Traffic
 from headrace.errors import Conflict
 from headrace.redis import keys
 from headrace.redis.connection import connect_async

@@ -52,11 +52,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     models = write_models(
         folder,
         steps={
-            "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 16,
+            "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_batch_size": 16,
             "options": {"log": str(log), "pause_s": 0.02},
         },
         slow={
-            "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 4,
+            "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_batch_size": 4,
             "options": {"pause_s": 0.1},
         },
         gated={"handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 4, "max_retries": 0},

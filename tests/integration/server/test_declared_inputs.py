@@ -12,9 +12,9 @@ import pytest
 
 from headrace import Client
 from headrace.errors import FieldError, InputError, InvalidInput
+from tests.extensions.openai.harness.batches import batches_at, job_line, line
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.clients.clients import SHELLS, client_of
-from tests.harness.clients.openai_batches import batches_at, job_line, line
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.up import RunningUp, headrace, running_up
 from tests.harness.wait import wait_until
@@ -101,7 +101,7 @@ def redis_url() -> Iterator[str]:
 def up(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "tree.json").write_text(json.dumps(TREE))
-    (folder / "models.yaml").write_text(MODELS % (HANDLERS / "asking.py"))
+    (folder / "models.yaml").write_text(MODELS % (HANDLERS / "generation/asking.py"))
     with running_up(
         folder,
         models=folder / "models.yaml",
@@ -429,7 +429,7 @@ def test_try_takes_parameters(up: RunningUp) -> None:
     assert "parameter top_k: expected an integer of at most 10, got 'x'" in done.stderr
     # A handler without a section takes any.
     ask = ("--json-input", "{}", "--param", "a=[1]", "--param", "b=x y")
-    done = tried(*ask, target=f"{HANDLERS / 'asking.py'}:Asking")
+    done = tried(*ask, target=f"{HANDLERS / 'generation/asking.py'}:Asking")
     assert seen(json.loads(done.stdout)) == {"a": [1], "b": "x y"}
 
 

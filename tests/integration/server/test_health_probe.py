@@ -169,4 +169,4 @@ def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) 
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     status, said = health(tmp_path, "wroker")
     assert status == 2
-    assert "api, worker, background, runner, flower, redis" in said
+    assert "api, worker, background, flower, redis, runner" in said

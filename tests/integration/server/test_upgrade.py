@@ -18,14 +18,14 @@ import yaml
 from headrace import Client
 from headrace.redis import keys
 from headrace.server.ports import free_port
-from tests.harness.clients.openai_batches import Batches, batches_at, line
+from tests.extensions.openai.harness.batches import Batches, batches_at, line
 from tests.harness.deployments.pipelines import STAGED
 from tests.harness.deployments.versions import RECORD_FIELD, VERSION, next_version
 from tests.harness.servers.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.servers.up import ROOT, RunningUp, started
 from tests.harness.wait import wait_until
 
-HANDLER = f"{ROOT / 'tests/harness/handlers/chaotic.py'}:InTurn"
+HANDLER = f"{ROOT / 'tests/harness/handlers/trouble/chaotic.py'}:InTurn"
 PIECES = {"stages": {"cut": {}, "weigh": {"each": "pieces[*]"}}}
 ENDPOINT = "/api/v1/models/lines/jobs"
 LINES = 400

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.encoding import binary_input
 from headrace.jobs.job import Job, State
+from headrace.jobs.values.encoding import binary_input
 from headrace.redis import keys
 from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES
 from headrace.server.ports import free_port

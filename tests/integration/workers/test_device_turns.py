@@ -151,7 +151,7 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
 def test_requests_of_a_generator_run_together_beside_a_model_that_always_waits(
     redis_db: RedisServer, tmp_path: Path, log: BatchLog
 ) -> None:
-    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words"}
+    generator = {"handler": f"{HANDLERS / 'generation/generating.py'}:Words"}
     options = {"slots": 16, "step_s": 0.02}
     path = write_models(
         tmp_path,

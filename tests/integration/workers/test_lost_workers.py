@@ -119,7 +119,7 @@ def site(
     **model: Any,
 ) -> Iterator[Site]:
     options = {"log": str(folder / "killer.log"), "host": str(folder / "pids")}
-    handler = f"{HANDLERS / 'killer.py'}:Killer"
+    handler = f"{HANDLERS / 'trouble/killer.py'}:Killer"
     same = {"handler": handler, "options": options, "max_batch_size": 16, **model}
     path = write_models(folder, **dict.fromkeys(("m", *beside), same))
     with Client(redis.url, path) as client:

@@ -20,7 +20,7 @@ QUEUE = keys.queue_name("tricky")
 
 def models(folder: Path, **options: Any) -> Path:
     tricky = {
-        "handler": f"{HANDLERS / 'tricky.py'}:Tricky",
+        "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky",
         "max_batch_size": 8,
         "options": {"log": str(folder / "runs.log")},
         **options,

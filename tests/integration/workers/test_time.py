@@ -20,7 +20,7 @@ from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
-TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+TRICKY = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
 #: The same, and inputs that wait for a file.
 GATED = f"{HANDLERS / 'gated.py'}:Gated"
 
@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         prepared=prepared,
         fragile={**tricky, "handler": f"{folder / 'fragile.py'}:Tricky", "max_batch_size": 1},
     )
-    shutil.copy(HANDLERS / "tricky.py", folder / "fragile.py")
+    shutil.copy(HANDLERS / "trouble/tricky.py", folder / "fragile.py")
     with (
         redis_server() as server,
         celery_worker(server.url, path, folder) as worker,

@@ -30,7 +30,10 @@ def models(folder: Path) -> Path:
     handler = f"{HANDLERS / 'gated.py'}:Gated"
     options = {"log": str(folder / "runs.log")}
     common = {"handler": handler, "options": options, "max_batch_size": 1}
-    generator = {"handler": f"{HANDLERS / 'generating.py'}:Words", "options": {"slots": 4}}
+    generator = {
+        "handler": f"{HANDLERS / 'generation/generating.py'}:Words",
+        "options": {"slots": 4},
+    }
     return write_models(
         folder,
         m={**common, "schedule": "tokens", "max_queued_tokens": 10**9},

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 
 import headrace
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.errors import ModelNotFound
 from headrace.redis import keys
 from headrace.redis.fields import JobField

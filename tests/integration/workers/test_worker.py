@@ -60,8 +60,8 @@ def _begun(folder: Path) -> list[tuple[str, int]]:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker for every test that ends all its jobs and leaves the worker running."""
     folder = tmp_path_factory.mktemp("worker")
-    wordless = {"handler": f"{HANDLERS / 'wordless.py'}:Wordless", "max_batch_size": 8}
-    ahead = {**wordless, "handler": f"{HANDLERS / 'wordless.py'}:WordlessAhead"}
+    wordless = {"handler": f"{HANDLERS / 'generation/wordless.py'}:Wordless", "max_batch_size": 8}
+    ahead = {**wordless, "handler": f"{HANDLERS / 'generation/wordless.py'}:WordlessAhead"}
     broken = {"handler": TRICKY, "options": {"load": "fail"}}
     path = models(folder, broken=broken, wordless=wordless, ahead=ahead)
     with (

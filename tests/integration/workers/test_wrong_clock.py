@@ -13,8 +13,8 @@ import pytest
 
 from headrace.jobs.job import State
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
-from tests.harness.clients.plain_http import PLAIN
 from tests.harness.deployments.webhooks import webhook_site
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until

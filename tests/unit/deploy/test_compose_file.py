@@ -11,17 +11,24 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
 from headrace.cli.doctor import configuration
-from headrace.config.handler_reference import parse_handler
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
+from headrace.config.model.handler_reference import parse_handler
 from headrace.config.paths import ENV_URL
-from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from headrace.config.settings import (
+    ENV_PREFIX,
+    FIELDS,
+    OTHER_VARIABLES,
+    VARIABLES,
+    Settings,
+    load_settings,
+)
 from headrace.server import components, health_probe
+from headrace.server.extension import processes
 from headrace.server.gpus import Device
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.containers import seconds
@@ -229,7 +236,7 @@ def test_there_is_time_to_stop_in_order() -> None:
         "worker": worker.stop_timeout_s,
         "background": components.background_child(settings, environ, print).stop_timeout_s,
         "api": components.API_STOP_S,
-        "runner": components.runner_child(settings, environ, print).stop_timeout_s,
+        "runner": processes()["runner"].stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():
@@ -239,7 +246,7 @@ def test_there_is_time_to_stop_in_order() -> None:
 
 
 def test_settings_in_the_compose_file_are_settings() -> None:
-    known = {ENV_PREFIX + name.upper() for name in Settings.__struct_fields__}
+    known = VARIABLES.keys()
     for spec in services(GPU).values():
         ours = {name for name in spec["environment"] if name.startswith(ENV_PREFIX)}
         assert ours - {ENV_URL} <= known
@@ -277,7 +284,7 @@ def test_the_example_of_env_names_every_variable_with_its_default() -> None:
         wanted |= compose_file.names_in(yaml.safe_load(file.read_text()))
     given = examples()
     assert {name: given.get(name) for name in wanted} == wanted
-    fields = {ENV_PREFIX + f.name.upper(): f for f in msgspec.structs.fields(Settings)}
+    fields = {variable: FIELDS[name] for variable, name in VARIABLES.items()}
     asked = compose_file.names_in(yaml.safe_load(PRODUCTION[1].read_text()))
     assert asked.keys() == WANTED.keys() - {"GRAFANA_PASSWORD"}
     assert asked.keys() <= given.keys()

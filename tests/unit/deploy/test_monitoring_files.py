@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from api.observability.metric_families import FAMILIES
-from api.torchserve import metrics as torchserve
-from tests.harness.servers.monitoring import DEPLOY, RULES, checked
+from extensions.torchserve.api import metrics as torchserve
+from tests.harness.monitoring.monitoring import DEPLOY, RULES, checked
 
 ROOT = DEPLOY.parent
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/headrace.json").read_text())

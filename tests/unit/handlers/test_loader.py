@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handlers.loader import load_factory, load_handler
-from headrace.config.handler_reference import BUILTIN_HANDLERS
+from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from handlers import tensors
-from handlers.tensors import in_order, use_channels_last
+from handlers.common import tensors
+from handlers.common.tensors import in_order, use_channels_last
 
 EXAMPLE = torch.rand(2, 3, 16, 16)
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from handlers.common.tensor_programs import load_program
 from handlers.tensor_model import TensorModel, read_item
-from handlers.tensor_programs import load_program
-from headrace.config.model_options import TensorSpec
+from headrace.config.model.options import TensorSpec
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context
 from tests.harness.programs import (

@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
+from handlers.common.vision import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToTensor, centre_square
 from handlers.image_classifier import ImageClassifier
 from handlers.image_segmenter import ImageSegmenter
 from handlers.object_detector import ObjectDetector
 from handlers.text_classifier import TextClassifier
-from handlers.vision import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToTensor, centre_square
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
 from tests.harness.pictures import encoded

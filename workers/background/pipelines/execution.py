@@ -15,15 +15,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.pipelines import INPUT, PipelineConfig, Stage
+from headrace.config.model.catalog import ModelConfig
+from headrace.config.model.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
 from headrace.jobs.failure import read_error
 from headrace.jobs.input_details import InputDetails, read_object
 from headrace.jobs.job import Job, State
-from headrace.jobs.media_types import is_json
 from headrace.jobs.message import Message, PayloadRange
 from headrace.jobs.options import MAX_WAIT_FOR_START_S, JobOptions
+from headrace.jobs.values.media_types import is_json
 from workers.background.pipelines.stage_state import (
     PreviousAttempt,
     StageState,

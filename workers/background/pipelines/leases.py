@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.config.model_catalog import ModelConfig
-from headrace.config.pipelines import PipelineConfig
+from headrace.config.model.catalog import ModelConfig
+from headrace.config.model.pipelines import PipelineConfig
 from headrace.config.settings import Settings
 from headrace.queue.job_queue import JobQueue
 from headrace.redis.clock import US_PER_S

@@ -16,16 +16,16 @@ from typing import Final
 import msgspec
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import Catalog
+from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
 from headrace.jobs.job import State
 from headrace.observability.worker_report import CLOCK, ModelState
 from headrace.payloads.stores import build_stores
 from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.following.subscription import Subscription
+from headrace.queue.following.waiters import Waiters
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.subscription import Subscription
-from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import MAX_S
 from headrace.redis.clock import US_PER_S

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from headrace.config.pipelines import PipelineConfig
+from headrace.config.model.pipelines import PipelineConfig
 from headrace.errors import HeadraceError
-from headrace.jobs.encoding import kombu_bytes
-from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.values.encoding import kombu_bytes
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.backoff import MAX_S
@@ -131,8 +131,6 @@ class PipelineCanvas:
         An end that cannot be handled now stays there, and a later sweep returns it again.
 
         Args:
-            pipeline: the jobs' pipeline.
-            queue: its queue.
             pairs: ids, each with its entry.
         """
         for name, entry in zip(pairs[::2], pairs[1::2], strict=True):

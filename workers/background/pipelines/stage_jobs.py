@@ -17,8 +17,8 @@ import redis.asyncio
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from headrace.config.model_catalog import Catalog, ModelConfig
-from headrace.config.pipelines import PipelineConfig, Stage
+from headrace.config.model.catalog import Catalog, ModelConfig
+from headrace.config.model.pipelines import PipelineConfig, Stage
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
 from headrace.jobs.job import Job, State
@@ -27,9 +27,9 @@ from headrace.payloads.ranges import read_bytes, read_parts, size_of
 from headrace.payloads.store import PayloadEntry
 from headrace.payloads.stores import THREADS, PayloadStores
 from headrace.queue.dead_letters import DeadLetters
+from headrace.queue.following.waiters import JobWaiter, Waiters
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
 from headrace.queue.submission import submission
-from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import Backoff
 from headrace.redis.fields import JobField

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from headrace.config.pipelines import PipelineConfig, Stage
+from headrace.config.model.pipelines import PipelineConfig, Stage
 from headrace.jobs.ids import callback_id
 from headrace.jobs.job import TIMINGS, Job, State
 from headrace.jobs.progress import STAGES, SavedStage
@@ -36,7 +36,6 @@ class StageState:
     """The state of a stage.
 
     Attributes:
-        model: the model that it runs.
         jobs: how many jobs it has; 0 while the number is not known.
         done: how many of them have succeeded.
         began_s, ended_s: when its first job was submitted and its last ended, in seconds since

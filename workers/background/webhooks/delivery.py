@@ -82,7 +82,6 @@ class WebhookDeliverer:
         settings: of webhooks.
         redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
-        owner: the worker's incarnation.
 
     Raises:
         ConfigError: webhook_ca_file cannot be read.

@@ -43,7 +43,6 @@ class WebhookResponse(NamedTuple):
         status: the status of the response; 0 without a response.
         error: what was wrong; "" if the webhook has arrived.
         final: another attempt would not help.
-        retry_after_s: the receiver's Retry-After.
         answers: the receiver works, whatever it replied.
     """
 

@@ -18,12 +18,12 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from headrace.observability import logs
-from workers.model_process.context import TRACES, Input, ItemDetails, Traces
+from workers.model_process.context import TRACES, Input, ItemDetails
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
-from workers.model_process.progress_reporter import BatchProgress
-from workers.model_process.stacks import sample_to
+from workers.model_process.reports.progress_reporter import BatchProgress
+from workers.model_process.reports.stacks import sample_to
 from workers.model_process.startup import (
     context_of,
     die_with_parent,
@@ -31,8 +31,23 @@ from workers.model_process.startup import (
     initialize,
     why_not_loaded,
 )
-from workers.protocol.frames import FrameSocket
+from workers.protocol.frames import (
+    TO_PREPROCESS,
+    FrameSocket,
+    FromPreprocess,
+    Init,
+    ItemProgress,
+    NotLoaded,
+    Prepared,
+    PrepareInputs,
+    Raised,
+    Ready,
+    SampleStacks,
+    ToPreprocess,
+)
 from workers.protocol.phases import write_stacks_to
+
+Frames = FrameSocket[FromPreprocess, ToPreprocess]
 
 
 def main() -> None:
@@ -40,22 +55,25 @@ def main() -> None:
     die_with_parent(int(sys.argv[4]))
     write_stacks_to(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    frames = Frames(socket.socket(fileno=int(sys.argv[1])), TO_PREPROCESS)
     frames.close_in_children()
     files = socket.socket(fileno=int(sys.argv[2]))
-    received: list[list[Any]] = []
+    received: list[ToPreprocess] = []
     while not received:
         received = frames.receive()
-    config = received[0][1]
+    first = received[0]
+    if not isinstance(first, Init):
+        raise TypeError(f"the first frame is {type(first).__name__}, not Init")
+    config = first.config
     shape, level, _ = config["logs"]
     fields = {"model": config["model"]}
     logs.configure(shape, level, "preprocess", environ=os.environ, user_code=True, fields=fields)
     try:
         executor = _load(config, frames)
     except BaseException as error:  # noqa: BLE001 - any error is shown in /ready
-        frames.send(["failed", why_not_loaded(error)])
+        frames.send(NotLoaded(why_not_loaded(error)))
         return
-    frames.send(["ready"])
+    frames.send(Ready())
     buffers: list[SharedBuffer] = []
     while True:
         try:
@@ -63,17 +81,16 @@ def main() -> None:
         except (EOFError, OSError):
             return
         for frame in received:
-            if frame[0] == "profile":
-                _, path, seconds = frame
-                sample_to(Path(path), seconds)
-                continue
-            _, number, rows, line_fields, traces = frame
-            logs.LINE_FIELDS.set(line_fields)
-            TRACES.set(Traces(*traces) if traces else None)
-            frames.send(_serve(files, buffers, number, executor, rows))
+            match frame:
+                case SampleStacks():
+                    sample_to(Path(frame.path), frame.seconds)
+                case PrepareInputs():
+                    logs.LINE_FIELDS.set(frame.line_fields)
+                    TRACES.set(frame.traces)
+                    frames.send(_serve(files, buffers, frame, executor))
 
 
-def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
+def _load(config: dict[str, Any], frames: Frames) -> BatchExecutor:
     context: Context = context_of({**config, "device": "cpu"}, Context)
     handler = handler_of(config)
     load = getattr(handler, "initialize_preprocess", None)
@@ -88,21 +105,18 @@ def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
         )
     initialize(load, context)
     executor = BatchExecutor(handler, context)
-    executor.report_progress_to(lambda _, rows: frames.send(["progress", rows]))
+    executor.report_progress_to(lambda seq, rows: frames.send(ItemProgress(seq, rows)))
     return executor
 
 
 def _serve(
-    files: socket.socket,
-    buffers: list[SharedBuffer],
-    number: int,
-    executor: BatchExecutor,
-    rows: list[list[Any]],
-) -> list[Any]:
-    """Run `preprocess`, copy its arrays into buffer `number`, and return the answer's frame."""
+    files: socket.socket, buffers: list[SharedBuffer], frame: PrepareInputs, executor: BatchExecutor
+) -> Prepared | Raised:
+    """Run `preprocess`, copy its arrays into the frame's buffer, and return the answer's frame."""
+    number = frame.buffer
     inputs: list[Input] = [
         (job_id, value, kind, None if beside is None else ItemDetails(*beside))
-        for job_id, value, kind, beside in rows
+        for job_id, value, kind, beside in frame.inputs
     ]
     packer = Packer()
     try:
@@ -113,8 +127,8 @@ def _serve(
             socket.send_fds(files, [b"\0"], [buffers[number].fd])
         buffers[number].fill(packer.arrays, packer.size)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
-        return ["raised", failure(error), len(buffers)]
-    return ["prepared", packer.size, packed]
+        return Raised(failure(error), len(buffers))
+    return Prepared(packer.size, packed)
 
 
 def _prepared(executor: BatchExecutor, inputs: list[Input]) -> Any:

@@ -25,8 +25,20 @@ from headrace.observability import logs
 from workers.model_process.context import TRACES, Input
 from workers.model_process.executor import BatchExecutor, checked_list
 from workers.model_process.outcomes import RaisedError
-from workers.model_process.progress_reporter import Row
-from workers.protocol.frames import FrameSocket
+from workers.model_process.reports.progress_reporter import Row
+from workers.protocol.frames import (
+    FROM_PREPROCESS,
+    FrameSocket,
+    FromPreprocess,
+    Init,
+    ItemProgress,
+    NotLoaded,
+    Prepared,
+    PrepareInputs,
+    Raised,
+    Ready,
+    ToPreprocess,
+)
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -55,12 +67,12 @@ class PreprocessProcess:
     """
 
     process: subprocess.Popen[bytes]
-    frames: FrameSocket
+    frames: FrameSocket[ToPreprocess, FromPreprocess]
     files: socket.socket
     buffers: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     forward: Callable[[Sequence[Row]], None] | None = None
-    _received: list[list[Any]] = field(default_factory=list)
+    _received: list[FromPreprocess] = field(default_factory=list)
 
     @classmethod
     def spawn(cls, config: dict[str, Any], stacks: int) -> PreprocessProcess:
@@ -86,9 +98,9 @@ class PreprocessProcess:
                 },
                 stdin=subprocess.DEVNULL,
             )
-        frames = FrameSocket(ours)
+        frames: FrameSocket[ToPreprocess, FromPreprocess] = FrameSocket(ours, FROM_PREPROCESS)
         with contextlib.suppress(OSError):  # it died at once, and EOF follows
-            frames.send(["init", config])
+            frames.send(Init(config))
         return cls(process, frames, files)
 
     def ready(self) -> None:
@@ -101,11 +113,11 @@ class PreprocessProcess:
         from workers.model_process.preprocess import shared_memory  # noqa: F401
 
         try:
-            kind, *rest = self._receive()
+            answer = self._receive()
         except PreprocessDied as error:
             raise LoadFailed(f"{error} while it was loading") from None
-        if kind == "failed":
-            raise LoadFailed(rest[0])
+        if isinstance(answer, NotLoaded):
+            raise LoadFailed(answer.error)
 
     def prepare(self, inputs: list[Input]) -> Any:
         """Run the handler's `preprocess` in that process.
@@ -120,7 +132,7 @@ class PreprocessProcess:
         number = self.free.pop() if self.free else len(self.buffers)
         try:
             self.frames.send(
-                ["prepare", number, inputs, dict(logs.LINE_FIELDS.get() or {}), TRACES.get()]
+                PrepareInputs(number, inputs, dict(logs.LINE_FIELDS.get() or {}), TRACES.get())
             )
         except OverflowError as error:
             self._release(number)
@@ -130,14 +142,17 @@ class PreprocessProcess:
             raise InputError(f"text in the input is not valid Unicode: {error}") from None
         except OSError:  # it has ended, and EOF follows
             logger.warning("preprocess process does not read its frames")
-        kind, first, last = self._receive()
-        if kind == "raised":
-            if number < last:
+        answer = self._receive()
+        if isinstance(answer, Raised):
+            if number < answer.buffers:
                 self._receive_buffer(number)
             self._release(number)
-            raise RaisedError(first)
+            raise RaisedError(answer.outcome)
+        if not isinstance(answer, Prepared):
+            raise TypeError(f"the answer is {type(answer).__name__}, not Prepared")
         self._receive_buffer(number)
-        return unpack(last, self.buffers[number], first, lambda: self._release(number))
+        buffer = self.buffers[number]
+        return unpack(answer.packed, buffer, answer.size, lambda: self._release(number))
 
     def _release(self, number: int) -> None:
         if number < len(self.buffers):
@@ -148,14 +163,14 @@ class PreprocessProcess:
             _, received, _, _ = socket.recv_fds(self.files, _BYTE, 1)
             self.buffers.append(received[0])
 
-    def _receive(self) -> list[Any]:
+    def _receive(self) -> Prepared | Raised | Ready | NotLoaded:
         while True:
             while self._received:
                 frame = self._received.pop(0)
-                if frame[0] != "progress":
+                if not isinstance(frame, ItemProgress):
                     return frame
                 if self.forward is not None:
-                    self.forward(frame[1])
+                    self.forward(frame.rows)
             try:
                 self._received = self.frames.receive()
             except (EOFError, OSError):

@@ -1,4 +1,4 @@
--- @include finish, remove_queued, queue_name
+-- @include finish, waiting, queues
 -- Cancel jobs in any state, and return what that did. KEYS: none.
 -- ARGV: 1 seconds for which ids without a record are remembered (0: not at all), so that a later message
 --       of theirs is not run. After # may follow a name of this call: a repeat replies as the call did. Then, separated by

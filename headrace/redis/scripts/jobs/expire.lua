@@ -1,4 +1,4 @@
--- @include finish, remove_queued, queue_name
+-- @include finish, waiting, queues
 -- End waiting jobs of any queue that must have started by now, also in a queue that no worker serves. If a worker holds a
 -- job, that worker decides; the job is looked at again later. So is a job in a queue whose keys have another type.
 -- KEYS: none. ARGV: 1 how many to look at, 2 the code of the error, 3 its class in headrace.errors, 4 its message.

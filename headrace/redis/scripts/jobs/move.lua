@@ -1,4 +1,4 @@
--- @include release, versions
+-- @include release, queues
 -- Move leased jobs from a queue to the queue of the version that they ask for, uncharged.
 -- KEYS: the queue's. ARGV: 1 queue, 2 the version, then per job: id, token.
 -- Returns per job what became of it: moved, cancelled, gone, or fenced.

@@ -1,4 +1,4 @@
--- @include webhook
+-- @include callbacks
 -- Note that leased jobs have begun to run, publish it, and notify their webhooks. The settlement writes the start too, so
 -- that this is called only for jobs whose batch has not ended by then. KEYS: none.
 -- ARGV: per job: id, token, when it began in us. Returns how many of them were noted: not those whose lease is lost, nor

@@ -1,4 +1,4 @@
--- @include webhook, canvas, order, failure
+-- @include callbacks, order, failure
 -- Ending a job.
 -- Ids are part of key names and of JSON: printable ASCII without quotes and backslashes.
 local function valid_id(id)

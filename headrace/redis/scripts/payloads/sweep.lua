@@ -1,4 +1,4 @@
--- @include queue_name, payload_sizes
+-- @include queues, payload_sizes
 -- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here. One that is stored
 -- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
 -- ARGV: 1 how many due entries to look at (0: only those named), 2 the bytes of payloads in Redis above which failed jobs

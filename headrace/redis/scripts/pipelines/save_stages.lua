@@ -1,4 +1,4 @@
--- @include webhook
+-- @include callbacks
 -- Save the stages of a pipeline's job, and publish that they have changed. In the same call free the results of stage jobs
 -- that no later stage reads. KEYS: none.
 -- ARGV: 1 id of the pipeline's job, 2 its token, 3 the stages as JSON, 4 when it began in us, then ids of stage jobs that have succeeded. Their

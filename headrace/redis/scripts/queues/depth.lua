@@ -1,4 +1,4 @@
--- @include versions
+-- @include queues
 -- Read the depth of queues. KEYS: none. ARGV: queues. The own queue of a model counts with those of its versions; the queue
 -- of a version alone.
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then when the oldest of each step was

@@ -1,4 +1,4 @@
--- @include versions
+-- @include queues
 -- Find the queues with work, among those that no worker serves at present. Work is jobs that wait, delayed jobs that are
 -- due, expired leases, and ends whose callbacks are due.
 -- KEYS: none. ARGV: 1 until when (in us) leases may be reaped, as for queues/sweep; 2 queues, with a space between.

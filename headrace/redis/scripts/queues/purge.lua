@@ -1,4 +1,4 @@
--- @include finish, queue_name
+-- @include finish, queues
 -- Cancel waiting jobs of a queue, up to a limit. KEYS: the queue's. ARGV: 1 queue, 2 limit.
 -- Returns {cancelled, removed, left}: jobs that were cancelled, messages removed from the lists and the delayed set (also
 -- tombstones, repeats and unreadable ones), and how many messages are left.

@@ -1,4 +1,4 @@
--- @include requeue
+-- @include waiting
 -- Requeue dead letters at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then names
 -- of dead letters. Returns per name: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
 -- waits or runs, or a later job of its id has ended).

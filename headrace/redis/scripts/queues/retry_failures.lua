@@ -1,4 +1,4 @@
--- @include requeue, queue_name
+-- @include waiting, queues
 -- Put failed jobs back at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then entries
 -- of the failures of its model. Returns per entry: queued, elsewhere (it is of another queue of the model), gone (the job
 -- was deleted, retried or replaced), alive (its message is still listed), or no-message (it cannot be retried).

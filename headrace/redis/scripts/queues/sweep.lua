@@ -1,4 +1,4 @@
--- @include release, versions
+-- @include release, queues
 -- Promote delayed jobs that are due to their lists, and reap expired leases.
 -- KEYS: the queue's. ARGV: 1 queue, 2 until when (in us) to reap: a call that arrives later was sent before an outage, and
 --       reaps nothing; 3 losses (see lib/release.lua), 4 limit, 5 how many orphaned ends to hand out, 6 queue of the
@@ -98,7 +98,7 @@ local function clean_index()
 end
 if version == '' then clean_index() end
 
--- Orphaned ends (see lib/canvas.lua). A worker that has sent the callbacks removes the end; until then it is handed out
+-- Orphaned ends (see lib/callbacks.lua). A worker that has sent the callbacks removes the end; until then it is handed out
 -- again after a while.
 local ORPHANED_MAX_BYTES, SENDING_US = 1048576, 60000000
 local function hand_out(most)

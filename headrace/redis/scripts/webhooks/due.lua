@@ -1,4 +1,4 @@
--- @include webhook
+-- @include callbacks
 -- Send the background tasks of webhook deliveries whose next try is due, then those whose turn it is. KEYS: none.
 -- ARGV: 1 how many deliveries at most. Returns {how many were due, how many tasks wait for their turn}.
 local DUE, WAITING = keys.DUE_DELIVERIES, keys.WAITING_TASKS

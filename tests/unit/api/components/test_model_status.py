@@ -10,7 +10,7 @@ import pytest
 
 from api.components import model_status
 from api.components.model_status import ModelStatuses
-from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.jobs.serialization import Waiting
 from headrace.observability.worker_report import Figures, ModelState, WorkerReport
 

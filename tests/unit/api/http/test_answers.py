@@ -12,9 +12,9 @@ import pytest
 
 from api.http.answers import COLLECT_BYTES, send_reply
 from api.http.messages import Reply, Request
-from api.http.openai_errors import envelope
 from api.http.problems import problem
-from api.torchserve.errors import reply_to
+from extensions.openai.api.errors import envelope
+from extensions.torchserve.api.errors import reply_to
 from headrace.errors import BrokerUnavailable, Conflict, HeadraceError
 from headrace.queue.coalescer import Coalescer
 

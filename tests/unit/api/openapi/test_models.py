@@ -13,8 +13,8 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from api.openapi import document
-from headrace.config.input_schema import InputSection
-from headrace.config.model_catalog import ModelConfig, load_catalog
+from headrace.config.inputs.input_schema import InputSection
+from headrace.config.model.catalog import ModelConfig, load_catalog
 
 MODELS = """
 models:

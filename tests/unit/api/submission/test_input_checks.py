@@ -6,8 +6,8 @@ import pytest
 
 from api.submission.input_checks import InputChecks
 from api.submission.job_request import JobIdentity, request_from_input
-from headrace.config.input_schema import InputSection
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.inputs.input_schema import InputSection
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import InvalidInput
 from headrace.jobs.options import DEFAULT_OPTIONS
 

@@ -10,7 +10,7 @@ import uvloop
 from api.http.messages import Message, Receive
 from api.submission.waiting import WATCH_AFTER_S, PendingWaits, preferred_wait_s, query_wait_s
 from headrace.errors import InvalidRequest
-from headrace.queue.waiters import JobWaiter
+from headrace.queue.following.waiters import JobWaiter
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from handlers.optimize import cache, check, variants
 from handlers.optimize.forms import Replacement, Run, form_of
 from handlers.optimize.source import Backend, Source
 from handlers.optimize.torch_backends import BACKENDS
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError
 from tests.harness.variants import MOST, Held, real_images, trained
 from tests.harness.wait import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.auth.authenticator import Open
-from api.routes.table import TABLE
+from api.extension import operations
 from headrace.access.api_key import ApiKey as Key
 from headrace.access.api_key import (
     Caller,
@@ -102,7 +102,7 @@ def test_the_documents_table_is_the_one_that_is_used() -> None:
             one.path.removesuffix("/{file:path}").replace(":path", ""),
             shown[one.needs] if isinstance(one.needs, Open) else str(one.needs),
         )
-        for one in TABLE
+        for one in operations()
     ]
     assert sorted(rows) == sorted(wanted)
 

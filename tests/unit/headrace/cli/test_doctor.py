@@ -32,7 +32,6 @@ from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (
-    BY_NAME,
     breaks,
     fake_smi,
     fake_torch,
@@ -41,6 +40,7 @@ from tests.harness.clients.doctor import (
     site,
     verdict,
 )
+from tests.harness.extensions import installed
 from tests.harness.servers.certificates import Authority
 from tests.harness.workers.worker import write_models
 
@@ -127,9 +127,10 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
         Check("fourth", "Two", lambda _: skip("away"), background=True),
     )
     monkeypatch.setattr(command, "CHECKS", checks)
-    assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
+    with installed():
+        assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
     shown = capsysbinary.readouterr().out.decode()
-    name = max(len(name) for name in BY_NAME)
+    name = len("second")
     assert shown.splitlines() == [
         "One",
         f"  ok    {'first':<{name}}  well",
@@ -157,9 +158,10 @@ def test_several_findings_of_one_check_are_a_line_each(
         *(fail(str(n), "z") for n in range(9)),
     ]
     monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: iter([*found_, ok("d")])),))
-    command.examine(None, None, None, strict=False, as_json=False)
+    with installed():
+        command.examine(None, None, None, strict=False, as_json=False)
     shown = capsysbinary.readouterr().out.decode().splitlines()
-    indent = 10 + max(len(name) for name in BY_NAME)
+    indent = 10 + len("one")
     assert [line[indent:] for line in shown[1:-2]] == [
         "a", "-> x", "b", "c", "-> y", *map(str, range(7)), "-> z", "and 2 more; --json has them",
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import errors
 from headrace.client import bulk
-from headrace.client.retries import Session
+from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, Pause, Yield, take_inputs
 
 

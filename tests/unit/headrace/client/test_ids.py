@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.client import Job, bulk
-from headrace.client.retries import Session
+from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, take_inputs
 
 

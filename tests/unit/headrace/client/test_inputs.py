@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.images import decode
+from handlers.common.images import decode
 from headrace.client import calls
+from headrace.client.http.retries import Session
 from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
 from headrace.client.requests import job_line
-from headrace.client.retries import Session
 from headrace.errors import InvalidRequest
-from headrace.jobs.encoding import decode_input, decode_nested
+from headrace.jobs.values.encoding import decode_input, decode_nested
 from tests.harness.pictures import oriented
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.config.choices import not_a_choice
-from headrace.config.optimize import Optimize
+from headrace.config.model.optimize import Optimize
 
 
 class Colour(Enum):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.models.folder import ModelFolder, read_file, read_folder
+from headrace.models.extension import ModelFolder
+from headrace.models.folder import read_file, read_folder
 from tests.harness.archives import HANDLER, MODEL, write_folder
 
 TORCHSERVE = """\

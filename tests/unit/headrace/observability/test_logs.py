@@ -58,7 +58,7 @@ def line_of(shape: str, message: str, *, error: bool = False, **extra: Any) -> s
     [
         ("workers.consumer.loop", "workers.consumer"),
         ("workers.background.webhooks.delivery", "workers.background"),
-        ("headrace.queue.watcher", "headrace.queue"),
+        ("headrace.queue.following.watcher", "headrace.queue"),
         ("api", "api"),
         ("runner", "runner"),
         ("celery.worker.strategy", "celery.worker.strategy"),
@@ -256,7 +256,7 @@ def test_the_document_has_every_field() -> None:
 
 def test_every_field_that_is_logged_is_one_of_the_table() -> None:
     used: set[str] = set()
-    for folder in ("api", "workers", "headrace", "handlers"):
+    for folder in ("api", "workers", "headrace", "handlers", "extensions"):
         for path in (ROOT / folder).rglob("*.py"):
             for extra in re.findall(r"extra=\{([^}]*)\}", path.read_text()):
                 used |= set(re.findall(r'"(\w+)":', extra))
@@ -267,7 +267,7 @@ def test_no_line_names_in_its_text_what_has_a_field() -> None:
     named = re.compile(r'logger\.\w+\(\s*"[^"]*\b(job|model|batch|request) %s')
     found = [
         f"{path.name}: {match[0]}"
-        for folder in ("api", "workers", "headrace", "handlers")
+        for folder in ("api", "workers", "headrace", "handlers", "extensions")
         for path in (ROOT / folder).rglob("*.py")
         for match in named.finditer(path.read_text())
     ]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from headrace.bench import report as bench_report
-from headrace.bench.measurement import Objective, with_load_of
-from headrace.cli.performance import bench, optimize, tune
+from extensions.tuning.bench import report as bench_report
+from extensions.tuning.bench.measurement import Objective, with_load_of
+from extensions.tuning.cli import bench, optimize, tune
+from extensions.tuning.optimize import page
+from extensions.tuning.optimize.report import Comparison
+from extensions.tuning.tune.report import TuneReport, markdown
+from extensions.tuning.tune.search import Trial
+from extensions.tuning.tune.space import Candidate
 from headrace.observability.machine import busy_warning, load_facts
-from headrace.optimize import page
-from headrace.optimize.report import Comparison
-from headrace.tune.report import TuneReport, markdown
-from headrace.tune.search import Trial
-from headrace.tune.space import Candidate
-from tests.harness.measurements import measurement
+from tests.extensions.tuning.harness.measurements import measurement
 
 BUSY: dict[str, Any] = {"load_before": 15.9, "host_cores": 2}
 TEXT = "The machine was busy before the measurement: load average 15.9 on 2 cores."

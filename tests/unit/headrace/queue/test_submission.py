@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.access.api_key import EVERYBODY, Caller
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull, TokensUsed
 from headrace.jobs.ids import new_ids
 from headrace.jobs.message import InputSource, decode_message

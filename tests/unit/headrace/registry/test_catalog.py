@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from headrace.config import model_catalog
+from headrace.config.model import catalog as model_catalog
 from headrace.config.settings import Settings
 from headrace.config.yaml_file import Document, load_yaml
 from headrace.errors import ConfigError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from headrace.config.traffic import Sticky, Traffic
+from headrace.config.model.traffic import Sticky, Traffic
 from headrace.errors import Conflict, InvalidRequest, ModelNotFound
 from headrace.registry.model import (
     Change,

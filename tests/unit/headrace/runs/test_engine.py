@@ -16,7 +16,7 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.retries import Session
+from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpResponse, Plan
 from headrace.runs.engine import api_calls
 from headrace.runs.engine import engine as engines

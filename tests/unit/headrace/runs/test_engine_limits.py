@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from headrace import errors
-from headrace.client.retries import MAX_PAUSE_S, Session
+from headrace.client.http.retries import MAX_PAUSE_S, Session
 from headrace.client.sansio import HttpResponse, Pause, Plan
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.engine import Engine

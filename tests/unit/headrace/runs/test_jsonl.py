@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.batches.output import answer_line
+from extensions.openai.batches.output import answer_line
 from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.checkpoint_file import LocalCheckpoints

@@ -4,10 +4,10 @@ import io
 import re
 from pathlib import Path
 
+from extensions.torchserve.config.settings import TorchServeConfig
+from extensions.torchserve.logs.files import LogFiles
+from extensions.torchserve.logs.lines import console_line
 from headrace.server.supervisor.console import Console
-from headrace.torchserve.config import TorchServeConfig
-from headrace.torchserve.log_files import LogFiles
-from headrace.torchserve.log_lines import console_line
 
 
 def test_hidden_lines_of_one_name_are_not_shown() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.config.pipelines import PipelineConfig, PipelineSection, Stage, build
+from headrace.config.model.pipelines import PipelineConfig, PipelineSection, Stage, build
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import PayloadRange
 from workers.background.pipelines.execution import PipelineExecution, StageFailed

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.encoding import binary_input
-from headrace.jobs.media_types import image_size
+from headrace.config.model.catalog import ModelConfig
+from headrace.jobs.values.encoding import binary_input
+from headrace.jobs.values.media_types import image_size
 from tests.harness.pictures import encoded
 from workers.batching.input_cost import UNREADABLE, InputCost
 

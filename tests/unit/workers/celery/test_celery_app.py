@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.worker.control import Panel
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from tests.harness.servers.up import clean_environment

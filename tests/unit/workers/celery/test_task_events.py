@@ -14,12 +14,12 @@ import pytest
 from celery.worker import state as celery_state
 from kombu.clocks import LamportClock
 
-from headrace.config.model_catalog import load_catalog
+from headrace.config.model.catalog import load_catalog
 from headrace.errors import InputError, TransientError
-from headrace.jobs.encoding import binary_input
 from headrace.jobs.message import decode_message
 from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
+from headrace.jobs.values.encoding import binary_input
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from tests.harness.workers.worker import write_models
@@ -79,7 +79,7 @@ class Desk:
             )  # fmt: skip
             for name, given in job.items():
                 setattr(claimed, name, given)
-            self.model.held[job_id] = claimed
+            self.model._held[job_id] = claimed
             jobs.append(claimed)
         return jobs
 

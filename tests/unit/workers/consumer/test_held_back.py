@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
-from workers.consumer.replica_manager import ReplicaManager
+from headrace.config.model.catalog import ModelConfig
 from workers.jobs.leased_job import NEVER, Batch
+from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.served_model import ServedModel
-from workers.protocol.frames import FrameSocket
+from workers.protocol.frames import FROM_MODEL, FrameSocket
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -29,7 +29,7 @@ class Site:
         leases: Any = self.leases
         self.manager = ReplicaManager(self.selector, leases, away, away, away)
         self.replicas = [
-            Replica({"device": "cpu"}, {}, state=Phase.READY, frames=FrameSocket(one))
+            Replica({"device": "cpu"}, {}, state=Phase.READY, frames=FrameSocket(one, FROM_MODEL))
             for one in sockets
         ]
         self.streaming, self.plain = self.replicas

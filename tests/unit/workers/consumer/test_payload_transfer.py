@@ -40,11 +40,7 @@ class FaultyStores:
 class Deletions:
     """A model with a payload to delete, each time that it is asked."""
 
-    @property
-    def pending_payloads(self) -> Deletions:
-        return self
-
-    def take_work(self) -> tuple[list[Any], list[Any], list[PayloadEntry]]:
+    def take_payload_work(self) -> tuple[list[Any], list[Any], list[PayloadEntry]]:
         return [], [], [PayloadEntry("redis:a", "a", "m", "r")]
 
 

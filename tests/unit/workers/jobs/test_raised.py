@@ -53,7 +53,7 @@ def test_an_exception_group_has_the_place_where_it_was_raised() -> None:
 
 
 def test_the_place_is_in_the_authors_handler_and_not_in_the_one_that_it_extends() -> None:
-    shim = next(Path("handlers/torchserve").resolve().rglob("base_handler.py"))
+    shim = next(Path("extensions/torchserve/handlers").resolve().rglob("base_handler.py"))
     frame = f'  File "{shim}", line 9, in inference\n    self.model(x)\n'
     head, end = "Traceback (most recent call last):\n", "ValueError: bad\n"
     own = '  File "/srv/words.py", line 7, in inference\n    super().inference(x)\n'

@@ -15,7 +15,7 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
-from headrace.jobs.value_check import ValueCheck
+from headrace.jobs.values.value_check import ValueCheck
 from workers.model_process.batch_state import BatchState, StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor

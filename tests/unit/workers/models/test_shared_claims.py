@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from workers.models.backlog import OWN, PLACES, VERSION, YIELD_EVERY, Backlog
+from workers.models.backlog import OWN, PLACES, VERSION, YIELD_EVERY, Backlog, Place
 
 NOW = 1000.0
 ROOM = [8, 8, 8, 4]
@@ -43,8 +43,17 @@ def test_a_queue_alone_gets_all_room_and_one_call() -> None:
         ([2, 0, 0, 0], [3, 0, 0, 0], ([5, 5, 5, 1], [3, 3, 3, 3])),
         ([9, 0, 0, 0], [0, 0, 0, 9], ([8, 8, 8, 4], [0, 0, 0, 0])),
         ([2, 0, 0, 0], [0, 9, 0, 0], ([8, 2, 2, 0], [0, 6, 6, 4])),
+        ([2, 6, 0, 0], [1, 3, 0, 0], ([7, 6, 6, 2], [1, 2, 2, 2])),
     ],
-    ids=["by what waits", "at least one", "for each", "all fit", "better first", "then the rest"],
+    ids=[
+        "by what waits",
+        "at least one",
+        "for each",
+        "all fit",
+        "better first",
+        "then the rest",
+        "of the docstring",
+    ],
 )
 def test_both_share_the_room(
     own: list[int], version: list[int], rooms: tuple[list[int], list[int]]
@@ -81,7 +90,7 @@ def test_a_claim_is_over_when_both_queues_have_answered() -> None:
     over = [one.claimable]
     one.claim_answered(3, [5, 0, 0, 0], NOW + 1, VERSION)
     assert [*over, one.claimable] == [False, True]
-    assert one.expected_place == 0, "7 of 8 came, and more are known to wait"
+    assert one.expected_step == 0, "7 of 8 came, and more are known to wait"
 
 
 def test_a_refused_call_ends_the_claim_with_the_other_one() -> None:
@@ -95,19 +104,19 @@ def test_a_refused_call_ends_the_claim_with_the_other_one() -> None:
 
 def test_a_paused_queue_leaves_all_room_to_the_other() -> None:
     one = backlog([9, 0, 0, 0], [-1, 0, 0, 0])
-    one.assume_waiting(range(PLACES))
+    one.assume_waiting(PLACES)
     assert claim(one) == {OWN: ROOM}
-    assert not one.watches(4)
+    assert not one.watches(Place(VERSION, 0))
     one.raise_waiting([3, 0, 0, 0], VERSION)
     assert one.claim_sent(ROOM, NOW)[1][0] == VERSION
 
 
 def test_nothing_is_guessed_of_versions_until_jobs_were_found() -> None:
     one = Backlog()
-    one.guess(list(range(PLACES)))
+    one.guess(PLACES)
     assert claim(one) == {OWN: ROOM}
-    one.found(4)
+    one.found(Place(VERSION, 0))
     one.claim_sent(ROOM, NOW)
     one.claim_answered(1, [0] * 4, NOW, VERSION)
-    one.guess(list(range(PLACES)))
+    one.guess(PLACES)
     assert set(claim(one)) == {OWN, VERSION}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.jobs.message import Message
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.protocol.frames import Offline, Quiet, RunBatch
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -12,9 +13,9 @@ class Frames:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[list[object]] = []
+        self.sent: list[object] = []
 
-    def send(self, frame: list[object]) -> None:
+    def send(self, frame: object) -> None:
         self.sent.append(frame)
 
 
@@ -48,8 +49,10 @@ def test_the_process_is_told_which_jobs_are_offline_and_how_long_they_yield() ->
     found, frames = replica(4, 4)
     found.run(batch(1))
     found.run(batch(2, step=9))
-    assert [frame[:3] for frame in frames.sent if frame[0] == "offline"] == [["offline", 2, 600.0]]
-    assert [frame[:2] for frame in frames.sent][1:] == [["offline", 2], ["batch", 2]]
+    _, told, sent = frames.sent
+    assert told == Offline(2, 600.0)
+    assert isinstance(sent, RunBatch)
+    assert sent.seq == 2
 
 
 def test_the_process_is_told_which_jobs_have_no_log() -> None:
@@ -59,7 +62,10 @@ def test_the_process_is_told_which_jobs_have_no_log() -> None:
         "job1", "m", b"1", None, None, None, False, None, 0, "job1", None, None, quiet=True
     )
     found.run(one)
-    assert [frame[:2] for frame in frames.sent] == [["quiet", 1], ["batch", 1]]
+    told, sent = frames.sent
+    assert told == Quiet(1)
+    assert isinstance(sent, RunBatch)
+    assert sent.seq == 1
 
 
 def test_the_clock_of_a_timeout_stands_still_while_a_job_waits() -> None:

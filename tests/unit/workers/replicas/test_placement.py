@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig, model_of
+from headrace.config.model.catalog import ModelConfig, model_of
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import DeviceFigures, Figures
 from workers.replicas import placement as placements

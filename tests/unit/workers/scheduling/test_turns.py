@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model_catalog import ModelConfig
+from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.models.served_model import ServedModel
@@ -119,7 +119,7 @@ class Device:
                 id=job_id, token="1", message=None, created_us=0, enqueued_at=self.now,
                 claimed_at=self.now, attempts=1, step=step, overdue_at=overdue_at,
             )  # fmt: skip
-            model.batcher.add(job)
+            model._batcher.add(job)
 
 
 def test_requests_fill_a_turn_although_another_model_always_waits() -> None:

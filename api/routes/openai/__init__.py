@@ -1,1 +1,0 @@
-"""Endpoints by OpenAI's conventions: files and batches."""

@@ -1,0 +1,58 @@
+"""What this extension adds to the API."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from api.extension import ApiPart
+from api.http.messages import Reply
+from api.routes.media import PathParameter
+from api.services import Services
+from extensions.openai.api.errors import envelope
+from extensions.openai.api.operations import OPERATIONS
+from extensions.openai.api.stores import FileService, build_file_service
+from headrace.errors import HeadraceError
+from headrace.jobs.ids import ID
+
+_PREFIX: Final = "/v1/"
+#: Where OpenAI's SDK sends requests if the address that it was given has no /v1.
+_WITHOUT_PREFIX: Final = re.compile(
+    "/(chat|completions|embeddings|models|responses|files|batches)(/|$)"
+)
+
+
+def _error_reply(path: str, error: HeadraceError) -> Reply | None:
+    ours = path.startswith(_PREFIX) or _WITHOUT_PREFIX.match(path)
+    return envelope(error) if ours else None
+
+
+def _hint(_: str, path: str) -> str | None:
+    if _WITHOUT_PREFIX.match(path):
+        return "Give OpenAI's SDK an address with /v1 at its end, as base_url."
+    return None
+
+
+def _files(services: Services) -> FileService:
+    settings = services.settings
+    return build_file_service(settings, settings.needed_redis_url("the API"))
+
+
+PART: Final = ApiPart(
+    routes=OPERATIONS,
+    path_parameters={
+        "file_id": PathParameter(r"^[^\s/]{1,64}$", may_be_empty=True),
+        "batch_id": PathParameter(r"^[^\s/]{1,64}$", may_be_empty=True),
+        "response_id": PathParameter(ID, may_be_empty=True),
+    },
+    tags={
+        "files": "By OpenAI's conventions, for its SDK: what batches read and write.",
+        "batches": "By OpenAI's conventions: files of requests, run in the background.",
+    },
+    error_form="below `/v1/` it has the form of OpenAI's API",
+    service=_files,
+    error_reply=_error_reply,
+    hint=_hint,
+    # The headers that the SDK adds to each request.
+    header_prefixes=("x-stainless-", "openai-"),
+)

@@ -1,0 +1,329 @@
+"""`/v1/responses`, by OpenAI's conventions: create, retrieve, cancel, delete.
+
+A response is a job, so any API process shows it, and it survives all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from api.http.bodies import read_body, require_json
+from api.http.event_stream import (
+    EVENT_STREAM,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    put,
+    take_stream,
+)
+from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
+from api.routes.jobs.job import visible_job
+from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
+from api.services import Services
+from api.submission.decoding import read_query
+from api.submission.submit import wait_for_end
+from extensions.openai.api.jobs import (
+    RequestJobs,
+    check_loadable,
+    check_success,
+    cut_off,
+    first_events,
+    job_requests,
+    restarted,
+    result_of,
+    text_of,
+)
+from extensions.openai.schema.answers import Generation, read_generation
+from extensions.openai.schema.errors import openai_error
+from extensions.openai.schema.requests import read_request
+from extensions.openai.schema.responses import (
+    HEAD_EVENTS,
+    TAIL_EVENTS,
+    Echo,
+    Response,
+    ResponseDeleted,
+    ResponseEvents,
+    ResponseRequest,
+    echo_of,
+    error_event,
+    response_of,
+)
+from headrace.errors import Conflict, HeadraceError, InvalidParameter, JobNotFound, TooManyStreams
+from headrace.jobs.job import Job, State
+from headrace.jobs.values.encoding import without_line_ends
+from headrace.queue.following.piece_log import Missing, Pieces, Place, Restarted
+
+#: Seconds for which a deletion waits until the cancelled job has ended.
+_END_S = 5.0
+
+
+class ResponseQuery(msgspec.Struct):
+    """The query of a response."""
+
+    stream: Annotated[bool, Meta(description="Stream its events, from the first one on.")] = False
+    starting_after: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="With `stream`: only the events behind this `sequence_number`."),
+    ] = None
+    include_obfuscation: Annotated[bool, Meta(description="Events are never padded.")] = False
+
+
+async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
+    """Create a response: wait for it, stream it, or let it go on in the background."""
+    request.query()
+    require_json(request)
+    limit_bytes = services.settings.body_limit_bytes
+    asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
+    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
+    try:
+        if asked.stream:
+            (job,) = await jobs.submit()
+            try:
+                return await _start_stream(services, request, job, None, jobs)
+            except TooManyStreams:
+                await jobs.cancel()
+                raise
+        if asked.background:
+            (job,) = await jobs.submit()
+        else:
+            (job,) = await jobs.wait()
+            await _generation(services, job)
+        reply = json_reply(await _response(services, job))
+        if asked.store is False:
+            await _forget(services, request, job.id)
+        return reply._replace(headers=(*reply.headers, jobs.request_id))
+    except HeadraceError as error:
+        return jobs.failed(error)
+
+
+async def get_response(
+    services: Services, request: Request, response_id: str
+) -> Reply | StreamingReply:
+    """Return a response, or stream its events."""
+    query = read_query(request, ResponseQuery)
+    job = await _visible(services, request, response_id)
+    if query.stream and request.method != "HEAD":
+        return await _start_stream(services, request, job, query.starting_after, None)
+    return json_reply(await _response(services, job))
+
+
+async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
+    """Cancel a response; one that has ended stays as it is."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        job = await _visible(services, request, response_id)
+    return json_reply(await _response(services, job))
+
+
+async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
+    """Delete a response; one that runs is cancelled first."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+        job = await wait_for_end(services, job, request.receive, _END_S)
+    if not job.state.final:
+        raise Conflict(
+            f"the response {job.id} still runs; it is being cancelled",
+            hint="Delete it again in a moment.",
+        )
+    await _forget(services, request, job.id)
+    return json_reply(ResponseDeleted(id=job.id))
+
+
+async def _forget(services: Services, request: Request, job_id: str) -> None:
+    await services.queue.forget([job_id], request.caller.only)
+
+
+async def _visible(services: Services, request: Request, response_id: str) -> Job:
+    """Return the job of a response.
+
+    Raises:
+        JobNotFound: no such response exists, or the caller may not see it.
+        BrokerUnavailable: Redis does not answer.
+    """
+    unknown = JobNotFound(
+        f"there is no response {response_id[:128]!r}",
+        hint="It never existed, it was deleted, or its result_ttl has passed since it ended.",
+    )
+    try:
+        job = await visible_job(services, request.caller, response_id)
+    except JobNotFound:
+        raise unknown from None
+    if echo_of(job) is None:
+        raise unknown
+    return job
+
+
+async def _generation(services: Services, job: Job) -> Generation | None:
+    """Return the result of a job that has succeeded; else None."""
+    if job.state is not State.SUCCEEDED:
+        return None
+    return read_generation(await result_of(services, job), job.model)
+
+
+async def _response(services: Services, job: Job) -> Response:
+    return (await _outcome(services, job))[0]
+
+
+async def _outcome(services: Services, job: Job) -> tuple[Response, Generation | None]:
+    """Return a response, and its text; one whose result is no text has failed."""
+    found = None
+    try:
+        found = await _generation(services, job)
+    except InvalidParameter as error:
+        return response_of(job, *_echo(job), None, error.message), None
+    return response_of(job, *_echo(job), found), found
+
+
+def _echo(job: Job) -> tuple[Echo, dict[str, Any]]:
+    return echo_of(job) or (Echo(model=job.model), {})
+
+
+async def _start_stream(
+    services: Services, request: Request, job: Job, after: int | None, jobs: RequestJobs | None
+) -> StreamingReply:
+    """Begin the stream of a response; `jobs` are those of the request that has created it.
+
+    After the first text comes, so that an error before it has its status, unless the client only
+    reads a response that exists.
+    """
+    last_piece = _pieces_before(after)
+    if job.state.final:
+        # So far back that the last piece is read even if the client has the events behind it.
+        last_piece = max(0, last_piece - TAIL_EVENTS)
+    cancelled = jobs is not None and not _echo(job)[0].background
+    writer = _ResponseWriter(services, job, after, checks_load=cancelled)
+    pieces = pieces_of(services, job, Place(last_piece))
+    stream = EventStream(services, request, pieces, writer)
+    take_stream(services, request)
+
+    async def close() -> None:
+        await stream.close()
+        services.stream_limit.leave(request.caller.key_id)
+        if jobs is not None and cancelled and not writer.ended:
+            await jobs.cancel()
+
+    try:
+        if cancelled:
+            await _check_first(services, await first_events(services, stream, job))
+    except BaseException:
+        await close()
+        raise
+
+    async def run(write: Write) -> None:
+        try:
+            try:
+                await stream.run(write)
+            except HeadraceError as error:
+                await put(write, writer.error(error))
+            if writer.ended and not _echo(job)[0].store:
+                await _forget(services, request, job.id)
+        finally:
+            await close()
+
+    headers = STREAM_HEADERS if jobs is None else (*STREAM_HEADERS, jobs.request_id)
+    return StreamingReply(200, run, EVENT_STREAM, headers)
+
+
+def _pieces_before(after: int | None) -> int:
+    """Return how many pieces a client has that has the events up to this number."""
+    return max(0, (after or 0) - HEAD_EVENTS + 1)
+
+
+async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
+    """Raise a HeadraceError if the response ends with one, in its first events."""
+    for event in first:
+        if isinstance(event, Ended):
+            check_success(event.job)
+            await _generation(services, event.job)
+
+
+class _ResponseWriter:
+    """Writes the events of one response.
+
+    Args:
+        after: the number of the last event that the client has; None for none.
+        checks_load: the stream ends if no worker can load the model.
+
+    Attributes:
+        ended: the last event was written.
+    """
+
+    heartbeat = HEARTBEAT
+
+    def __init__(
+        self, services: Services, job: Job, after: int | None, *, checks_load: bool
+    ) -> None:
+        self.ended = False
+        self._services = services
+        self._job = job
+        self._after = -1 if after is None else after
+        self._checks_load = checks_load
+        self._events = ResponseEvents(job.id)
+        head = response_of(job, *_echo(job), None)
+        self.head = self._text(self._events.head(head)) or HEARTBEAT
+        self._sent = 0
+        self._last = 0
+        # Pieces are gone that the client does not have; the rest of the text comes at the end.
+        self._gap = False
+
+    async def text(self, events: Sequence[PieceEvent]) -> bytes:
+        if not events and self._checks_load:
+            await check_loadable(self._services, self._job)
+        self._checks_load = self._checks_load and not events
+        parts: list[bytes] = []
+        for event in events:
+            match event:
+                case Pieces(Place(last), pieces):
+                    known = _pieces_before(self._after)
+                    fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
+                    text = text_of(fresh, self._job.model)
+                    self._last = last
+                    if text and not self._gap:
+                        self._sent += len(text)
+                        parts.append(self._text([self._events.delta(last, text)]))
+                case Restarted(Place(at)):
+                    # The events that the client has may come from after it.
+                    if at == 0 or at > _pieces_before(self._after):
+                        raise restarted()
+                case Missing():
+                    # A client with a part of the text gets the whole only in the last events.
+                    self._gap = self._after < 0
+                case Ended(Place(last), job):
+                    parts.append(await self._tail(last, job))
+                    self.ended = True
+        return b"".join(parts)
+
+    def end(self) -> None:
+        if not self.ended:
+            raise cut_off()
+
+    def error(self, error: HeadraceError) -> bytes:
+        """Return the event of an error, which ends the stream."""
+        number = max(self._last + HEAD_EVENTS, self._after + 1)
+        return self._text([error_event(number, openai_error(error).error)])
+
+    async def _tail(self, last: int, job: Job) -> bytes:
+        response, found = await _outcome(self._services, job)
+        events = self._events.tail(last, response, found)
+        rest = "" if found is None else found.text[self._sent :]
+        if rest and (self._gap or not self._sent) and self._after < 0:
+            # Its handler yields no pieces, or some are not kept any more.
+            events = chain([self._events.delta(last + 1, rest)], events)
+        return self._text(events)
+
+    def _text(self, events: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(
+            b"event: %s\ndata: %s\n\n"
+            % (event["type"].encode(), without_line_ends(msgspec.json.encode(event)))
+            for event in events
+            if event["sequence_number"] > self._after
+        )

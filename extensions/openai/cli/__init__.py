@@ -1,0 +1,1 @@
+"""The command of the batch runner, and the check of `headrace doctor`."""

@@ -1,0 +1,448 @@
+"""OpenAI's answers, made from the results of jobs: whole, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from extensions.openai.schema.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    OpenAIRequest,
+)
+from headrace.errors import HandlerError, InvalidParameter
+from headrace.jobs.job import Count
+
+Finish = Literal["stop", "length"]
+
+
+class Usage(msgspec.Struct):
+    """The tokens of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
+class LikelyToken(msgspec.Struct, kw_only=True):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+    bytes: Annotated[
+        list[Annotated[int, Meta(ge=0, le=255)]] | None,
+        Meta(description="Its text in UTF-8; null for a part of a character."),
+    ] = None
+
+
+class ChosenToken(LikelyToken, kw_only=True):
+    """A token of an answer, and the likeliest ones in its place."""
+
+    top_logprobs: list[LikelyToken] = []
+
+
+class Part(msgspec.Struct):
+    """A part of an answer, as one piece of a job holds it.
+
+    Attributes:
+        logprobs: the log probabilities of its tokens; None without log probabilities.
+    """
+
+    text: str
+    logprobs: list[ChosenToken] | None = None
+
+
+class Generation(Part):
+    """The result of a job that generates text, as `language_model` returns it.
+
+    Attributes:
+        finish_reason: why the text ended. Each value other than "length" counts as "stop".
+        usage: how many tokens it has; None if the handler does not count them.
+    """
+
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+
+    @property
+    def finish(self) -> Finish:
+        """Why the text ended, as OpenAI names it."""
+        return "length" if self.finish_reason == "length" else "stop"
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The fields that all answers and chunks have."""
+
+    id: Annotated[str, Meta(description="The id of its job; of the first one with `n`.")]
+    created: Annotated[Count, Meta(description="Seconds since 1970.")]
+    model: str
+    service_tier: Annotated[str, Meta(extra_json_schema={"enum": ["default", "flex", "priority"]})]
+    usage: Annotated[Usage | None, Meta(description="Null if the model does not count tokens.")]
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The message of the model."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of the tokens of an answer to a chat."""
+
+    content: list[ChosenToken]
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer to a chat."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+
+
+class ChatCompletion(Answer, kw_only=True):
+    """The answers to a chat."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What a chunk adds to one answer."""
+
+    index: Count
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(Answer, kw_only=True):
+    """A chunk of the answers to a chat."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """The log probabilities of the tokens of a continuation."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: Annotated[
+        list[dict[str, float]],
+        Meta(description="The likeliest tokens in the place of each, and the chosen one."),
+    ]
+    text_offset: Annotated[
+        list[Count], Meta(description="Where each token begins in the continuation.")
+    ]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One continuation of a prompt, or a part of it."""
+
+    text: str
+    index: Count
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None
+
+
+class Completion(Answer, kw_only=True):
+    """Continuations of prompts, or a chunk of them."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one text."""
+
+    object: Literal["embedding"] = "embedding"
+    index: Count
+    embedding: Annotated[
+        list[float] | str,
+        Meta(description="With `encoding_format` base64: float32 in little-endian order."),
+    ]
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """The tokens of the texts."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The vectors of texts, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    usage: dict[str, int] = {}
+
+
+_PART: Final = msgspec.json.Decoder(Part | str)
+_GENERATION: Final = msgspec.json.Decoder(Generation | str)
+_VECTOR: Final = msgspec.json.Decoder(_Vector)
+_PLAIN_VECTOR: Final = msgspec.json.Decoder(list[float])
+
+
+def read_generation(result: bytes, model: str) -> Generation:
+    """Decode the result of a job: a text, or an object with `text`.
+
+    Raises:
+        InvalidParameter: it is neither, so the model is no language model.
+    """
+    try:
+        found = _GENERATION.decode(result)
+    except msgspec.MsgspecError:
+        raise InvalidParameter(
+            f"model {model} is no language model: its result is neither a text nor an object with "
+            "text, finish_reason and usage",
+            "model",
+            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
+        ) from None
+    return Generation(found) if isinstance(found, str) else found
+
+
+def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
+    """Decode pieces of a job and join them to one part.
+
+    Each piece is a text, or an object with `text`.
+
+    Raises:
+        HandlerError: a piece is neither.
+    """
+    try:
+        found = [_PART.decode(piece) for piece in pieces]
+    except msgspec.MsgspecError:
+        raise HandlerError(
+            f"model {model} streams pieces that are no text; this endpoint needs text"
+        ) from None
+    parts = [Part(one) if isinstance(one, str) else one for one in found]
+    logprobs = [one.logprobs for one in parts if one.logprobs is not None]
+    text = "".join(one.text for one in parts)
+    return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None)
+
+
+def check_logprobs(request: GenerationRequest, part: Part) -> None:
+    """Check that an answer has log probabilities if the request asks for them.
+
+    Raises:
+        InvalidParameter: the model returned none.
+    """
+    if request.likeliest is not None and part.logprobs is None:
+        raise InvalidParameter(
+            f"model {request.model} returns no logprobs", "logprobs", hint="Leave it out."
+        )
+
+
+def answer(
+    request: OpenAIRequest, answer_id: str, created: int, results: Sequence[bytes]
+) -> Answer | Embeddings:
+    """Return the answer to a request.
+
+    Args:
+        created: when the first job was submitted, in seconds since 1970.
+        results: the results of the jobs as JSON, in the order of the inputs.
+
+    Raises:
+        InvalidParameter: the model's results are not what this kind of request needs.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return _embeddings(request, results)
+    if not isinstance(request, GenerationRequest):
+        raise TypeError(type(request).__name__)
+    found = [read_generation(result, request.model) for result in results]
+    for one in found:
+        check_logprobs(request, one)
+    head: dict[str, Any] = {
+        "id": answer_id, "created": created, "model": request.model,
+        "service_tier": request.tier, "usage": usage_of(request, found),
+    }  # fmt: skip
+    if isinstance(request, ChatRequest):
+        return ChatCompletion(
+            **head,
+            choices=[
+                ChatChoice(
+                    index=n,
+                    message=ChatMessage(content=one.text),
+                    logprobs=_of_chat(one.logprobs),
+                    finish_reason=one.finish,
+                )
+                for n, one in enumerate(found)
+            ],
+        )
+    return Completion(
+        **head,
+        choices=[
+            CompletionChoice(
+                text=one.text,
+                index=n,
+                logprobs=_of_completion(one.logprobs),
+                finish_reason=one.finish,
+            )
+            for n, one in enumerate(found)
+        ],
+    )
+
+
+def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage | None:
+    """Return the tokens of all answers together; None if one has no count.
+
+    A prompt with several answers counts once.
+    """
+    usages = [one.usage for one in found if one.usage is not None]
+    if len(usages) < len(found):
+        return None
+    prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
+    new = sum(usage.completion_tokens for usage in usages)
+    return Usage(prompt, new, prompt + new)
+
+
+def _of_chat(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
+    return None if logprobs is None else ChatLogprobs(content=logprobs)
+
+
+def _of_completion(
+    logprobs: list[ChosenToken] | None, before: int = 0
+) -> CompletionLogprobs | None:
+    """Return log probabilities as a completion has them.
+
+    Args:
+        logprobs: one for each token.
+        before: how many characters of the continuation come before the first token.
+    """
+    if logprobs is None:
+        return None
+    lengths = [len(one.token) for one in logprobs]
+    return CompletionLogprobs(
+        tokens=[one.token for one in logprobs],
+        token_logprobs=[one.logprob for one in logprobs],
+        # Tokens can have the same text. The likeliest comes last, so it is kept.
+        top_logprobs=[
+            {other.token: other.logprob for other in (one, *reversed(one.top_logprobs))}
+            for one in logprobs
+        ],
+        text_offset=list(accumulate(lengths[:-1], initial=before)) if lengths else [],
+    )
+
+
+class Chunks:
+    """Makes the chunks of the answers to one request.
+
+    Args:
+        created: when the first job was submitted, in seconds since 1970.
+    """
+
+    def __init__(
+        self, request: ChatRequest | CompletionRequest, answer_id: str, created: int
+    ) -> None:
+        self._chat = isinstance(request, ChatRequest)
+        self._head: dict[str, Any] = {
+            "id": answer_id, "created": created, "model": request.model,
+            "service_tier": request.tier,
+        }  # fmt: skip
+
+    def begin(self, index: int) -> ChatChunk | None:
+        """Return the first chunk of an answer; None for a completion, which has no such chunk."""
+        return self._of_chat(index, ChatDelta("assistant", "")) if self._chat else None
+
+    def text(self, index: int, part: Part, before: int) -> Answer:
+        """Return a chunk with the next part of an answer.
+
+        Args:
+            index: the number of the answer, from 0.
+            before: how many characters the answer had before.
+        """
+        if self._chat:
+            logprobs = _of_chat(part.logprobs)
+            return self._of_chat(index, ChatDelta(content=part.text), logprobs=logprobs)
+        return self._of_completion(index, part.text, None, _of_completion(part.logprobs, before))
+
+    def end(self, index: int, finish: Finish) -> Answer:
+        """Return the last chunk of an answer."""
+        if self._chat:
+            return self._of_chat(index, ChatDelta(), finish)
+        return self._of_completion(index, "", finish)
+
+    def usage(self, usage: Usage | None) -> Answer:
+        """Return the chunk that has the usage and no part of an answer."""
+        if self._chat:
+            return ChatChunk(**self._head, usage=usage, choices=[])
+        return Completion(**self._head, usage=usage, choices=[])
+
+    def _of_chat(
+        self,
+        index: int,
+        delta: ChatDelta,
+        finish: Finish | None = None,
+        logprobs: ChatLogprobs | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
+        return ChatChunk(**self._head, usage=None, choices=[choice])
+
+    def _of_completion(
+        self,
+        index: int,
+        text: str,
+        finish: Finish | None,
+        logprobs: CompletionLogprobs | None = None,
+    ) -> Completion:
+        choice = CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=finish)
+        return Completion(**self._head, usage=None, choices=[choice])
+
+
+def _embeddings(request: EmbeddingRequest, results: Sequence[bytes]) -> Embeddings:
+    found = [_vector(result, request.model) for result in results]
+    tokens = sum(one.usage.get("prompt_tokens", 0) for one in found)
+    return Embeddings(
+        data=[
+            Embedding(index=n, embedding=_encoded(one.embedding, request.encoding_format))
+            for n, one in enumerate(found)
+        ],
+        model=request.model,
+        usage=EmbeddingUsage(tokens, tokens),
+    )
+
+
+def _vector(result: bytes, model: str) -> _Vector:
+    try:
+        if result.lstrip()[:1] == b"[":
+            return _Vector(_PLAIN_VECTOR.decode(result))
+        return _VECTOR.decode(result)
+    except msgspec.MsgspecError:
+        raise InvalidParameter(
+            f"model {model} makes no embeddings: its result is neither a list of numbers nor an "
+            "object with embedding and usage",
+            "model",
+            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
+        ) from None
+
+
+def _encoded(vector: list[float], encoding: str) -> list[float] | str:
+    if encoding == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

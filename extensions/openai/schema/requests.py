@@ -1,0 +1,463 @@
+"""Requests of OpenAI's API: how they are read, and the inputs of the jobs that answer them.
+
+A field that OpenAI's API has and this server does not is refused by name, unless its value is the
+one that changes nothing. An ignored field would change the answer, without any notice to the
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+from typing_extensions import override
+
+from extensions.openai.schema.inputs import RequestInputs
+from headrace.config.choices import not_a_choice
+from headrace.config.inputs.generation_input import STOP_MAX_CHARS, STOPS_MAX
+from headrace.config.suggestions import did_you_mean
+from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.jobs.options import JobOptions
+from headrace.jobs.values.encoding import why_not_json
+from headrace.jobs.values.media_types import BOM
+from headrace.redis.keys import STEPS
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+
+#: The most answers to one prompt.
+CHOICES_MAX: Final = 128
+#: The most texts of one request.
+TEXTS_MAX: Final = 2048
+#: The most new tokens of a completion that names no `max_tokens`, as OpenAI has it.
+COMPLETION_TOKENS: Final = 16
+
+Tier = Literal["auto", "default", "flex", "priority"]
+#: The priority of a job by the tier of its request; offline work is "flex".
+_PRIORITIES: Final = {"flex": STEPS[-1]}
+
+_Token = Annotated[int, Meta(ge=0)]
+Tokens = Annotated[list[_Token], Meta(min_length=1)]
+_Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
+_TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
+Counted = Annotated[int, Meta(ge=1)]
+_Likeliest = Annotated[int, Meta(ge=0, le=20)]
+_Stop = Annotated[str, Meta(max_length=STOP_MAX_CHARS)]
+
+
+_TOKENS_SCHEMA: Final = {
+    "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1,
+}  # fmt: skip
+_TEXTS_SCHEMA: Final = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": TEXTS_MAX},
+        _TOKENS_SCHEMA,
+        {"type": "array", "items": _TOKENS_SCHEMA, "minItems": 1, "maxItems": TEXTS_MAX},
+    ]
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream has besides the answer."""
+
+    include_usage: Annotated[bool, Meta(description="End with a chunk that has the usage.")] = False
+    include_obfuscation: Annotated[
+        Literal[False] | None, Meta(description="Chunks are never padded here.")
+    ] = None
+
+
+class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request has.
+
+    Attributes:
+        unsupported: fields of OpenAI's API that this server does not have, with the values that
+            change nothing.
+        id_prefix: how the ids of its answers begin.
+    """
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    id_prefix: ClassVar[str] = ""
+
+    model: Annotated[str, Meta(description="The name of a model of this server.")]
+    service_tier: Annotated[
+        Tier | None,
+        Meta(description="`flex` is offline work: it runs when no other job waits."),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None, Meta(description="The client's own data, kept with the job.")
+    ] = None
+    user: Annotated[
+        str | None, Meta(description="The end user, kept in the metadata of the job.")
+    ] = None
+
+    @property
+    def tier(self) -> str:
+        """The tier of its jobs, as the answer shows it."""
+        return self.service_tier if self.service_tier in ("flex", "priority") else "default"
+
+    @property
+    def several(self) -> str:
+        """The field because of which it has more than one job."""
+        return "input"
+
+    def place_of(self, index: int, jobs: int) -> str:
+        """Return which text a job is for, such as `input[3]`; "" if there is only one.
+
+        Args:
+            index: the index of the job.
+            jobs: how many jobs the request has.
+        """
+        return f"{self.several}[{index}]" if jobs > 1 else ""
+
+    def options(self) -> JobOptions:
+        """Return the options of its jobs."""
+        metadata: dict[str, Any] = dict(self.metadata or {})
+        if self.user is not None:
+            metadata.setdefault("user", self.user)
+        return JobOptions(priority=_PRIORITIES.get(self.tier, STEPS[0]), metadata=metadata or None)
+
+    def inputs(self) -> RequestInputs:
+        """Return the inputs of its jobs."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Check that the fields fit each other.
+
+        Raises:
+            InvalidParameter: they do not.
+        """
+
+
+class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """What a chat and a completion have in common."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None,
+        Meta(description="How many answers to make; each is a job."),
+    ] = None
+    stop: Annotated[
+        _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)] | None,
+        Meta(description="The answer ends before the first of them."),
+    ] = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="Not in OpenAI's API.")
+    ] = None
+    ignore_eos: Annotated[bool | None, Meta(description="Not in OpenAI's API.")] = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
+
+    @property
+    @override
+    def several(self) -> str:
+        return "n" if self.choices > 1 else "prompt"
+
+    @override
+    def place_of(self, index: int, jobs: int) -> str:
+        return f"prompt[{index // self.choices}]" if jobs > self.choices else ""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return the prompts, as members of a job's input."""
+        raise NotImplementedError
+
+    @property
+    def new_tokens(self) -> int | None:
+        """The most new tokens of an answer; None for the model's default."""
+        raise NotImplementedError
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens come with log probabilities; None without these."""
+        raise NotImplementedError
+
+    @override
+    def inputs(self) -> RequestInputs:
+        """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
+        common = {
+            "max_tokens": self.new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": self.likeliest,
+        }
+        given = {name: value for name, value in common.items() if value is not None}
+        return RequestInputs(self.prompts(), given, self.choices, self.seed)
+
+    @override
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter(
+                "stream_options is only for streams", "stream_options", hint="Set stream to true."
+            )
+
+
+#: Unsupported fields that change no answer, whatever their value is.
+HINTS: Final[dict[str, Sequence[Any]]] = {
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+}
+_NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
+    **HINTS,
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+}
+
+
+class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of a chat completion."""
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **_NO_PENALTIES,
+        "audio": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+    id_prefix: ClassVar[str] = "chatcmpl-"
+
+    messages: Annotated[
+        list[dict[str, Any]],
+        Meta(min_length=1, description="Each has a `role` and, as `content`, a text."),
+    ]
+    max_tokens: Counted | None = None
+    max_completion_tokens: Annotated[
+        Counted | None, Meta(description="The newer name of max_tokens, which wins.")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Meta(description="Return the log probability of each token.")
+    ] = None
+    top_logprobs: Annotated[
+        _Likeliest | None,
+        Meta(description="How many of the likeliest tokens come with each of them."),
+    ] = None
+
+    @override
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter(
+                "top_logprobs is only for answers with logprobs",
+                "top_logprobs",
+                hint="Set logprobs to true.",
+            )
+
+    @property
+    @override
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @override
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"messages": [plain_role(message) for message in self.messages]}]
+
+    @property
+    @override
+    def new_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of a completion."""
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **_NO_PENALTIES,
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
+    id_prefix: ClassVar[str] = "cmpl-"
+
+    prompt: Annotated[
+        Any,
+        Meta(
+            description="A text or its tokens, or a list of either.",
+            extra_json_schema=_TEXTS_SCHEMA,
+        ),
+    ]
+    max_tokens: Annotated[Counted, Meta(description="The most new tokens of each answer.")] = (
+        COMPLETION_TOKENS
+    )
+    logprobs: Annotated[
+        _Likeliest | None,
+        Meta(description="Return the log probability of each token, and so many of the likeliest."),
+    ] = None
+
+    @property
+    @override
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    @override
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"prompt": prompt} for prompt in texts_of(self.prompt, "prompt")]
+
+    @property
+    @override
+    def new_tokens(self) -> int | None:
+        return self.max_tokens
+
+
+class EmbeddingRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of embeddings."""
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {"dimensions": ()}
+    id_prefix: ClassVar[str] = "embd-"
+
+    input: Annotated[
+        Any,
+        Meta(
+            description="A text or its tokens, or a list of either; each is a job.",
+            extra_json_schema=_TEXTS_SCHEMA,
+        ),
+    ]
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @override
+    def inputs(self) -> RequestInputs:
+        return RequestInputs(texts_of(self.input, "input"))
+
+
+def texts_of(value: Any, param: str) -> list[Any]:
+    """Return the texts, or the lists of tokens, of a field.
+
+    Raises:
+        InvalidParameter: it is something else, or empty.
+    """
+    if isinstance(value, str):
+        return [value]
+    for kind in (_Texts, _TokenLists):
+        try:
+            return list(msgspec.convert(value, kind))
+        except msgspec.ValidationError:
+            continue
+    try:
+        return [msgspec.convert(value, Tokens)]
+    except msgspec.ValidationError:
+        raise InvalidParameter(
+            f"{param} is neither a text, nor a list of tokens, nor a list of these"
+            f"{_misfit(value, param)}",
+            param,
+            hint=f"A list has 1 to {TEXTS_MAX} texts, and no list of tokens is empty.",
+        ) from None
+
+
+def _misfit(value: Any, param: str) -> str:
+    """Return where a list has a value of another kind than its first one; "" if nowhere."""
+    if not isinstance(value, list) or not value:
+        return ""
+    first = value[0]
+    kind = str if isinstance(first, str) else Tokens if isinstance(first, list) else _Token
+    for index, one in enumerate(value):
+        try:
+            msgspec.convert(one, kind)
+        except msgspec.ValidationError:
+            return f": {param}[{index}] does not fit"
+    return ""
+
+
+Shape = TypeVar("Shape", bound=OpenAIRequest)
+
+
+def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
+    """Read the JSON of a request; null is as good as absent.
+
+    Raises:
+        InvalidRequest: it is no JSON object in UTF-8.
+        InvalidParameter: a field is unknown or not supported, or its value is not valid.
+    """
+    if isinstance(body, bytes):
+        body = body.removeprefix(BOM)
+    try:
+        fields = msgspec.json.decode(body)
+        if isinstance(body, bytes):
+            body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"the body is not JSON: {why_not_json(error, body)}",
+            hint="Send a JSON object in UTF-8.",
+        ) from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name in given.keys() - set(shape.__struct_fields__):
+        if given.pop(name) in _neutral(shape, name) or name in HINTS:
+            continue
+        raise _unsupported(shape, name)
+    try:
+        request = msgspec.convert(given, shape)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, shape) from None
+    request.check()
+    return request
+
+
+def _neutral(shape: type[OpenAIRequest], name: str) -> Sequence[Any]:
+    """Return the values of an unsupported field that change nothing.
+
+    Raises:
+        InvalidParameter: OpenAI's API has no such field.
+    """
+    if name in shape.unsupported:
+        return shape.unsupported[name]
+    known = shape.__struct_fields__
+    raise InvalidParameter(
+        f"unknown field {name[:64]!r}{did_you_mean(name[:64], known)}", name[:64]
+    )
+
+
+def _unsupported(shape: type[OpenAIRequest], name: str) -> InvalidParameter:
+    values = " or ".join(msgspec.json.encode(one).decode() for one in shape.unsupported[name])
+    return InvalidParameter(
+        f"{name} is not supported here",
+        name,
+        hint=f"Leave it out, or give {values}." if values else "Leave it out.",
+    )
+
+
+def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> InvalidParameter:
+    if choices := not_a_choice(error, shape):
+        return InvalidParameter(choices, choices.partition(":")[0].partition(".")[0])
+    text, _, place = str(error).partition(" - at `$")
+    place = place.rstrip("`").lstrip(".")
+    text = text[:1].lower() + text[1:]
+    if not place:
+        # "Object missing required field `model`"
+        name = text.partition("`")[2].rstrip("`")
+        return InvalidParameter(f"{name} is missing" if name else text, name)
+    return InvalidParameter(f"{place}: {text}", place.partition(".")[0].partition("[")[0])
+
+
+def plain_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose role chat templates know: `developer` is OpenAI's new `system`."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message

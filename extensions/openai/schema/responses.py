@@ -1,0 +1,417 @@
+"""OpenAI's responses: a request as a job, the job as a response, and its stream as events.
+
+What a response repeats of its request is in the metadata of its job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from typing_extensions import override
+
+from extensions.openai.schema.answers import Generation
+from extensions.openai.schema.errors import BAD_INPUT, ErrorDetail
+from extensions.openai.schema.inputs import RequestInputs
+from extensions.openai.schema.requests import HINTS, Counted, OpenAIRequest, plain_role
+from headrace.errors import InvalidParameter
+from headrace.jobs.failure import error_of
+from headrace.jobs.job import Count, Job, State
+from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
+from headrace.redis.clock import US_PER_S
+
+RESPONSES: Final = "/v1/responses"
+#: The member of a job's metadata that makes the job a response.
+ECHO: Final = "openai_response"
+#: Events before the first text: created, in progress, item added, part added.
+HEAD_EVENTS: Final = 4
+#: Events after the last piece: a text without pieces, text done, part done, item done, completed.
+TAIL_EVENTS: Final = 5
+
+_TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
+
+
+class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What the stream of a response has besides the answer."""
+
+    include_obfuscation: Annotated[
+        Literal[False] | None, Meta(description="Events are never padded here.")
+    ] = None
+
+
+class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of a response."""
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+        **HINTS,
+        "access_programs": (),
+        "background_options": ({},),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),
+        "previous_response_id": (),
+        "prompt": (),
+        "reasoning": ({}, {"effort": "none"}),
+        "text": ({}, {"format": {"type": "text"}}),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    id_prefix: ClassVar[str] = "resp_"
+
+    input: Annotated[
+        str | list[dict[str, Any]],
+        Meta(description="A text, or messages with a `role` and a text as `content`."),
+    ]
+    instructions: Annotated[str | None, Meta(description="A system message before the input.")] = (
+        None
+    )
+    max_output_tokens: Counted | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    background: Annotated[
+        bool | None, Meta(description="Answer at once; the response goes on without a client.")
+    ] = None
+    store: Annotated[
+        bool | None, Meta(description="False deletes the response once it is answered.")
+    ] = None
+
+    @override
+    def check(self) -> None:
+        if self.background and self.store is False:
+            raise InvalidParameter(
+                "a response in the background is stored", "store", hint="Leave store out."
+            )
+
+    @override
+    def inputs(self) -> RequestInputs:
+        messages = [] if self.instructions is None else [_message("system", self.instructions)]
+        if isinstance(self.input, str):
+            messages.append(_message("user", self.input))
+        else:
+            messages += [_read_item(place, item) for place, item in enumerate(self.input)]
+        given = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return RequestInputs([{"messages": messages, **given}])
+
+    @override
+    def options(self) -> JobOptions:
+        """Return the options of its job, which also has what the response repeats."""
+        echo = Echo(
+            model=self.model, background=bool(self.background), store=self.store is not False,
+            instructions=self.instructions, max_output_tokens=self.max_output_tokens,
+            temperature=self.temperature, top_p=self.top_p, service_tier=self.tier, user=self.user,
+        )  # fmt: skip
+        metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
+        if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
+            # They are in the input too; a response can do without them.
+            metadata[ECHO]["instructions"] = None
+        return msgspec.structs.replace(super().options(), metadata=metadata)
+
+
+class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a response repeats of its request."""
+
+    model: str
+    background: bool = False
+    store: bool = True
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    service_tier: str = "default"
+    user: str | None = None
+
+
+class OutputText(msgspec.Struct, kw_only=True):
+    """A text of the model."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(msgspec.Struct, kw_only=True):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class TextFormat(msgspec.Struct):
+    """The form of a text."""
+
+    type: Literal["text"] = "text"
+
+
+class TextConfig(msgspec.Struct):
+    """How texts are written."""
+
+    format: TextFormat
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: Literal["server_error", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is not complete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class InputTokensDetails(msgspec.Struct):
+    """The tokens of the input that were cached."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """The tokens of the output that are not shown."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    """The tokens of a response."""
+
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails = msgspec.field(default_factory=InputTokensDetails)
+    output_tokens: Count
+    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
+    total_tokens: Count
+
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """A response, as OpenAI's API shows it."""
+
+    id: Annotated[str, Meta(description="The id of its job.")]
+    object: Literal["response"] = "response"
+    created_at: Annotated[Count, Meta(description="Seconds since 1970.")]
+    completed_at: Count | None
+    status: Status
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: Count | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    service_tier: str
+    store: bool
+    temperature: float | None
+    text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(TextFormat()))
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[Any] = []
+    top_p: float | None
+    truncation: Literal["disabled"] = "disabled"
+    usage: Annotated[ResponseUsage | None, Meta(description="Null before its end.")]
+    user: str | None
+
+
+class ResponseDeleted(msgspec.Struct, kw_only=True):
+    """A response that was deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+_RUNNING: Final[Mapping[State, Status]] = {
+    State.QUEUED: "queued", State.SCHEDULED: "queued", State.RUNNING: "in_progress",
+    State.CANCELLED: "cancelled",
+}  # fmt: skip
+
+
+def echo_of(job: Job) -> tuple[Echo, dict[str, Any]] | None:
+    """Return what the response of a job repeats, and the client's metadata.
+
+    None for a job that is no response.
+    """
+    if ECHO not in job.metadata_json:
+        return None
+    metadata: dict[str, Any] = msgspec.json.decode(job.metadata_json)
+    try:
+        return msgspec.convert(metadata.pop(ECHO, None), Echo), metadata
+    except msgspec.ValidationError:
+        return None
+
+
+def response_of(
+    job: Job, echo: Echo, metadata: dict[str, Any], found: Generation | None, wrong: str = ""
+) -> Response:
+    """Return a job as a response.
+
+    Args:
+        echo: what it repeats of the request.
+        metadata: the client's.
+        found: its result; None unless it has succeeded.
+        wrong: why its result is no text.
+    """
+    error = ResponseError("invalid_prompt", wrong) if wrong else None
+    status: Status = _RUNNING.get(job.state, "failed")
+    if job.cancel_requested and not job.state.final:
+        status = "cancelled"  # whatever it still does, its job ends as cancelled
+    if found is not None:
+        status = "incomplete" if found.finish == "length" else "completed"
+    elif status == "failed" and (failure := error_of(job)) is not None:
+        bad = failure.type in BAD_INPUT
+        error = ResponseError("invalid_prompt" if bad else "server_error", failure.message)
+    usage = None if found is None else found.usage
+    return Response(
+        id=job.id,
+        created_at=job.created_us // US_PER_S,
+        completed_at=job.ended_us // US_PER_S if status == "completed" else None,
+        status=status,
+        background=echo.background,
+        error=error,
+        incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+        instructions=echo.instructions,
+        max_output_tokens=echo.max_output_tokens,
+        metadata=metadata,
+        model=echo.model,
+        output=[] if found is None else [message_of(job.id, found)],
+        service_tier=echo.service_tier,
+        store=echo.store,
+        temperature=echo.temperature,
+        top_p=echo.top_p,
+        usage=None
+        if usage is None
+        else ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        ),
+        user=echo.user,
+    )
+
+
+def message_of(job_id: str, found: Generation | None) -> OutputMessage:
+    """Return the message of a response; None for one that has not begun."""
+    if found is None:
+        return OutputMessage(id=_item_id(job_id), status="in_progress", content=[])
+    status: Literal["completed", "incomplete"]
+    status = "incomplete" if found.finish == "length" else "completed"
+    return OutputMessage(id=_item_id(job_id), status=status, content=[OutputText(text=found.text)])
+
+
+class ResponseEvents:
+    """Writes the events of a response.
+
+    The number of an event follows from the pieces of its job alone, so that each process gives the
+    same event the same number. A text that ends with the n-th piece has the number n + 3.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._place: dict[str, Any] = {
+            "item_id": _item_id(job_id), "output_index": 0, "content_index": 0,
+        }  # fmt: skip
+        self._item = {"output_index": 0}
+        self._job_id = job_id
+
+    def head(self, response: Response) -> Iterator[dict[str, Any]]:
+        """Yield the events before the first text."""
+        queued = msgspec.structs.replace(response, status="queued", output=[], usage=None)
+        running = msgspec.structs.replace(queued, status="in_progress")
+        yield _event(0, "response.created", response=queued)
+        yield _event(1, "response.in_progress", response=running)
+        item = message_of(self._job_id, None)
+        yield _event(2, "response.output_item.added", **self._item, item=item)
+        part = OutputText(text="")
+        yield _event(3, "response.content_part.added", **self._place, part=part)
+
+    def delta(self, last: int, text: str) -> dict[str, Any]:
+        """Return the event with the text up to the piece `last`."""
+        number = HEAD_EVENTS - 1 + last
+        return _event(number, "response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def tail(
+        self, last: int, response: Response, found: Generation | None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the events after the piece `last`, which end the stream."""
+        number = HEAD_EVENTS + 1 + last
+        if found is None:
+            yield _event(number, "response.failed", response=response)
+            return
+        text = found.text
+        yield _event(number, "response.output_text.done", **self._place, text=text, logprobs=[])
+        part = OutputText(text=text)
+        yield _event(number + 1, "response.content_part.done", **self._place, part=part)
+        item = message_of(self._job_id, found)
+        yield _event(number + 2, "response.output_item.done", **self._item, item=item)
+        yield _event(number + 3, f"response.{response.status}", response=response)
+
+
+def error_event(number: int, error: ErrorDetail) -> dict[str, Any]:
+    """Return the event for a stream that ends before its response."""
+    return _event(number, "error", code=error.code, message=error.message, param=error.param)
+
+
+def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "sequence_number": number, **fields}
+
+
+def _item_id(job_id: str) -> str:
+    return f"msg_{job_id.removeprefix(ResponseRequest.id_prefix)}"
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of the input as a message.
+
+    Raises:
+        InvalidParameter: it is no message with a text.
+    """
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise InvalidParameter(
+            f"input[{place}]: the type {kind!r} is not supported here", "input",
+            hint="Give messages with texts.",
+        )  # fmt: skip
+    role, content = item.get("role"), item.get("content")
+    if isinstance(content, list):
+        parts = [one if isinstance(one, dict) else {} for one in content]
+        if not all(
+            one.get("type") in _TEXT_TYPES and isinstance(one.get("text"), str) for one in parts
+        ):
+            raise InvalidParameter(
+                f"input[{place}].content has a part that is no text", "input",
+                hint="Give parts of the type input_text.",
+            )  # fmt: skip
+        content = "".join(one["text"] for one in parts)
+    if not isinstance(role, str) or not isinstance(content, str):
+        missing = "role" if not isinstance(role, str) else "content"
+        raise InvalidParameter(
+            f"input[{place}] has no {missing}", "input", hint="Give a role and a text as content."
+        )
+    return plain_role(_message(role, content))

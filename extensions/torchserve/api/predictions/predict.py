@@ -1,0 +1,431 @@
+"""The inference interface: predictions, explanations and the health of the server.
+
+A prediction is a job whose request waits for its end. The native API shows it like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from api.components.model_status import NO_WORKER
+from api.http.bodies import read_body
+from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
+from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.submit import REPLAYED, request_of_body
+from api.services import Services
+from api.submission.job_request import (
+    ValidatedRequest,
+    header_text,
+    idempotency_key,
+    identity_of,
+    model_of_version,
+    request_trace,
+    route,
+    with_trace,
+)
+from api.submission.submit import submit, submit_and_wait
+from api.submission.waiting import preferred_wait_s
+from extensions.torchserve.api import descriptions
+from extensions.torchserve.api.endpoints import Endpoint, Found, config_of
+from extensions.torchserve.api.errors import (
+    BAD_REQUEST,
+    INTERNAL,
+    NOT_FOUND,
+    UNAVAILABLE,
+    VERSION_NOT_FOUND,
+    WORKFLOW_NOT_FOUND,
+    TorchServeError,
+    message_of,
+    reply_to,
+)
+from extensions.torchserve.api.predictions import inputs
+from extensions.torchserve.api.predictions.results import answer_with, job_headers
+from extensions.torchserve.api.predictions.sequences import (
+    drop_request,
+    end_sequences,
+    take_request,
+)
+from extensions.torchserve.api.predictions.streams import cancel_abandoned, submit_and_stream
+from extensions.torchserve.api.predictions.tickets import ticket
+from extensions.torchserve.api.replies import json_reply, status_reply
+from extensions.torchserve.config.archive import TORCHSERVE
+from extensions.torchserve.config.model_config import RESPONSE_TIMEOUT, TOO_SMALL
+from headrace.config.model.catalog import ModelConfig
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    InvalidRequest,
+    ModelNotFound,
+    RequestError,
+)
+from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import DEFAULT_OPTIONS
+from headrace.jobs.serialization import JOBS_PATH, job_object
+
+_PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
+_ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")
+#: Headers with keys of this server, which no handler needs where they are checked.
+_SECRETS: Final = frozenset({b"authorization", b"x-api-key"})
+_MODEL_NAME: Final = "model_name"
+#: What a handler finds among the headers.
+_URL_PATH: Final = "url_path"
+_EXPLAIN: Final = "explain"
+_LENGTH: Final = b"content-length"
+#: First segments that are no model's name in `/{model}/predict`.
+_RESERVED: Final = frozenset(
+    {
+        "api-description", "explanations", "invocations", "metrics", "models", "ping",
+        "predictions", "token", "v1", "v2", "wfpredict", "workflows",
+    }
+)  # fmt: skip
+_OIP_VERSIONS_SEGMENTS: Final = 4
+
+
+class Target(NamedTuple):
+    """What a prediction asks for.
+
+    Attributes:
+        version: "" for none.
+        url_path: what follows in the path.
+        explain: an explanation instead of a prediction.
+        with_query: the parameters of the query are inputs.
+    """
+
+    model: str
+    version: str = ""
+    url_path: str = ""
+    explain: bool = False
+    with_query: bool = False
+
+
+def find(method: str, segments: Sequence[str]) -> Found | None:
+    """Return the endpoint of a request on the inference port; None for an unknown path."""
+    count = len(segments)
+    first = segments[0] if count else ""
+    if first == "predictions" and count > 1:
+        return _versioned(method, segments, explain=False)
+    if first == "explanations" and count > 1:
+        return _versioned(method, segments, explain=True)
+    if first == "ping" and count == 1:
+        return Found(ping, "/ping", "")
+    if first == "invocations" and count == 1:
+        return Found(invoke, "/invocations", "inference")
+    if first == "wfpredict" and count == 2:
+        endpoint = partial(predict_workflow, segments[1])
+        return _predicts(method, "/wfpredict/{workflow}", endpoint, segments[1])
+    if first == "v1":
+        return _kserve_v1(method, segments)
+    if first == "v2":
+        return _kserve_v2(method, segments)
+    if count == 3 and first == "models" and segments[2] == "invoke":
+        return _of_target(method, "/models/{model}/invoke", Target(segments[1], with_query=True))
+    if count in (2, 3) and segments[-1] == "predict" and first not in _RESERVED:
+        version = segments[1] if count == 3 else ""
+        label = "/{model}/{version}/predict" if version else "/{model}/predict"
+        return _of_target(method, label, Target(first, version, with_query=True))
+    return None
+
+
+def _versioned(method: str, segments: Sequence[str], *, explain: bool) -> Found:
+    label = f"/{segments[0]}/{{model}}"
+    version, url_path = "", ""
+    if len(segments) > 2:
+        version, url_path = segments[2], "/".join(segments[3:])
+        label += "/{version}"
+    return _of_target(method, label, Target(segments[1], version, url_path, explain))
+
+
+def _kserve_v1(method: str, segments: Sequence[str]) -> Found | None:
+    if len(segments) != 3 or segments[1] != "models":
+        return None
+    model, _, verb = segments[2].rpartition(":")
+    if not model or verb not in ("predict", "explain"):
+        return None
+    target = Target(model, explain=verb == "explain")
+    return _of_target(method, f"/v1/models/{{model}}:{verb}", target)
+
+
+def _kserve_v2(method: str, segments: Sequence[str]) -> Found | None:
+    match segments:
+        case ["v2", "models", model, ("infer" | "explain") as verb]:
+            target = Target(model, explain=verb == "explain")
+            return _of_target(method, f"/v2/models/{{model}}/{verb}", target)
+        case ["v2"] | ["v2", "health", "live" | "ready"]:
+            return Found(partial(_oip, segments[-1]), "/" + "/".join(segments), "")
+        case ["v2", *_] if "versions" in segments and len(segments) > _OIP_VERSIONS_SEGMENTS:
+            return Found(partial(_oip, "versions"), "/v2/models/{model}/versions/{version}", "")
+    return None
+
+
+def _of_target(method: str, label: str, target: Target) -> Found:
+    return _predicts(method, label, partial(predict, target), target.model)
+
+
+def _predicts(method: str, label: str, endpoint: Endpoint, model: str) -> Found:
+    """Return an endpoint that predicts with any method but OPTIONS, which describes it."""
+    if method == "OPTIONS":
+        return Found(partial(descriptions.prediction, model), label, "inference")
+    return Found(endpoint, label, "inference")
+
+
+async def _oip(what: str, services: Services, _: Request) -> Reply:
+    """Answer the paths of the Open Inference Protocol that need no model."""
+    if not config_of(services).ts_open_inference_protocol:
+        raise TorchServeError(
+            404,
+            NOT_FOUND,
+            "the Open Inference Protocol is off. Set ts_open_inference_protocol=true to serve it",
+        )
+    if what == "versions":
+        return json_reply({"error": "Model versions are not served at this path."}, 501)
+    if what == "v2":
+        return json_reply(
+            {
+                "name": "Torchserve",
+                "version": descriptions.TORCHSERVE_VERSION,
+                # The misspelt name is part of the contract.
+                "extenstion": ["kserve", "kubeflow"],
+            }
+        )
+    return json_reply({what: True})
+
+
+async def ping(services: Services, _: Request) -> Reply:
+    """Return whether each model has the model processes that it should have, or begins to."""
+    statuses = services.model_statuses
+    try:
+        await statuses.statuses()
+    except BrokerError:
+        return status_reply("Unhealthy", 500)
+    healthy = all(statuses.is_served(model) for model in services.catalog.models.values())
+    return status_reply("Healthy") if healthy else status_reply("Unhealthy", 500)
+
+
+async def invoke(services: Services, request: Request) -> Answer:
+    """Predict with the model that the query or the form names, or with the only one."""
+    query = request.query(frozenset({_MODEL_NAME}), ignore_unknown=True)
+    name = query.get(_MODEL_NAME, "")
+    body = await read_body(request, services.settings.body_limit_bytes)
+    if not name and len(services.catalog.models) == 1:
+        (name,) = services.catalog.models
+    if not name:
+        content_type = request.header(b"content-type")
+        fields = inputs.read_form(body, content_type, inputs.mime_type(content_type))
+        name = inputs.field_text(fields, _MODEL_NAME)
+    if not name:
+        raise TorchServeError(
+            400,
+            BAD_REQUEST,
+            "the parameter model_name is missing. Send it in the query, because there is more than "
+            "one model",
+        )
+    return await _predict(Target(name, with_query=True), services, request, body)
+
+
+async def predict_workflow(name: str, services: Services, request: Request) -> Answer:
+    """Predict with a pipeline."""
+    if name not in services.catalog.pipelines:
+        raise TorchServeError(
+            404,
+            WORKFLOW_NOT_FOUND,
+            f"there is no workflow {name[:64]!r}. Workflows are the pipelines of the models file",
+        )
+    return await predict(Target(name), services, request)
+
+
+async def predict(target: Target, services: Services, request: Request) -> Answer:
+    """Predict, or explain, with a model or one version of it."""
+    body = await read_body(request, services.settings.body_limit_bytes)
+    return await _predict(target, services, request, body)
+
+
+async def _predict(target: Target, services: Services, request: Request, body: bytes) -> Answer:
+    statuses = services.model_statuses
+    await statuses.refresh()
+    model = services.catalog.get(target.model)
+    if target.version:
+        try:
+            model = model_of_version(model, target.version, statuses)
+        except ModelNotFound as error:
+            message = message_of(error)
+            raise TorchServeError(404, VERSION_NOT_FOUND, message) from None
+    try:
+        validated = _validated(services, request, model, target, body)
+    except HeadraceError as error:
+        services.counters.refused(model.name, error.code)
+        raise
+    stopped = statuses.why_stopped(validated.model)
+    if stopped is not None:
+        raise _no_worker(services, model, stopped)
+    limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
+    if limit_s <= 0:
+        raise TorchServeError(
+            500,
+            INTERNAL,
+            f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
+            "with a longer one",
+        )
+    async with ticket(services, validated.model):
+        validated = await take_request(services, validated)
+        if await statuses.waiting_for(model.name, validated.model.asked_version) is None:
+            return await _run(services, request, validated)
+        return await _run_while_loadable(services, request, validated)
+
+
+def _validated(
+    services: Services, request: Request, model: ModelConfig, target: Target, body: bytes
+) -> ValidatedRequest:
+    """Return the job of a request.
+
+    Raises:
+        HeadraceError: the request cannot become a job.
+    """
+    identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
+    shadow = None
+    if model.traffic is not None and not target.version:
+        statuses = services.model_statuses
+        model, shadow = route(model, statuses, identity.job_id, None, request.header)
+    version = target.version or None
+    limit_bytes = services.settings.inline_limit_bytes
+    if runs_torchserve(model):
+        config = config_of(services)
+        given = inputs.read_input(
+            request, body, limit_bytes,
+            decode=config.decode_input_request, with_query=target.with_query,
+        )  # fmt: skip
+        added = {_URL_PATH: target.url_path, _EXPLAIN: str(target.explain)}
+        if not request.header(_LENGTH):
+            # TorchServe adds it to a request without one, such as a GET.
+            added[_LENGTH.decode()] = str(len(body))
+        headers = handler_headers(services, request, added)
+        validated = ValidatedRequest(
+            model, given.input if isinstance(given.input, bytes) else b"null", DEFAULT_OPTIONS,
+            identity, version, None if isinstance(given.input, bytes) else given.input,
+            caller=request.caller, details=InputDetails(headers=headers, nested=given.nested),
+        )  # fmt: skip
+    else:
+        if target.explain and _EXPLAIN not in model.headers:
+            raise InvalidRequest(
+                f"model {model.name} gives no explanations",
+                hint="They need a handler of TorchServe, or one that reads the header explain.",
+            )
+        declared = model.parameters
+        query = request.query(frozenset(declared), ignore_unknown=True) if declared else {}
+        header = partial(_header, request, target)
+        validated = request_of_body(
+            request, model, body, query, DEFAULT_OPTIONS, identity, version, limit_bytes, header
+        )
+    if shadow is not None:
+        validated = msgspec.structs.replace(validated, shadow=shadow)
+    services.input_checks.check(validated)
+    return with_trace(validated, request_trace(request))
+
+
+def runs_torchserve(model: ModelConfig) -> bool:
+    """Return whether a model runs a handler of TorchServe.
+
+    The handler of a source that this process could not read is unknown: it is taken for one.
+    """
+    return model.handler.startswith(TORCHSERVE) or not model.handler
+
+
+def handler_headers(services: Services, request: Request, added: Mapping[str, str]) -> bytes:
+    """Return the headers that a handler of TorchServe reads, as JSON: all that are no secret.
+
+    Args:
+        added: further ones, which win.
+    """
+    found = {
+        name.decode("latin-1"): header_text(value)
+        for name, value in request.headers
+        if not (services.asks_who_calls and name in _SECRETS)
+    }
+    return msgspec.json.encode({**found, **added})
+
+
+def _header(request: Request, target: Target, name: bytes) -> bytes:
+    """Return a header for a native handler."""
+    if name == _EXPLAIN.encode():
+        return str(target.explain).encode()
+    return request.header(name)
+
+
+def _no_worker(services: Services, model: ModelConfig, reason: str) -> TorchServeError:
+    services.counters.refused(model.name, NO_WORKER)
+    return TorchServeError(
+        503,
+        UNAVAILABLE,
+        f"model {model.name} has no worker for this request: {reason}. "
+        "Scale it up, or correct it and load it again",
+    )
+
+
+async def _run_while_loadable(
+    services: Services, request: Request, validated: ValidatedRequest
+) -> Answer:
+    """Run a request whose model is not loaded, until no worker can load the model."""
+    model = validated.model
+    statuses = services.model_statuses
+    running = asyncio.create_task(_run(services, request, validated))
+    failed = asyncio.create_task(statuses.load_failed(model.name, model.asked_version))
+    try:
+        await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        running.cancel()
+        await asyncio.wait({running})
+        await cancel_abandoned(services, validated)
+        raise _no_worker(services, model, f"it cannot be loaded: {failed.result()}")
+    finally:
+        running.cancel()
+        failed.cancel()
+
+
+async def _run(services: Services, request: Request, validated: ValidatedRequest) -> Answer:
+    """Submit a job and answer with its result, or with the job if the client asks for that."""
+    model, job_id = validated.model, validated.identity.job_id
+    prefer = request.header(b"prefer")
+    deferred = bool(prefer) and _PREFER_ASYNC.search(prefer) is not None
+    wait_s = math.inf
+    if deferred:
+        wait_s = preferred_wait_s(prefer, services.settings.max_wait_s) or 0.0
+    try:
+        if not deferred and runs_torchserve(model):
+            found = await submit_and_stream(services, request, validated)
+            if isinstance(found, StreamingReply):
+                return found
+            job, replayed = found
+        elif wait_s:
+            job, replayed = await submit_and_wait(services, validated, request.receive, wait_s)
+        else:
+            job, replayed = await submit(services, validated)
+    except ClientGone:
+        await cancel_abandoned(services, validated)
+        raise
+    except HeadraceError as error:
+        services.counters.refused(model.name, error.code)
+        if isinstance(error, RequestError):
+            await drop_request(services, validated)
+        reply = reply_to(error)
+        # Redis may have taken the job; with the id the client can find out.
+        return reply._replace(headers=(*job_headers(job_id), *reply.headers))
+    if job.state.final:
+        await end_sequences(services, model, job)
+    if not deferred or job.state.final:
+        return await answer_with(services, request, job, native=not runs_torchserve(model))
+    waiting_for = await services.model_statuses.waiting_for(model.name, job.asked_version)
+    headers = (
+        *job_headers(job_id),
+        (b"location", (JOBS_PATH + job_id).encode()),
+        _ASYNC_APPLIED,
+        RETRY_AFTER,
+        *((REPLAYED,) if replayed else ()),
+    )
+    return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)

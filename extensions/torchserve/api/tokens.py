@@ -1,0 +1,140 @@
+"""Who may use TorchServe's URLs: the holders of its tokens, and of API keys of Headrace.
+
+Health, metrics and descriptions need no token.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from api.auth.authenticator import Needs, open_operations
+from api.http.messages import Answer, Request
+from api.services import Services
+from extensions.torchserve.api.endpoints import TokenKind, config_of
+from extensions.torchserve.api.errors import INVALID_KEY, NOT_FOUND, TorchServeError
+from extensions.torchserve.api.management.parameters import read_query
+from extensions.torchserve.api.replies import json_reply
+from extensions.torchserve.config.key_file import KeyKind, KeyReader, renew
+from headrace.access.api_key import Scope
+from headrace.errors import ConfigError, Unauthorized
+
+#: Begins the text of an API key of Headrace.
+_OWN: Final = "hr_"
+_Renewed = Literal["management", "inference"]
+
+
+async def check(services: Services, request: Request, kind: TokenKind) -> None:
+    """Refuse a request that may not use an interface.
+
+    Raises:
+        TorchServeError: the request has no valid token.
+        HeadraceError: it has an API key of Headrace, which may not do this.
+    """
+    if not kind:
+        return
+    authenticator = services.authenticator
+    disabled = config_of(services).disable_token_authorization
+    needs_own = disabled and services.settings.auth == "on"
+    if authenticator is not None and (needs_own or _has_own(request)):
+        scope = Scope.SUBMIT if kind == "inference" else Scope.MANAGE
+        await authenticator.admit(request, scope)
+    elif not disabled:
+        _check_token(services, request, kind)
+
+
+def check_native(services: Services, request: Request, needs: Needs | None) -> None:
+    """Refuse a request to the native API without a token.
+
+    The token for predictions is for what the scopes `submit` and `read` allow. That for the
+    management API is for everything.
+
+    Raises:
+        Unauthorized: the request needs a token and has no valid one.
+    """
+    if needs is None or needs in open_operations(services.settings):
+        return
+    kinds: tuple[KeyKind, ...] = ("management", "inference")
+    error = TorchServeError(400, INVALID_KEY, "")
+    for kind in kinds[:1] if needs is Scope.MANAGE else kinds:
+        try:
+            _check_token(services, request, kind)
+        except TorchServeError as refused:
+            error = refused
+        else:
+            return
+    raise Unauthorized(
+        error.message, hint="Send a token of key_file.json, or disable token authorization."
+    )
+
+
+async def new_token(services: Services, request: Request) -> Answer:
+    """Replace the token for an interface, and return the new one; it needs the API key."""
+    config = config_of(services)
+    if config.disable_token_authorization:
+        raise TorchServeError(
+            404, NOT_FOUND, "There is no /token here: token authorization is disabled"
+        )
+    if services.authenticator is not None and _has_own(request):
+        await services.authenticator.admit(request, Scope.MANAGE)
+    else:
+        _check_token(services, request, "API")
+    kind = read_query(request).text("type")
+    for known in get_args(_Renewed):
+        if kind == known:
+            try:
+                return json_reply(renew(config.key_file, known, config.token_expiration_min))
+            except ConfigError as error:
+                raise TorchServeError(400, INVALID_KEY, error.message) from None
+    raise TorchServeError(
+        400, INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
+    )
+
+
+def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
+    """Refuse a request without a valid token of this kind.
+
+    Raises:
+        TorchServeError: it has none.
+    """
+    config = config_of(services)
+    name = "API key" if kind == "API" else f"{kind} token"
+    where = f"{config.key_file.name} has it"
+    text = _bearer(request)
+    if not text:
+        raise TorchServeError(
+            400,
+            INVALID_KEY,
+            f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}",
+        )
+    try:
+        key = _reader(config.key_file).keys().of(kind)
+    except ConfigError as error:
+        raise TorchServeError(
+            400, INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
+        ) from None
+    if key is None or not key.is_text(text):
+        raise TorchServeError(400, INVALID_KEY, f"The {name} is not the present one; {where}")
+    if key.expired(datetime.now(UTC)):
+        raise TorchServeError(
+            400,
+            INVALID_KEY,
+            f"The {name} has expired. GET /token?type={kind} with the API key makes another one",
+        )
+
+
+@lru_cache(maxsize=16)
+def _reader(path: Path) -> KeyReader:
+    return KeyReader(path)
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, text = request.header(b"authorization").decode("latin-1").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
+
+
+def _has_own(request: Request) -> bool:
+    """Return whether a request has an API key of Headrace."""
+    return request.has(b"x-api-key") or _bearer(request).startswith(_OWN)

@@ -1,0 +1,236 @@
+"""What the built-in handlers of images and torch modules share.
+
+A job gets a prediction, or an explanation if it asks for one (explanations.py). Images of one size
+run as one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from typing_extensions import override
+
+from handlers.common.explanations import asked_targets, explain_image, read_target
+from handlers.common.gpu_decoding import JpegDecoder, jpeg_decoder
+from handlers.common.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
+from handlers.common.modules import CroppedImageOptions, load_module
+from handlers.common.tensors import Fetched, Transfer, in_order, use_channels_last
+from handlers.common.vision import centre_square, centre_square_of, tensor_of
+from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.handler import Context, Exportable
+
+#: The batch size at which the memory format is tried at load.
+TRIAL_BATCH: Final = 4
+
+#: The places of a group of items, and their outputs.
+Group = tuple[list[int], Fetched]
+
+
+class ExplainingHandler(ImageHandler):
+    """A handler whose jobs can ask for an explanation in place of a prediction.
+
+    The item of such a job is a pair: that of the image, and the target.
+    """
+
+    def predict(self, items: Sequence[Tensor]) -> Any:
+        """Run the model on items."""
+        raise NotImplementedError
+
+    def results(self, outputs: Any) -> list[Any]:
+        """Return one result for each item that `predict` got."""
+        raise NotImplementedError
+
+    def explain(self, item: Tensor, target: Any) -> Any:
+        """Return the explanation of one item, as the result of its job."""
+        raise NotImplementedError
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        items = super().preprocess(inputs)
+        for place, target in asked_targets(self.context, len(items)).items():
+            if not isinstance(items[place], Exception):
+                items[place] = [items[place], target]
+        return items
+
+    @override
+    def inference(self, items: Any) -> Any:
+        plain = [item for item in items if isinstance(item, Tensor)]
+        explained: dict[int, Any] = {}
+        if len(plain) < len(items):
+            for item in items:
+                # An item that fills the batch up is the last one again.
+                if not isinstance(item, Tensor) and id(item) not in explained:
+                    explained[id(item)] = self._explanation_or_error(*item)
+        order = [None if isinstance(item, Tensor) else explained[id(item)] for item in items]
+        return self.predict(plain) if plain else None, order
+
+    @override
+    def postprocess(self, outputs: Any) -> list[Any]:
+        predicted, order = outputs
+        results = iter(self.results(predicted) if predicted is not None else ())
+        return [next(results) if one is None else one for one in order]
+
+    def _explanation_or_error(self, item: Tensor, target: Any) -> Any:
+        try:
+            return self.explain(item, target)
+        except (InputError, HandlerError) as error:
+            return error.with_traceback(None)
+
+
+class CroppedImageHandler(ExplainingHandler):
+    """Brings images to one size, normalises them on the device, and runs a torch module."""
+
+    options_kind = CroppedImageOptions
+    dtype: torch.dtype = torch.float32
+    #: The module, or its replacement for predictions. Explanations need the module itself.
+    forward: Callable[[Tensor], Any]
+
+    def outputs(self, output: Any) -> tuple[Tensor, ...]:
+        """Return what a result needs of the module's output, a row for each image."""
+        raise NotImplementedError
+
+    def result(self, *rows: Any) -> Any:
+        """Return the result of one image, of its rows as lists."""
+        raise NotImplementedError
+
+    def scores(self, output: Any) -> Tensor:
+        """Return a score for each image and class (N, classes), for explanations."""
+        raise NotImplementedError
+
+    #: Decodes JPEGs on the device; None for the CPU.
+    decoder: JpegDecoder | None = None
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        options: CroppedImageOptions = self.options
+        options.check(context.model_name)
+        if options.decode == "gpu":
+            self.decoder = jpeg_decoder(context)
+        self.model = load_module(context, options).to(context.device, self.dtype).eval()
+        self.use(self.model)
+        self.transfer = Transfer(context.device)
+        size = min(context.max_batch_size, TRIAL_BATCH)
+        # A separate generator, as the state of the global one belongs to the user.
+        trial = torch.rand(
+            size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)
+        )
+        self.channels_last = use_channels_last(
+            self.model,
+            trial.to(context.device, self.dtype),
+            context.channels_last,
+            context.model_name,
+            self.scores,
+        )
+        self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
+        self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        options: CroppedImageOptions = self.options
+        if options.decode == "gpu":
+            raise ConfigError(
+                f"model {context.model_name}: options.decode: gpu decodes in the model process, "
+                "and a preprocess process has no device",
+                hint="leave preprocess_processes out, or the option",
+            )
+
+    def use(self, forward: Callable[[Tensor], Any]) -> None:
+        """Run this for predictions."""
+        self.forward = forward
+
+    @override
+    def exportable(self) -> Exportable:
+        return Exportable(self.model, self.use, self.scores)
+
+    @override
+    def item(self, data: Any) -> Tensor:
+        """Return the tones (H, W, 3) of an image, or the tensor that a list is."""
+        options: CroppedImageOptions = self.options
+        if self.decoder is not None:
+            data = from_base64(data) if isinstance(data, str) else data
+            if is_upright_jpeg(data, options.max_pixels):
+                tones = self.decoder(bytes(data))
+                if tones is not None:
+                    return centre_square_of(tones, options.resize_px, options.crop_px)
+        image = image_or_tensor(data, options.max_pixels, options.resize_px)
+        if isinstance(image, Tensor):
+            return image
+        square = centre_square(to_rgb(image), options.resize_px, options.crop_px)
+        return torch.from_numpy(np.array(square))
+
+    @override
+    def predict(self, items: Sequence[Tensor]) -> list[Group]:
+        with torch.inference_mode():
+            return [
+                (places, self.transfer.to_host(*self.outputs(self.forward(self._prepared(group)))))
+                for places, group in groups(items)
+            ]
+
+    @override
+    def results(self, outputs: list[Group]) -> list[Any]:
+        found: dict[int, Any] = {}
+        for places, fetched in outputs:
+            rows = zip(*(tensor.tolist() for tensor in fetched.wait()), strict=True)
+            found.update(zip(places, (self.result(*row) for row in rows), strict=True))
+        return [found[place] for place in range(len(found))]
+
+    @override
+    def explain(self, item: Tensor, target: Any) -> Any:
+        image = self._prepared([item])[0]
+
+        def forward(images: Tensor) -> Tensor:
+            return self.scores(self.model(images.to(self.dtype))).float()
+
+        if target is None:
+            with torch.inference_mode():
+                target = int(forward(image.unsqueeze(0)).argmax())
+        return explain_image(forward, image.float(), read_target(target))
+
+    def _prepared(self, items: Sequence[Tensor]) -> Tensor:
+        # Bytes are copied to the device, a quarter of the size of normalised floats.
+        images = self.transfer.to_device(items)
+        if images.dtype is not torch.uint8:
+            return in_order(images, channels_last=self.channels_last).to(self.dtype)
+        images = in_order(images.permute(0, 3, 1, 2), channels_last=self.channels_last)
+        return (images - self.mean).div_(self.std).to(self.dtype)
+
+
+def groups(items: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Yield the places and the items of each size, type and device, in order of appearance."""
+    by_kind: dict[Any, list[int]] = {}
+    for place, item in enumerate(items):
+        by_kind.setdefault((item.dtype, item.shape, item.device), []).append(place)
+    for places in by_kind.values():
+        yield places, [items[place] for place in places]
+
+
+def image_or_tensor(
+    data: object, max_pixels: int, draft_px: int | None = None
+) -> Image.Image | Tensor:
+    """Return an image, or the tensor (C, H, W) that a nested list is.
+
+    Args:
+        data: the input: bytes of an image, the same as base64 text, or a nested list.
+        max_pixels: an image with more pixels is refused.
+        draft_px: as for `decode`.
+
+    Raises:
+        InputError: it has another form, or the image is bad.
+    """
+    if isinstance(data, str):
+        data = from_base64(data)
+    if not isinstance(data, list):
+        return decode(data, max_pixels=max_pixels, draft_px=draft_px)
+    tensor = tensor_of(data)
+    if tensor.ndim != 3 or not tensor.numel():
+        raise InputError(
+            f"the list has the shape {list(tensor.shape)}; send [channel][row][column] of numbers"
+        )
+    return tensor

@@ -1,0 +1,266 @@
+"""Programs that run without a handler: TorchScript, `torch.export` programs, and ONNX files.
+
+Each kind takes and returns numpy arrays with the batch first, and knows its tensors as far as its
+file names them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config.model.options import Tensors, TensorSpec
+from headrace.errors import ConfigError, HandlerError
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+_TORCHSCRIPT_MARK: Final = "/constants.pkl"
+#: A symbol of torch.export, such as s77; it is no name for people.
+_SYMBOL: Final = re.compile("^[su][0-9]+$")
+_ONNX_TYPE: Final = re.compile(r"^tensor\((\w+)\)$")
+_ONNX_NAMES: Final = {"float": "float32", "double": "float64"}
+
+
+class Program(Protocol):
+    """A loaded program.
+
+    Attributes:
+        tensors: what it takes and returns; None if its file does not name them.
+        least: the smallest batch that it takes.
+        most: the largest batch that it takes; 0 for any.
+    """
+
+    tensors: Tensors | None
+    least: int
+    most: int
+
+    def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
+        """Return the outputs for one batch of each input.
+
+        `names` are those of the outputs, for a program that returns a mapping.
+        """
+
+
+def load_program(path: Path, device: str, *, weights_only: bool = True) -> Program:
+    """Return the program in a file.
+
+    Raises:
+        ConfigError: it is not a program, or what runs it is not installed.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", hint="correct the model's `weights`")
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".onnx":
+            return OnnxProgram(path, device)
+        if suffix == ".pt2":
+            return ExportedProgram(path, device)
+        return ModuleProgram(path, device, weights_only=weights_only)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}",
+            hint="export it again, with the version of torch or onnxruntime that runs here",
+        ) from error
+
+
+class ModuleProgram:
+    """A TorchScript module; or a pickled one, which only the operator can allow."""
+
+    def __init__(self, path: Path, device: str, *, weights_only: bool) -> None:
+        import torch
+
+        self.tensors: Tensors | None = None
+        self.least, self.most = 1, 0
+        self._device = torch.device(device)
+        if _is_torchscript(path):
+            with warnings.catch_warnings():
+                # torch.export is its successor, but files of this kind remain.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                load: Any = torch.jit.load
+                self._module: Any = load(path, map_location=self._device)
+        elif weights_only:
+            raise ConfigError(
+                f"{path} is no TorchScript program; it may be a state dict, which needs a handler",
+                hint="save it with torch.export.save, or name a `handler` that builds the module; "
+                "a whole pickled module is loaded with weights_only: false, which runs its code",
+            )
+        else:
+            self._module = torch.load(path, map_location=self._device, weights_only=False)
+            if not isinstance(self._module, torch.nn.Module):
+                raise ConfigError(
+                    f"{path} holds a {type(self._module).__name__} and no module",
+                    hint="name a `handler` that builds the module",
+                )
+        self._module.eval()
+
+    def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
+        """Run it; see `Program`."""
+        import torch
+
+        with torch.inference_mode():
+            found = self._module(*(torch.from_numpy(one).to(self._device) for one in inputs))
+            return _arrays(_in_order(found, names))
+
+
+class ExportedProgram:
+    """A program of `torch.export`."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        import torch
+
+        program = torch.export.load(path)
+        if device != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        self._device = torch.device(device)
+        self._in_spec: Any = program.call_spec.in_spec
+        self._out_spec: Any = program.call_spec.out_spec
+        self._module = program.module()
+        nodes = {node.name: node for node in program.graph.nodes}
+        signature = program.graph_signature
+        named = [*signature.user_inputs], [*signature.user_outputs]
+        values: list[list[tuple[str, Any]]] = [
+            [(str(name), nodes[str(name)].meta.get("val") if str(name) in nodes else None)
+             for name in names]
+            for names in named
+        ]  # fmt: skip
+        if self._out_spec.type is dict:
+            keys = map(str, self._out_spec.context)
+            values[1] = [(key, value) for key, (_, value) in zip(keys, values[1], strict=True)]
+        self.tensors: Tensors | None = Tensors(
+            inputs=[_exported(path, *one) for one in values[0]],
+            outputs=[_exported(path, *one) for one in values[1]],
+        )
+        self.least, self.most = _range(values[0][0][1].shape[0], program.range_constraints)
+
+    def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
+        """Run it; see `Program`."""
+        import torch
+
+        tensors = [torch.from_numpy(one).to(self._device) for one in inputs]
+        args, kwargs = self._in_spec.unflatten(tensors)
+        with torch.inference_mode():
+            found = self._module(*args, **kwargs)
+            return _arrays(self._out_spec.flatten_up_to(found))
+
+
+class OnnxProgram:
+    """An ONNX file, run by onnxruntime."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise ConfigError(
+                f"{path} needs onnxruntime, which is not installed",
+                hint="pip install 'headrace[onnx]'",
+            ) from None
+        options = onnxruntime.SessionOptions()
+        # As torch: this process' share of the cores.
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+        self._session = onnxruntime.InferenceSession(
+            str(path), options, providers=_providers(onnxruntime, path, device)
+        )
+        self.tensors: Tensors | None = Tensors(
+            inputs=[_onnx(path, one) for one in self._session.get_inputs()],
+            outputs=[_onnx(path, one) for one in self._session.get_outputs()],
+        )
+        first = self.tensors.inputs[0].shape[0]
+        self.least = self.most = first if isinstance(first, int) and first > 0 else 0
+        self.least = self.least or 1
+        self._names = [one.name for one in self.tensors.inputs]
+
+    def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
+        """Run it; see `Program`."""
+        found = self._session.run(None, dict(zip(self._names, inputs, strict=True)))
+        return [np.asarray(one) for one in found]
+
+
+def _is_torchscript(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return any(name.endswith(_TORCHSCRIPT_MARK) for name in file.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _in_order(found: Any, names: Sequence[str]) -> list[Any]:
+    """Return the tensors that a module has returned."""
+    if isinstance(found, Mapping):
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise HandlerError(f"the program returns no {', '.join(missing)}; correct `tensors`")
+        return [found[name] for name in names]
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def _arrays(tensors: Iterable[Any]) -> list[Array]:
+    import torch
+
+    # numpy has no bfloat16.
+    plain = (one.float() if one.dtype is torch.bfloat16 else one for one in tensors)
+    return [one.detach().cpu().numpy() for one in plain]
+
+
+def _exported(path: Path, name: str, value: Any) -> TensorSpec:
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise ConfigError(
+            f"{path}: {name} is not a tensor", hint="export it with tensors as inputs and outputs"
+        )
+    shape = [size if isinstance(size, int) else _dimension(str(size)) for size in value.shape]
+    return _spec(path, name, str(value.dtype).removeprefix("torch."), shape)
+
+
+def _dimension(text: str) -> str | int:
+    return -1 if _SYMBOL.match(text) else text
+
+
+def _range(size: Any, constraints: Mapping[Any, Any]) -> tuple[int, int]:
+    """Return the least and the most batch of an exported program."""
+    if isinstance(size, int):
+        return size, size
+    found = constraints.get(size.node.expr)
+    if found is None:
+        return 1, 0
+    upper = int(found.upper) if found.upper.is_number and found.upper.is_finite else 0
+    return max(1, int(found.lower)), upper if upper < 2**31 else 0
+
+
+def _onnx(path: Path, value: Any) -> TensorSpec:
+    found = _ONNX_TYPE.match(value.type)
+    kind = found[1] if found else str(value.type)
+    shape = [size if isinstance(size, (int, str)) and size != "" else -1 for size in value.shape]
+    return _spec(path, value.name, _ONNX_NAMES.get(kind, kind), shape)
+
+
+def _spec(path: Path, name: str, dtype: str, shape: list[Any]) -> TensorSpec:
+    if not shape:
+        raise ConfigError(
+            f"{path}: {name} has no batch dimension", hint="export it for batches, batch first"
+        )
+    return TensorSpec(name=name, dtype=cast("Any", dtype), shape=shape)
+
+
+def _providers(onnxruntime: Any, path: Path, device: str) -> list[Any]:
+    cpu = "CPUExecutionProvider"
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return [cpu]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        logger.warning("%s runs on the CPU: onnxruntime has no CUDA here", path)
+        return [cpu]
+    return [("CUDAExecutionProvider", {"device_id": int(number or 0)}), cpu]

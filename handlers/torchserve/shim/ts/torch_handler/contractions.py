@@ -1,9 +1,0 @@
-"""Contractions of English with their full forms."""
-
-from __future__ import annotations
-
-from typing import Final
-
-from handlers.text import CONTRACTIONS
-
-CONTRACTION_MAP: Final = CONTRACTIONS

@@ -1,4 +1,0 @@
-"""Batches over HTTP by OpenAI's conventions: files of requests that a runner executes.
-
-Start with runner.py, then execution.py. May import runs, queue, client, payloads and below.
-"""

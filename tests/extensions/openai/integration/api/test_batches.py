@@ -1,0 +1,96 @@
+"""Batches for OpenAI's endpoints, through a whole `headrace up` with its batch runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types import CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
+
+from tests.extensions.openai.harness.batches import Batches, batches_at
+from tests.harness.servers.up import RunningUp, running_runner
+
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("batches")
+    models: dict[str, dict[str, Any]] = {
+        "docs": {"handler": "language_model", "max_batch_size": 4},
+        "vectors": {"handler": "text_embedding", "max_batch_size": 8},
+        "echo": {"handler": "echo"},
+    }
+    with running_runner(folder, models, OMP_NUM_THREADS="1") as running:
+        yield running
+
+
+@pytest.fixture
+def batches(up: RunningUp) -> Iterator[Batches]:
+    with batches_at(f"http://127.0.0.1:{up.port}") as found:
+        yield found
+
+
+def line(custom_id: str, url: str, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def chat(custom_id: str, content: str, **more: Any) -> dict[str, Any]:
+    body = {"model": "docs", "max_tokens": 30, "temperature": 0, **more}
+    return line(custom_id, CHAT, **body, messages=[{"role": "user", "content": content}])
+
+
+def test_a_batch_of_chats_has_the_answers_of_single_ones(batches: Batches) -> None:
+    names = ["zip", "json.loads", "random.choice", "the with statement"]
+    lines = [chat(name, f"What is {name}?") for name in names]
+    lines += [chat("long", "x", max_tokens=5000), chat("wrong", "x", model="echo")]
+    lines.append(chat("likely", "What is zip?", logprobs=True, top_logprobs=2))
+    ended = batches.ended(batches.create(lines, CHAT))
+    assert ended.status == "completed"
+    good, bad = batches.both(ended)
+    for name in names:
+        body = good[name]["response"]["body"]
+        answer = ChatCompletion.model_validate(body)
+        assert answer.service_tier == "flex"
+        asked: Any = chat(name, f"What is {name}?")["body"]
+        alone = batches.client.chat.completions.create(**asked)
+        assert answer.choices == alone.choices
+        assert answer.usage == alone.usage
+    (choice,) = ChatCompletion.model_validate(good["likely"]["response"]["body"]).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content
+    assert "".join(one.token for one in choice.logprobs.content) == choice.message.content
+    assert bad.keys() == {"long", "wrong"}
+    response = bad["long"]["response"]
+    assert response["status_code"] == 400
+    assert "set max_tokens to" in response["body"]["error"]["message"]
+    assert "no language model" in bad["wrong"]["response"]["body"]["error"]["message"]
+
+
+def test_a_batch_of_embeddings(batches: Batches) -> None:
+    lines = [
+        line(str(n), EMBEDDINGS, model="vectors", input=f"text {n}", encoding_format="float")
+        for n in range(20)
+    ]
+    good, bad = batches.both(batches.ended(batches.create(lines, EMBEDDINGS)))
+    assert not bad
+    found = CreateEmbeddingResponse.model_validate(good["7"]["response"]["body"])
+    alone = batches.client.embeddings.create(
+        model="vectors", input="text 7", encoding_format="float"
+    )
+    assert found.data[0].embedding == pytest.approx(alone.data[0].embedding, abs=1e-5)
+    assert found.usage == alone.usage
+
+
+def test_a_bad_line_fails_the_batch_before_it_runs(batches: Batches) -> None:
+    ended = batches.ended(batches.create([chat("a", "x"), chat("b", "x", n=2)], CHAT))
+    assert ended.status == "failed"
+    (error,) = ended.errors.data
+    assert (error.line, error.code) == (2, "invalid_body")
+    assert "n is above 1" in error.message
+    with pytest.raises(openai.BadRequestError, match="is not served here"):
+        batches.create([], "/v1/images")

@@ -1,0 +1,231 @@
+"""OpenAI's requests: what is read, what is refused, and the inputs of their jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+from extensions.openai.schema.answers import Generation, Usage, read_generation, usage_of
+from extensions.openai.schema.errors import openai_error
+from extensions.openai.schema.requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    OpenAIRequest,
+    read_request,
+)
+from extensions.openai.schema.responses import ECHO, ResponseRequest
+from headrace.errors import InvalidParameter, InvalidRequest, ModelNotFound
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**more: Any) -> ChatRequest:
+    body = {"model": "m", "messages": MESSAGES, **more}
+    return read_request(json.dumps(body).encode(), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsBase.__annotations__),
+        (CompletionRequest, CompletionCreateParamsBase.__annotations__),
+        (EmbeddingRequest, EmbeddingCreateParams.__annotations__),
+        (ResponseRequest, ResponseCreateParamsBase.__annotations__),
+    ],
+)
+def test_every_field_of_openais_api_is_known(
+    shape: type[OpenAIRequest], fields: dict[str, Any]
+) -> None:
+    """A field that the SDK can send is either read or refused by name."""
+    assert not fields.keys() - {"stream"} - {*shape.__struct_fields__, *shape.unsupported}
+
+
+def inputs_of(request: OpenAIRequest) -> list[Any]:
+    """The inputs of its jobs, decoded."""
+    return [json.loads(one) for one in request.inputs()]
+
+
+def test_answers_to_one_prompt_share_its_input() -> None:
+    body = json.dumps({"model": "m", "prompt": ["a", "b"], "n": 3, "stop": ["."]}).encode()
+    inputs = read_request(body, CompletionRequest).inputs()
+    assert len(inputs) == 6
+    assert len({id(one) for one in list(inputs)}) == 2
+    assert inputs.total_bytes == sum(map(len, inputs))
+    texts = EmbeddingRequest(model="m", input=["a", "bcd"]).inputs()
+    assert (list(texts), texts.total_bytes) == ([b'"a"', b'"bcd"'], 8)
+
+
+@pytest.mark.parametrize("stop", [["a"] * 17, "a" * 1025, ["a", "b" * 1025]])
+def test_stop_texts_have_limits(stop: Any) -> None:
+    with pytest.raises(InvalidParameter, match="of length <=") as error:
+        chat(stop=stop)
+    assert error.value.param == "stop"
+    assert inputs_of(chat(stop=["a" * 1024] * 16))
+
+
+def test_the_input_of_a_chat_has_what_was_given() -> None:
+    assert inputs_of(chat()) == [{"messages": MESSAGES}]
+    given = chat(max_completion_tokens=7, temperature=0, top_p=0.5, stop=["a"], seed=3, n=2)
+    first, second = inputs_of(given)
+    assert given.inputs().total_bytes == sum(map(len, given.inputs()))
+    assert first == {
+        "messages": MESSAGES, "max_tokens": 7, "temperature": 0, "top_p": 0.5, "stop": ["a"],
+        "seed": 3,
+    }  # fmt: skip
+    assert second == {**first, "seed": 4}
+
+
+def test_log_probabilities_are_an_option_of_the_model() -> None:
+    def wanted(request: OpenAIRequest) -> list[Any]:
+        return [one.get("logprobs") for one in inputs_of(request)]
+
+    assert wanted(chat(logprobs=False, top_logprobs=0)) == [None]
+    assert wanted(chat(logprobs=True)) == [0]
+    assert wanted(chat(logprobs=True, top_logprobs=5, n=2)) == [5, 5]
+    body = json.dumps({"model": "m", "prompt": ["a", "b"], "logprobs": 0}).encode()
+    assert wanted(read_request(body, CompletionRequest)) == [0, 0]
+
+
+def test_a_developers_message_is_the_systems() -> None:
+    (found,) = inputs_of(chat(messages=[{"role": "developer", "content": "be brief"}]))
+    assert found["messages"] == [{"role": "system", "content": "be brief"}]
+
+
+def test_null_is_as_good_as_absent() -> None:
+    absent = chat(max_tokens=None, tools=None, logprobs=None, stream=None)
+    assert inputs_of(absent) == inputs_of(chat())
+
+
+def test_flex_is_offline_and_the_user_is_kept() -> None:
+    assert chat().options().priority == 0
+    options = chat(service_tier="flex", user="ann", metadata={"a": "b"}).options()
+    assert options.priority == 9
+    assert options.metadata == {"a": "b", "user": "ann"}
+    assert chat(service_tier="auto").tier == "default"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+        (b'{"a": "\xff"}', "the body is not JSON: .* position 7"),
+        (b"[]", "the body is no JSON object"),
+        (b"[" * 100_000, "the body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_request(body, ChatRequest)
+
+
+def test_a_hint_changes_nothing() -> None:
+    hints = {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "ann"}
+    assert inputs_of(chat(**hints)) == inputs_of(chat())
+    with pytest.raises(InvalidParameter, match="unknown field"):
+        read_request(b'{"model": "m", "input": "a", "prompt_cache_key": "a"}', EmbeddingRequest)
+
+
+def test_a_hint_begins_a_sentence() -> None:
+    error = ModelNotFound("no model 'a'; did you mean b?", hint="use one of b")
+    found = openai_error(error).error
+    assert (found.message, found.param) == ("no model 'a'; did you mean b? Use one of b", "model")
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"model": None}, "model", "model is missing"),
+        ({"n": 0}, "n", "n: expected"),
+        ({"n": 129}, "n", "n: expected"),
+        ({"seed": "x"}, "seed", "seed: expected"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
+        ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        (
+            {"service_tier": "gold"},
+            "service_tier",
+            "service_tier: expected auto, default, flex or priority, got 'gold'",
+        ),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: expected"),
+        ({"top_logprobs": 2}, "top_logprobs", "only for answers with logprobs"),
+        ({"mesages": 1}, "mesages", "did you mean messages"),
+    ],
+)
+def test_a_bad_field_is_named(given: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message) as error:
+        chat(**given)
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("a", 1), ("", 1), (["a", "b"], 2), ([1, 2], 1), ([[1, 2], [3]], 2)],
+)
+def test_prompts_are_texts_or_tokens(prompt: Any, count: int) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    inputs = inputs_of(read_request(body, CompletionRequest))
+    assert len(inputs) == count
+    assert all(one["max_tokens"] == 16 for one in inputs)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], {"a": 1}, 7, [-1], [[1], "a"]])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    with pytest.raises(InvalidParameter, match="prompt is neither a text"):
+        read_request(body, CompletionRequest).inputs()
+
+
+@pytest.mark.parametrize(
+    ("texts", "index"), [(["a", "b", 7, 8], 2), ([[1], "a"], 1), ([[1], []], 1), ([1, -1], 1)]
+)
+def test_the_first_text_that_does_not_fit_is_named(texts: Any, index: int) -> None:
+    body = json.dumps({"model": "m", "input": texts}).encode()
+    with pytest.raises(InvalidParameter, match=rf"these: input\[{index}\] does not fit$"):
+        read_request(body, EmbeddingRequest).inputs()
+
+
+def test_each_job_of_several_texts_has_a_place() -> None:
+    texts = EmbeddingRequest(model="m", input=["a", "b"])
+    assert [texts.place_of(n, 2) for n in range(2)] == ["input[0]", "input[1]"]
+    assert texts.place_of(0, 1) == ""
+    prompts = CompletionRequest(model="m", prompt=["a", "b"], n=2)
+    assert [prompts.place_of(n, 4) for n in (0, 1, 2, 3)] == ["prompt[0]"] * 2 + ["prompt[1]"] * 2
+    assert CompletionRequest(model="m", prompt="a", n=2).place_of(1, 2) == ""
+
+
+def test_a_prompt_with_several_answers_counts_once() -> None:
+    request = chat(n=2)
+    found = [Generation("a", usage=Usage(5, 2, 7)), Generation("b", usage=Usage(5, 3, 8))]
+    assert usage_of(request, found) == Usage(5, 5, 10)
+    assert usage_of(request, [found[0], Generation("b")]) is None
+
+
+def test_a_text_is_a_generation() -> None:
+    assert read_generation(b'"abc"', "m") == Generation("abc")
+    assert read_generation(b'{"text": "a", "finish_reason": "eos"}', "m").finish == "stop"
+    with pytest.raises(InvalidParameter, match="m is no language model"):
+        read_generation(b"[1]", "m")
+
+
+def test_long_instructions_are_not_repeated_but_sent() -> None:
+    given = {"model": "m", "input": "hi", "instructions": "x" * 5000, "metadata": {"a": "b"}}
+    request = read_request(json.dumps(given).encode(), ResponseRequest)
+    (value,) = inputs_of(request)
+    assert value["messages"][0] == {"role": "system", "content": "x" * 5000}
+    metadata = request.options().metadata
+    assert metadata is not None
+    assert metadata["a"] == "b"
+    assert metadata[ECHO]["instructions"] is None
+    brief = read_request(json.dumps({**given, "instructions": "x"}).encode(), ResponseRequest)
+    metadata = brief.options().metadata
+    assert metadata is not None
+    assert metadata[ECHO]["instructions"] == "x"

@@ -1,0 +1,99 @@
+"""Codes and types of errors, as clients of TorchServe know them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from extensions.torchserve.api.errors import (
+    TorchServeError,
+    answer_of,
+    answer_of_failure,
+    message_of,
+    reply_to,
+)
+from headrace import errors
+from headrace.errors import HeadraceError
+from headrace.jobs.failure import JobFailure
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (errors.ModelNotFound, (404, "ModelNotFoundException")),
+        (errors.PathNotFound, (404, "ResourceNotFoundException")),
+        (errors.MethodNotAllowed, (405, "MethodNotAllowedException")),
+        (errors.InvalidRequest, (400, "BadRequestException")),
+        (errors.UnsupportedMedia, (400, "BadRequestException")),
+        (errors.InvalidInput, (400, "BadRequestException")),
+        (errors.Conflict, (409, "ConflictStatusException")),
+        (errors.Unauthorized, (400, "InvalidKeyException")),
+        (errors.QueueFull, (503, "QueueFullException")),
+        (errors.RateLimited, (429, "TooManyRequestsException")),
+        (errors.BrokerUnavailable, (503, "ServiceUnavailableException")),
+        (errors.StoreFull, (503, "ServiceUnavailableException")),
+        (errors.InternalError, (500, "InternalServerException")),
+    ],
+)
+def test_each_error_has_a_code_and_a_type(
+    error: type[HeadraceError], answer: tuple[int, str]
+) -> None:
+    assert answer_of(error) == answer
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("handler-error", (503, "InternalServerException")),
+        ("transient-error", (503, "InternalServerException")),
+        ("out-of-memory", (507, "InternalServerException")),
+        ("timeout", (500, "InternalServerException")),
+        ("replica-lost", (500, "InternalServerException")),
+        ("expired", (408, "RequestTimeoutException")),
+        ("of-a-newer-version", (500, "InternalServerException")),
+    ],
+)
+def test_each_failure_of_a_job_has_a_code_and_a_type(code: str, answer: tuple[int, str]) -> None:
+    assert answer_of_failure(JobFailure(code)) == answer
+
+
+def test_a_model_process_that_was_killed_was_out_of_memory() -> None:
+    """As TorchServe takes it."""
+    failure = JobFailure("replica-lost", "the model process died; the last time by SIGKILL")
+    assert answer_of_failure(failure) == (507, "InternalServerException")
+
+
+def test_every_error_has_an_answer() -> None:
+    for error in errors.BY_CODE.values():
+        status, type_ = answer_of(error)
+        assert 400 <= status < 600
+        assert type_.endswith("Exception")
+
+
+def test_an_error_is_indented_json_with_a_newline_at_its_end() -> None:
+    reply = TorchServeError(404, "ModelNotFoundException", "no model x").reply()
+    assert reply.status == 404
+    assert reply.content_type == b"application/json"
+    assert reply.body == (
+        b'{\n  "code": 404,\n  "type": "ModelNotFoundException",\n  "message": "no model x"\n}\n'
+    )
+
+
+def test_a_full_queue_says_when_to_try_again() -> None:
+    reply = reply_to(errors.QueueFull("the queue is full", hint="Try later.", retry_after_s=3))
+    assert json.loads(reply.body)["message"] == "the queue is full. Try later."
+    assert reply.headers == ((b"retry-after", b"3"),)
+
+
+def test_a_body_over_the_limit_has_an_answer_without_a_body() -> None:
+    reply = reply_to(errors.PayloadTooLarge("the body has 9 bytes"))
+    assert (reply.status, reply.body, reply.content_type) == (413, b"", b"")
+
+
+def test_a_message_has_one_stop_before_its_hint() -> None:
+    for message in ("no model 'a'", "no model 'a'."):
+        assert message_of(errors.ModelNotFound(message, hint="use b")) == "no model 'a'. use b"
+    unclear = errors.ModelNotFound("no model 'a'; did you mean b?", hint="use b")
+    assert message_of(unclear) == "no model 'a'; did you mean b? use b"
+    assert message_of(errors.ModelNotFound("no model 'a'")) == "no model 'a'"

@@ -1,0 +1,453 @@
+"""Runs a `Generator`: requests join a running batch and leave it. Runs in the model process.
+
+Each job is a batch of one for the worker, with a number of its own. So a job is settled as soon as
+it ends, and is cancelled, timed out and lost like any batch. The worker sends a job only if the
+last frame `room` had room for it.
+
+An online request that finds no room puts offline ones back, and the newest request is put back when
+the memory runs out. It waits in this process with its tokens, and goes on after them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import HandlerError, InputError
+from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
+from workers.model_process.batch_state import StageTimes
+from workers.model_process.context import Input, begin
+from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
+from workers.model_process.generation.offline_limit import OfflineLimit
+from workers.model_process.generation.requests import (
+    Request,
+    WaitingRequests,
+    put_back_first,
+    that_make_room,
+)
+from workers.model_process.generation.token_meter import TokenMeter
+from workers.model_process.outcomes import Outcome, encode_result, failure
+from workers.model_process.overlap import Inbox, ReceivedBatch, Send
+from workers.model_process.reports.pieces import PieceSender, SendsPieces, piece_json
+from workers.protocol.frames import Done, Offline, Pieces, Quiet, Resume, Room, Stop, Waits
+from workers.threads import SOFTWARE_ERROR_STATUS
+
+logger = logging.getLogger("headrace.model")
+
+#: How many batches the worker may have in the process at once.
+BATCHES_MAX: Final = 4096
+#: How many requests may wait for memory before the worker sends no more.
+WAITING_MAX: Final = 4
+#: For how long offline requests wait at most for the first piece of an online one, in seconds.
+AWAITED_S: Final = 0.5
+#: For how long the thread that reads frames has the interpreter between two steps with offline
+#: requests, in seconds, while online ones come. A request whose frame it reads later misses the
+#: next step.
+READ_S: Final = 0.0001
+
+_NO_MEMORY: Final = "the model's memory ran out; give it more, or let fewer requests run at a time"
+
+
+class ContinuousExecutor:
+    """Takes jobs from an inbox, and sends the outcome of each, until a `stop` frame.
+
+    Args:
+        executor: decodes inputs and runs `preprocess` and `postprocess`.
+        tag: the prefix of the batch names.
+    """
+
+    def __init__(
+        self, executor: BatchExecutor, handler: Generator, inbox: Inbox, send: Send, tag: str = ""
+    ) -> None:
+        self._executor = executor
+        self._handler = handler
+        self._inbox = inbox
+        self._send = send
+        self._tag = tag
+        self._pieces = PieceSender(lambda rows: send(Pieces(rows)))
+        if isinstance(handler, SendsPieces):
+            handler.send_pieces_to(self._send_piece)
+        self._meter = TokenMeter(send, self._state)
+        self._waiting = WaitingRequests()
+        self._running: dict[str, Request] = {}
+        # These are by the number of the batch. The logs have the pieces and tokens of earlier
+        # attempts. Offline: for how many seconds a job yields. Quiet jobs have no log.
+        self._logs: dict[int, tuple[list[Any], list[int]]] = {}
+        self._offline: dict[int, float] = {}
+        self._quiet: set[int] = set()
+        self._received = 0
+        self._room: Room | None = None
+        self._paused: frozenset[str] = frozenset()
+        self._limit = OfflineLimit()
+        self._can_pause = handler.can_pause
+        # Those that the limit pauses.
+        self._held: frozenset[str] = frozenset()
+        self._offline_joined = False
+        self._whole = handler.budget().tokens
+
+    def run(self) -> None:
+        """Serve until `stop`, which the worker sends when no job runs."""
+        self._report_room()
+        self._meter.report(running=False)
+        while self._take_frames():
+            self._drop_cancelled()
+            self._relieve()
+            self._admit()
+            self._report_waiting()
+            if self._running:
+                self._step()
+            self._report_room()
+            self._meter.report(running=bool(self._running))
+
+    def _take_frames(self) -> bool:
+        """Take the frames that have come; wait for one if nothing runs. False at the end."""
+        idle = not self._running and not self._waiting
+        if self._yielding() and self._limit.most(clock()) is not None:
+            time.sleep(READ_S)
+        while True:
+            try:
+                frame = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            match frame:
+                case Stop():
+                    return False
+                case Resume():
+                    self._logs[frame.seq] = (_values(frame.pieces), _values(frame.tokens))
+                case Offline():
+                    self._offline[frame.seq] = frame.yields_s
+                case Quiet():
+                    self._quiet.add(frame.seq)
+                case ReceivedBatch():
+                    self._received += len(frame.items)
+                    begin(self._tag, frame.seq, frame.traces)
+                    self._prepare(frame.seq, frame.items, frame.dropped)
+
+    def _prepare(self, seq: int, items: list[Any], dropped: set[int]) -> None:
+        """Let a job wait for room; one whose input is bad, or too large, ends."""
+        deltas, tokens = self._logs.pop(seq, ([], []))
+        yield_s = self._offline.pop(seq, None)
+        quiet = seq in self._quiet
+        self._quiet.discard(seq)
+        state = self._executor.read(items, dropped, seq)
+        if not state.readable:
+            self._send_outcome(seq, state.outcomes[0], state.times)
+            return
+        (read,) = state.readable.values()
+        started = clock()
+        try:
+            request, cost = self._request(read)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises becomes the job's error
+            request, cost = error, 0
+        if isinstance(request, BaseException):
+            self._send_outcome(seq, failure(request), state.times)
+            return
+        state.times.preprocess = (clock() - started) * 1000
+        one = Request(seq, self._received, read[0], request, cost, dropped, state.times)
+        one.deltas, one.tokens = deltas, tokens
+        one.quiet = quiet
+        if yield_s is not None:
+            one.offline, one.yields_until = True, clock() + yield_s
+        self._waiting.add(one)
+
+    def _request(self, read: Input) -> tuple[Any, int]:
+        """Return the request of an input, and its cost; an error in its place ends its job."""
+        (request,) = checked_list(self._executor.own_preprocess([read]), 1, "preprocess")
+        # What `preprocess` returns as an error has no traceback that helps.
+        if isinstance(request, BaseException):
+            return request, 0
+        cost = self._handler.cost(request)
+        return (too_large(cost, self._whole) if cost > self._whole else request), cost
+
+    def _drop_cancelled(self) -> None:
+        for one in [one for one in self._waiting if one.dropped]:
+            self._waiting.remove(one)
+            if one.began:
+                self._note_used(one, one.usage)
+            self._end(one, CANCELLED)
+        for one in [one for one in self._running.values() if one.dropped]:
+            self._note_used(one, self._handler.cancel(one.job_id))
+            self._end(one, CANCELLED)
+
+    def _note_used(self, one: Request, usage: Mapping[str, int] | None) -> None:
+        """Note what a request took that leaves before its end."""
+        try:
+            one.used = self._meter.used(usage)
+        except (AttributeError, TypeError, ValueError) as error:
+            logger.warning("what a request took that has no result is unknown: %s", error)
+
+    def _relieve(self) -> None:
+        """Put requests back until the memory has room for the next step of the others."""
+        while self._running and self._handler.lacks_memory():
+            running = put_back_first(self._running.values())
+            one = next((one for one in running[:-1] if not one.forgets), None)
+            if one is not None:
+                one.outgrew = True
+                self._put_back(one)
+                continue
+            # It is alone, or none could go on.
+            self._note_used(running[0], self._handler.cancel(running[0].job_id))
+            self._end(running[0], failure(HandlerError(_NO_MEMORY)))
+
+    def _put_back(self, one: Request) -> None:
+        one.usage = self._handler.cancel(one.job_id)
+        del self._running[one.job_id]
+        one.ran_s += clock() - one.began_at
+        one.put_back = True
+        self._waiting.add(one)
+
+    def _admit(self) -> None:
+        """Let waiting requests join, as long as one has room."""
+        self._waiting.favour(self._running.values(), clock())
+        while any(self._joins(one) for one in self._waiting.candidates()):
+            pass
+        self._pause_offline()
+
+    def _joins(self, one: Request) -> bool:
+        """Let a request join if there is room; return whether it waits no more."""
+        if one.job_id in self._running:
+            return False  # an attempt that the worker has lost; it leaves first
+        if one.yields and (self._awaited() or not self._offline_may_join()):
+            return False
+        room = room_for(self._handler, one.request, bool(self._running), self._likely(one))
+        if room is False and not (self._make_room(one) and self._fits(one)):
+            return False
+        self._waiting.joined(one)
+        if isinstance(room, InputError):
+            self._end(one, failure(room))
+        else:
+            self._join(one)
+        return True
+
+    def _fits(self, one: Request) -> bool:
+        found = room_for(self._handler, one.request, bool(self._running), self._likely(one))
+        return found is True
+
+    def _likely(self, one: Request) -> int:
+        """Return what a request probably takes of the budget."""
+        if one.outgrew:
+            return one.cost
+        return self._handler.likely_cost(one.request, len(one.tokens))
+
+    def _make_room(self, one: Request) -> bool:
+        """Put offline requests back if an online one then fits; return whether any was."""
+        if one.yields:
+            return False
+        budget = self._handler.budget()
+        leaving = that_make_room(
+            self._running.values(), self._likely(one), budget.slots, budget.tokens, self._likely
+        )
+        for other in leaving:
+            self._put_back(other)
+        return bool(leaving)
+
+    def _join(self, one: Request) -> None:
+        resumed = (list(one.tokens),) if one.tokens else ()
+        try:
+            self._handler.add(one.job_id, one.request, *resumed)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._end(one, failure(error))
+            return
+        one.used = None
+        one.began_at, one.produced, one.put_back = clock(), False, False
+        if not one.offline:
+            self._limit.online_came(one.began_at)
+        self._offline_joined = self._offline_joined or one.yields
+        self._running[one.job_id] = one
+        if not one.began:
+            one.began = True
+            self._pieces.begin(one.seq, [one.job_id])
+            if resumed:
+                self._pieces.resume(one.seq, one.job_id)
+
+    def _awaited(self) -> bool:
+        """Return whether an online request that joined a moment ago has no piece yet."""
+        since = clock() - AWAITED_S
+        return any(
+            not one.offline and not one.produced and one.began_at > since
+            for one in self._running.values()
+        )
+
+    def _offline_may_join(self) -> bool:
+        """Return whether one more offline request may join before the next step."""
+        most = self._limit.most(clock())
+        if most is None:
+            return True
+        # One at a time, so that a step does not read many prompts.
+        return not self._offline_joined and len(self._yielding()) < most
+
+    def _yielding(self) -> list[Request]:
+        """Return the offline requests that run, the oldest first."""
+        return sorted(
+            (one for one in self._running.values() if one.yields), key=lambda one: one.number
+        )
+
+    def _pause_offline(self) -> None:
+        """Let offline requests wait: all until each online one has its first piece, then some.
+
+        A handler that cannot pause runs them all on. So they do not count as paused.
+        """
+        if not self._can_pause:
+            return
+        yielding = [one.job_id for one in self._yielding()]
+        most = self._limit.most(clock())
+        self._held = frozenset() if most is None else frozenset(yielding[most:])
+        paused = frozenset(yielding) if self._awaited() else self._held
+        if paused != self._paused:
+            self._paused = paused
+            self._handler.pause(paused)
+
+    def _step(self) -> None:
+        taken: list[tuple[int, str, bytes, list[int]]] = []
+        ended: dict[str, Outcome] = {}
+        self._offline_joined, started = False, clock()
+        offline = sum(one.yields for one in self._running.values()) - len(self._paused)
+        pieces: list[Piece] = []
+        try:
+            pieces = self._pieces_of_step()
+            for piece in pieces:
+                one = self._running.get(piece.id)
+                if one is None or piece.id in ended:
+                    continue
+                if not one.offline:
+                    self._meter.take(piece)
+                outcome, text = self._take(one, piece)
+                if text:
+                    taken.append((one.seq, one.job_id, text, one.unsent))
+                    one.unsent = []
+                if outcome is not None:
+                    ended[piece.id] = outcome
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._lost(error)
+        if taken:
+            self._pieces.add(taken)
+        for job_id, outcome in ended.items():
+            self._end(self._running[job_id], outcome)
+        if pieces and offline:
+            self._limit.stepped(clock() - started, offline, clock())
+
+    def _pieces_of_step(self) -> list[Piece]:
+        with self._executor.span("step", len(self._running)):
+            pieces = list(self._handler.step())
+        for piece in pieces:
+            if not isinstance(piece, Piece):
+                raise HandlerError(f"step returned {type(piece).__name__}, not pieces")
+        return pieces
+
+    def _send_piece(self, job_id: str, piece: bytes, head: bytes) -> None:
+        """Take a piece that the handler sends during a step; see `pieces.SendPiece`."""
+        one = self._running.get(job_id)
+        if one is not None:
+            one.produced = one.forgets = True
+            if not one.quiet:
+                self._pieces.send(one.seq, job_id, piece, head)
+
+    def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
+        """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""
+        ends = piece.error is not None or piece.finish is not None
+        text = b""
+        if not one.offline:
+            now = clock()
+            self._limit.online_came(now)
+            if not one.produced:
+                self._limit.first_piece(now - one.began_at)
+        one.produced = True
+        one.tokens += piece.tokens
+        one.unsent += piece.tokens
+        try:
+            if piece.delta is not None:
+                if not one.quiet:
+                    text = piece_json(piece.delta)
+                one.deltas.append(piece.delta)
+                one.forgets = one.forgets or not one.unsent
+                if one.quiet:
+                    one.unsent = []
+            if not ends:
+                return None, text
+            if piece.error is not None:
+                self._note_used(one, piece.usage)
+                return failure(piece.error), text
+            one.used = self._meter.used(piece.usage)
+            return encode_result(self._result(generated(one.deltas, piece))), text
+        except BaseException as error:  # noqa: BLE001 - as above
+            if not ends:
+                self._note_used(one, self._handler.cancel(one.job_id))
+            return failure(error), text
+
+    def _result(self, output: Generated) -> Any:
+        (result,) = checked_list(self._handler.postprocess([output]), 1, "postprocess")
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _end(self, one: Request, outcome: Outcome) -> None:
+        if self._running.get(one.job_id) is one:
+            del self._running[one.job_id]
+            one.ran_s += clock() - one.began_at
+        if one.job_id not in self._running:
+            self._meter.ended(one.job_id)
+        one.times.inference = one.ran_s * 1000
+        self._pieces.close(one.seq, [one.job_id])
+        self._send_outcome(one.seq, outcome, one.times, one.used)
+
+    def _send_outcome(
+        self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = 0
+    ) -> None:
+        self._send(Done(seq, [outcome], times.as_list(), used=used))
+
+    def _lost(self, error: BaseException) -> None:
+        """End the process because a step raised. A job that ran alone fails with the error."""
+        logger.critical("a step of the generator raised; the process ends", exc_info=error)
+        if len(self._running) == 1:
+            (one,) = self._running.values()
+            self._end(one, failure(error))
+        os._exit(SOFTWARE_ERROR_STATUS)
+
+    def _state(self) -> tuple[int, int, int]:
+        """Return how many requests run, what they take of the budget, and the budget."""
+        used = sum(self._likely(one) for one in self._running.values())
+        return len(self._running), int(used), int(self._whole)
+
+    def _report_waiting(self) -> None:
+        """Report which requests wait, and which wait no more: a timeout counts only what runs."""
+        held = ((one, one.job_id in self._held) for one in self._running.values())
+        for one, waits in (*((one, True) for one in self._waiting), *held):
+            if waits != one.reported:
+                one.reported = waits
+                self._send(Waits(one.seq, waits))
+
+    def _report_room(self) -> None:
+        """Report how many more online and offline jobs may come, and how many have by now."""
+        budget = self._handler.budget()
+        if not self._running:
+            self._whole = budget.tokens
+        free = max(0, budget.slots) if budget.tokens > 0 else 0
+        yielding = sum(one.yields and not one.forgets for one in self._running.values())
+        online = self._more(free + yielding, self._waiting.online)
+        offline = self._more(free, len(self._waiting))
+        most = self._limit.most(clock())
+        if most is not None:
+            offline = max(0, min(offline, most - len(self._yielding()) - len(self._waiting)))
+        if any(one.put_back and one.offline for one in self._waiting):
+            offline = 0
+        room = Room(self._received, int(online), int(offline))
+        if room != self._room:
+            self._room = room
+            self._send(room)
+
+    @staticmethod
+    def _more(free: int, waiting: int) -> int:
+        """Return how many more may come if so many have room, and so many wait."""
+        return max(0, min(free, WAITING_MAX) - waiting) if waiting else free
+
+
+def _values(arrays: list[bytes]) -> list[Any]:
+    """Return the values of several JSON arrays."""
+    return [value for text in arrays for value in msgspec.json.decode(text)]

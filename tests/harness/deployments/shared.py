@@ -87,9 +87,9 @@ def _idle(worker: Worker) -> bool:
 
 def _register(parts: Site, folder: Path, name: str, options: Mapping[str, Any]) -> None:
     """Register a model as its models file in the folder would have it."""
-    file, _, rest = str(options["handler"]).partition(":")
-    if (folder / file).is_file():
-        options = {**options, "handler": f"{folder / file}:{rest}"}
+    handler = str(options["handler"])
+    if (folder / handler.partition(":")[0]).is_file():
+        options = {**options, "handler": f"{folder / handler}"}
     version = options.get("version", DEFAULT_VERSION)
     path = f"/api/v1/models/{name}/versions/{version}"
     put = parts.api.http.put(path, json={"options": dict(options)})

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.servers.api_process import ApiProcess
@@ -99,6 +102,8 @@ LONGEST: Final = (
     "e2e/test_compose.py",
 )
 TESTS: Final = Path(__file__).parent
+#: Torch takes two seconds to import. One process runs all unit tests that need it.
+_IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -145,6 +150,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
+    """The tests of a module run in one process, and so do all modules that import torch."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "torch" if imports_torch(TESTS.parent / file) else file
+
+
+@cache
+def imports_torch(path: Path) -> bool:
+    """Whether this is a module of fast unit tests that imports torch."""
+    if "unit" not in path.parts or is_slow(path):
+        return False
+    return _IMPORTS_TORCH.search(path.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | None:
+    return ByModule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

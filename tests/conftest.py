@@ -77,6 +77,7 @@ SLOW: Final = (
     "extensions/torchserve/integration/test_model_config.py",
     "extensions/torchserve/integration/test_model_process.py",
     "extensions/torchserve/integration/test_sequences.py",
+    "extensions/tuning/e2e",
     "extensions/tuning/integration/tune",
     "integration/webhooks/test_kills.py",
     "integration/workers/test_on_demand.py",

@@ -26,6 +26,9 @@ class SharedDeployment:
     """
 
     def __init__(self, folder: Path) -> None:
+        #: The server reads the inputs that clients name here.
+        self.inputs = folder / "inputs"
+        self.inputs.mkdir()
         self._folder = folder
         self._stack = ExitStack()
         self._parts: Site | None = None
@@ -73,9 +76,9 @@ class SharedDeployment:
         enter = self._stack.enter_context
         server = enter(redis_server())
         path = write_models(self._folder)
-        environ = {"OMP_NUM_THREADS": "1"}
+        environ = {"OMP_NUM_THREADS": "1", "HEADRACE_INPUT_ROOTS": str(self.inputs)}
         worker = enter(celery_worker(server.url, path, self._folder, environ=environ))
-        api = enter(registry_server(server.url, path))
+        api = enter(registry_server(server.url, path, input_roots=(self.inputs,)))
         client = enter(Client(server.url, path))
         return Site(server, api, worker, client, self._folder)
 

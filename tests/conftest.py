@@ -225,7 +225,9 @@ def _servers() -> Iterator[dict[str, RedisServer]]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDeployment]:
+def shared_deployment(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SharedDeployment]:
     """An API and a worker for all modules of this test process that ask for them."""
     deployment = SharedDeployment(tmp_path_factory.mktemp("shared"))
     yield deployment

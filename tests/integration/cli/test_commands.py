@@ -38,10 +38,12 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("commands")
     gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 1}
-    with shared.site(folder, {"echo": {"handler": "echo"}, "gated": gated}) as running:
+    with shared_deployment.site(folder, {"echo": {"handler": "echo"}, "gated": gated}) as running:
         yield running
 
 

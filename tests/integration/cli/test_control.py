@@ -21,10 +21,12 @@ NO_JOB = b"\xff no \x1b[31mjob"
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     tricky = {"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_retries": 0}
     folder = tmp_path_factory.mktemp("control")
-    with shared.site(folder, {"echo": {"handler": "echo"}, "tricky": tricky}) as running:
+    with shared_deployment.site(folder, {"echo": {"handler": "echo"}, "tricky": tricky}) as running:
         yield running
 
 
@@ -216,8 +218,8 @@ def test_the_shell_completes_commands_models_and_letters(cli: Commands) -> None:
     assert completed(cli.url, "dead", "purge", "nonsense", "") == []
 
 
-def test_inputs_that_the_server_reads(cli: Commands, shared: SharedDeployment) -> None:
-    roots = shared.inputs
+def test_inputs_that_the_server_reads(cli: Commands, shared_deployment: SharedDeployment) -> None:
+    roots = shared_deployment.inputs
     refs = []
     for number in range(2):
         (roots / f"{number}.txt").write_text(f"file {number}")

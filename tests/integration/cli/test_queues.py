@@ -20,9 +20,13 @@ JOBS = "/api/v1/models/echo/jobs"
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("control")
-    with shared.site(folder, {"echo": {"handler": "echo"}, "other": {"handler": "echo"}}) as found:
+    with shared_deployment.site(
+        folder, {"echo": {"handler": "echo"}, "other": {"handler": "echo"}}
+    ) as found:
         yield found
 
 

@@ -34,9 +34,11 @@ GAUGES = (
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("metrics")
-    with shared.site(folder, MODELS) as found:
+    with shared_deployment.site(folder, MODELS) as found:
         yield found
 
 

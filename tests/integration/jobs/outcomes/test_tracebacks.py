@@ -33,10 +33,12 @@ RAISED_AT = 'fragile.py", line 13, in inference'
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("fragile")
     (folder / "fragile.py").write_text(HANDLER)
-    with shared.site(folder, {"fragile": {"handler": "fragile.py"}}) as running:
+    with shared_deployment.site(folder, {"fragile": {"handler": "fragile.py"}}) as running:
         yield running
 
 

@@ -47,13 +47,13 @@ def cancels(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, folder: Path) -> Iterator[Site]:
+def site(shared_deployment: SharedDeployment, folder: Path) -> Iterator[Site]:
     counted = {
         "handler": "counted.py:Counted",
         "max_batch_size": 8,
         "min_timeout_s": TIMEOUT_S,
     }
-    with shared.site(folder, {"m": counted}) as found:
+    with shared_deployment.site(folder, {"m": counted}) as found:
         yield found
 
 

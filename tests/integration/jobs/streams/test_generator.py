@@ -35,10 +35,12 @@ def words(count: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("generator")
     models = {"m": model(), "brief": model(timeout_s=0.5, min_timeout_s=0.5)}
-    with shared.site(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

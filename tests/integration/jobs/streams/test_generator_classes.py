@@ -20,10 +20,12 @@ from tests.integration.jobs.streams.test_generator import SLOTS, model, opened, 
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("classes")
     models = {"m": model(), "grows": model(options={"slots": SLOTS, "grows": True})}
-    with shared.site(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

@@ -35,10 +35,12 @@ def question(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("language")
     models = {"m": {"handler": "language_model", "max_batch_size": SLOTS}}
-    with shared.site(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

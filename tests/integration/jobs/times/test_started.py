@@ -43,10 +43,12 @@ class Site(sites.Site):
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("started")
     retried = {**GATED, "max_retries": 100, "retry_backoff_s": 600.0, "retry_backoff_max_s": 600.0}
-    with shared.site(folder, {"m": GATED, "retried": retried}) as found:
+    with shared_deployment.site(folder, {"m": GATED, "retried": retried}) as found:
         yield Site(**vars(found))
 
 

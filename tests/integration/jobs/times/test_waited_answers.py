@@ -63,11 +63,13 @@ Form = Callable[[Site, dict[str, Any], dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module")
-def site(shared: SharedDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("waited")
     (folder / "ends.py").write_text(HANDLER)
     options = {"handler": "ends.py:Ends", "version": "1.0", "allowed_batch_sizes": [2, 4]}
-    with shared.site(folder, {"m": options}) as site:
+    with shared_deployment.site(folder, {"m": options}) as site:
         yield site
 
 

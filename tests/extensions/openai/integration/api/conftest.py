@@ -22,13 +22,13 @@ MODELS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def site(
     request: pytest.FixtureRequest,
-    shared: SharedDeployment,
+    shared_deployment: SharedDeployment,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
     """The models above and those of the module's own MODELS."""
     folder = tmp_path_factory.mktemp("openai")
     models = {**MODELS, **getattr(request.module, "MODELS", {})}
-    with shared.site(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

@@ -41,7 +41,7 @@ from workers.jobs.settlement import (
     with_children,
 )
 from workers.leases.manager import LeaseManager
-from workers.models.pending_work import OrphanedEnd, UnsentCallbacks
+from workers.models.held import OrphanedEnd, UnsentCallbacks
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 

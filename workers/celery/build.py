@@ -40,7 +40,7 @@ from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
 from workers.lifecycle.registry_reader import Found, RegistryReader
-from workers.models.pending_work import PendingPayloads
+from workers.models.held import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter

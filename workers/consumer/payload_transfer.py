@@ -27,7 +27,7 @@ from headrace.payloads.stores import THREADS, PayloadStores, read_parts
 from headrace.redis.outages import is_outage
 from workers.jobs.leased_job import LeasedJob
 from workers.leases.manager import LeaseManager
-from workers.models.pending_work import PendingResult, TransferOutcome
+from workers.models.held import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 

@@ -32,7 +32,7 @@ from workers.jobs.settlement import (
     succeeded,
     timings,
 )
-from workers.models.pending_work import STOCK_RESULT_MAX_BYTES, OrphanedEnd, UnsentCallbacks
+from workers.models.held import STOCK_RESULT_MAX_BYTES, OrphanedEnd, UnsentCallbacks
 
 logger = logging.getLogger(__name__)
 

@@ -42,13 +42,13 @@ from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
 from headrace import errors
 from headrace.access.api_key import Scope
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.traffic import Traffic
-from headrace.jobs.ids import ID, VERSION
+from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import Profile, ProfileRequest
 from headrace.queue.failures import GROUP_NAME
 from headrace.runs.records import Run, RunStatus
+from headrace.schema.queues import QueuePurge, Queues
 
 Answers = type | Success | Mapping[int, type | Success]
 #: Takes the services, the request, and the parts of the path that the template names.
@@ -119,13 +119,13 @@ _SUBMIT_HEADERS: Final = (media.PREFER, media.IDEMPOTENCY_KEY)
 
 #: The parameters of the paths, by name.
 PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
-    "model": PathParameter(MODEL_NAME_PATTERN, "echo"),
+    "model": PathParameter(MODEL_NAME, "echo"),
     "job_id": PathParameter(ID, may_be_empty=True),
     "version": PathParameter(VERSION, "2.0"),
     "group": PathParameter(GROUP_NAME, "echo.0123456789ab"),
     "run_id": PathParameter(ID),
     "name": PathParameter(r"^[^\s/]{1,255}$"),
-    "queue": PathParameter(MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
+    "queue": PathParameter(MODEL_NAME.replace("^", r"^headrace\."), "headrace.echo"),
     "code": PathParameter(r"^[a-z-]{1,64}$", "queue-full"),
     "profile_id": PathParameter(r"^[^\s/]{1,64}$"),
 }
@@ -282,7 +282,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", profiles.PATH + "/{profile_id}/files/{name}", profiles.get_profile_file, _MANAGE,
         "get_profile_file", media.PROFILE_FILE, (errors.ProfileNotFound,),
     ),
-    Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", queues.Queues),
+    Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", Queues),
     Operation(
         "POST", _QUEUES + "/{name}/pause", queues.pause_queue, _MANAGE, "pause_queue",
         queues.QueuePause, (errors.QueueNotFound,),
@@ -293,7 +293,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _QUEUES + "/{name}/purge", queues.purge_queue, _MANAGE, "purge_queue",
-        queues.QueuePurge, (errors.QueueNotFound,),
+        QueuePurge, (errors.QueueNotFound,),
     ),
     # The service itself; probes have no keys.
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),

@@ -15,10 +15,10 @@ from api.http.messages import Request
 from api.submission.decoding import JsonDecoder, check_options
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.inputs.parameters import check_parameters
-from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidRequest, ModelNotFound
-from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
+from headrace.jobs.ids import ID, ModelName, check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions

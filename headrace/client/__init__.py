@@ -20,7 +20,6 @@ from headrace.client.models import (
     FailureGroup,
     Job,
     Model,
-    Queue,
     Requeued,
     Result,
     Retried,
@@ -30,6 +29,7 @@ from headrace.client.registry import ModelChange
 from headrace.client.requests import Options
 from headrace.client.sync_client import Client
 from headrace.jobs.progress import Progress
+from headrace.schema.queues import Queue
 
 __all__ = [
     "AsyncClient",

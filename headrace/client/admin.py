@@ -17,16 +17,15 @@ from headrace.client.models import (
     DeadLetter,
     Job,
     Profile,
-    Queue,
     Requeued,
     Run,
-    VersionQueue,
     WebhookDelivery,
 )
 from headrace.client.requests import JSON_HEADERS, job_request
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
+from headrace.schema.queues import Queue, QueuePurge, VersionQueue
 
 RUNS: Final = "/api/v1/runs"
 _PROFILES: Final = "/api/v1/profiles"
@@ -45,10 +44,6 @@ class _DeadLetterPage(msgspec.Struct):
 
 class _Purged(msgspec.Struct):
     purged: int
-
-
-class _Cancelled(msgspec.Struct):
-    cancelled: int
 
 
 class _Deliveries(msgspec.Struct):
@@ -102,7 +97,7 @@ def purge_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[int
         QueueNotFound: the model does not exist.
     """
     answer = yield from _change_queue(session, queue, "purge")
-    return decoded(answer, _Cancelled).cancelled
+    return decoded(answer, QueuePurge).cancelled
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:

@@ -176,47 +176,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     traffic: dict[str, Any] | None = None
 
 
-class VersionQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of the jobs that ask for one version of a model; see `Queue`."""
-
-    name: str
-    version: str
-    depth: dict[str, int]
-    scheduled: int
-    in_flight: int
-    dead_letters: int
-    paused: bool = False
-    oldest_age_s: float | None = None
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of one model.
-
-    Attributes:
-        depth: waiting jobs, by priority step; this and the other numbers include `versions`.
-        paused: workers claim no jobs from it until it is resumed.
-        oldest_age_s: waiting time of the oldest waiting job; None without waiting jobs.
-        tokens: of all jobs that have not ended, estimated; None if its model has no schedule by
-            tokens.
-        max_queued_tokens: the most of them; None without a limit.
-        versions: the queues of versions that jobs ask for.
-    """
-
-    name: str
-    model: str
-    version: str
-    depth: dict[str, int]
-    scheduled: int
-    in_flight: int
-    dead_letters: int
-    max_queue_depth: int
-    paused: bool = False
-    oldest_age_s: float | None = None
-    tokens: int | None = None
-    max_queued_tokens: int | None = None
-    versions: list[VersionQueue] = []
-
-
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message that could not be processed, kept until it is requeued or deleted, at most 14 days.
 

@@ -14,11 +14,11 @@ from api.http.bodies import read_body
 from api.http.messages import NO_CONTENT, ClientGone, HangUp, Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
-from headrace.config.model.catalog import ModelName
 from headrace.config.model.options import ModelOptions
 from headrace.config.model.traffic import Sticky, Traffic
 from headrace.config.suggestions import listing
 from headrace.errors import Forbidden, InvalidRequest, ModelNotFound
+from headrace.jobs.ids import ModelName
 from headrace.jobs.job import Amount, Count, Time, iso
 from headrace.observability.worker_report import SHADOW, ShadowResult
 from headrace.redis import keys

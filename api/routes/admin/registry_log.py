@@ -10,7 +10,7 @@ from msgspec import Meta
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.config.model.catalog import ModelName
+from headrace.jobs.ids import ModelName
 from headrace.registry.model import HIDDEN_OPTIONS, Difference, differences
 from headrace.registry.store import LoggedChange
 

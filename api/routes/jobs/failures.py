@@ -11,7 +11,7 @@ from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.listing import SINCE_MAX_S, instant_us, require_failures
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.config.model.catalog import ModelName
+from headrace.jobs.ids import ModelName
 from headrace.jobs.job import Count, Time, iso
 from headrace.queue.failures import FailureGroup, split_group
 

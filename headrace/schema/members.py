@@ -1,0 +1,24 @@
+"""What members of several objects have in common."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from headrace.jobs.job import iso
+
+# A word of the enum in its description. A client takes the words of a newer server too.
+if TYPE_CHECKING:
+    Word = str
+else:
+    Word = Any
+
+#: Writes null where its default would be left out.
+NULL: Final[Any] = msgspec.Raw(b"null")
+
+
+def time_of(us: int) -> datetime:
+    """Return microseconds since 1970 as the text that a client reads as a datetime."""
+    return cast("datetime", iso(us))

@@ -45,10 +45,13 @@ from headrace.access.api_key import Scope
 from headrace.config.model.traffic import Traffic
 from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
-from headrace.observability.profiles import Profile, ProfileRequest
+from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
-from headrace.runs.records import Run, RunStatus
+from headrace.schema.failures import FailureGroups, Purged, Requeued, Retried
+from headrace.schema.models import Profile, Profiles
 from headrace.schema.queues import QueuePurge, Queues
+from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
+from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
 Answers = type | Success | Mapping[int, type | Success]
 #: Takes the services, the request, and the parts of the path that the template names.
@@ -272,7 +275,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     # Another client may have requested it. Names of functions and operators are in its files.
     Operation(
-        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", profiles.Profiles,
+        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles,
     ),
     Operation(
         "GET", profiles.PATH + "/{profile_id}", profiles.get_profile, _MANAGE, "get_profile",
@@ -309,13 +312,13 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Failures
     Operation(
         "GET", failures.PATH, failures.list_failures, _READ, "list_failures",
-        failures.FailureGroups, (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
+        FailureGroups, (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
         (failures.FailuresQuery,),
     ),
     # A retry passes the limits of the API keys that own the jobs.
     Operation(
         "POST", failures.PATH + "/{group}/retry", failures.retry_failures, _MANAGE,
-        "retry_failures", failures.Retried,
+        "retry_failures", Retried,
         (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
     ),
     # Dead letters
@@ -326,11 +329,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _LETTERS + "/requeue", dead_letters.requeue, _MANAGE, "requeue_dead_letters",
-        dead_letters.Requeued, _UNREAD_SELECTION, body=dead_letters.Selection,
+        Requeued, _UNREAD_SELECTION, body=dead_letters.Selection,
     ),
     Operation(
         "POST", _LETTERS + "/purge", dead_letters.purge, _MANAGE, "purge_dead_letters",
-        dead_letters.Purged, _UNREAD_SELECTION, body=dead_letters.Selection,
+        Purged, _UNREAD_SELECTION, body=dead_letters.Selection,
     ),
     Operation(
         "GET", _LETTER, dead_letters.get_dead_letter, _MANAGE, "get_dead_letter",
@@ -338,15 +341,15 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", _LETTER, dead_letters.purge_one, _MANAGE, "purge_dead_letter",
-        dead_letters.Purged, (errors.LetterNotFound, errors.ModelNotFound),
+        Purged, (errors.LetterNotFound, errors.ModelNotFound),
     ),
     # Offline runs
-    Operation("GET", _RUNS, runs.list_runs, _READ, "list_runs", runs.Runs),
+    Operation("GET", _RUNS, runs.list_runs, _READ, "list_runs", Runs),
     Operation(
         "GET", _RUNS + "/{run_id}", runs.get_run, _READ, "get_run", Run, (errors.RunNotFound,),
     ),
     Operation(
-        "PUT", _RUNS + "/{run_id}", runs.put_run, _SUBMIT, "tell_run", runs.RunReceipt,
+        "PUT", _RUNS + "/{run_id}", runs.put_run, _SUBMIT, "tell_run", RunReceipt,
         (errors.InvalidRequest, errors.InvalidId, errors.RunNotFound, errors.PayloadTooLarge),
         (runs.RunQuery,), body=RunStatus,
     ),
@@ -357,11 +360,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Webhooks
     Operation(
         "GET", webhooks.PATH, webhooks.list_deliveries, _READ, "list_webhooks",
-        webhooks.WebhookDeliveries, (errors.JobNotFound,),
+        WebhookDeliveries, (errors.JobNotFound,),
     ),
     Operation(
         "POST", webhooks.PATH + "/redeliver", webhooks.redeliver, _SUBMIT, "redeliver_webhook",
-        {202: webhooks.WebhookDelivery},
+        {202: WebhookDelivery},
         (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge, errors.WebhookNotFound,
          errors.BrokerFull, errors.JobNotFound),
         body=Body(webhooks.WebhookRedelivery, required=False),

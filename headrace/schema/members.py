@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 else:
     Word = Any
 
+#: A time, which `time_of` writes.
+Moment = Annotated[datetime, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 #: Writes null where its default would be left out.
 NULL: Final[Any] = msgspec.Raw(b"null")
 
 
 def time_of(us: int) -> datetime:
-    """Return microseconds since 1970 as the text that a client reads as a datetime."""
+    """Return microseconds since 1970 as a text, which a client reads as a datetime."""
     return cast("datetime", iso(us))

@@ -14,7 +14,7 @@ from headrace.text import ago
 
 if TYPE_CHECKING:
     from headrace import Client
-    from headrace.client.models import FailureGroup
+    from headrace.schema.failures import FailuresOfGroup
 
 #: The value of `--group` that lists groups.
 BY_ERROR: Final = "error"
@@ -64,7 +64,7 @@ def retry(
     raise typer.Exit(code)
 
 
-def _row(group: FailureGroup) -> tuple[str, ...]:
+def _row(group: FailuresOfGroup) -> tuple[str, ...]:
     return (
         f"{group.count:,}",
         group.model,

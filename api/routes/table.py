@@ -50,6 +50,7 @@ from headrace.queue.failures import GROUP_NAME
 from headrace.schema.failures import FailureGroups, Purged, Requeued, Retried
 from headrace.schema.models import Profile, Profiles
 from headrace.schema.queues import QueuePurge, Queues
+from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration
 from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
 from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
@@ -212,33 +213,33 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Queues and dead letters have the jobs of all keys.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
-        "get_model_versions", registry.Registration, (errors.ModelNotFound,),
+        "get_model_versions", Registration, (errors.ModelNotFound,),
     ),
     Operation(
         "PUT", registry.VERSION, registry.register_version, _MANAGE, "register_model_version",
-        {200: registry.Registration, 201: registry.Registration},
+        {200: Registration, 201: Registration},
         _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), registry.NewVersion,
     ),
     Operation(
         "PATCH", registry.MODEL, registry.change_model, _MANAGE, "change_model",
-        registry.Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
         registry.ModelChange,
     ),
     Operation(
         "POST", registry.MODEL + "/reload", registry.reload_model, _MANAGE, "reload_model",
-        registry.Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
     ),
     Operation(
         "GET", registry.MODEL + "/traffic", registry.get_traffic, _READ, "get_model_traffic",
-        registry.ModelTraffic, (errors.ModelNotFound,),
+        ModelTraffic, (errors.ModelNotFound,),
     ),
     Operation(
         "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
-        registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
+        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
     ),
     Operation(
         "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
-        "delete_model_traffic", registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
+        "delete_model_traffic", ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
         (media.IF_MATCH,),
     ),
     Operation(
@@ -249,7 +250,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
         {
-            200: registry.Registration,
+            200: Registration,
             202: registry.PendingRemoval,
             204: Success("It was the last version."),
         },
@@ -267,7 +268,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
-        "list_model_differences", registry_log.ModelDifferences,
+        "list_model_differences", ModelDifferences,
     ),
     Operation(
         "POST", registry.MODEL + "/profile", profiles.request_profile, _MANAGE, "request_profile",

@@ -18,9 +18,7 @@ from headrace.queue.outcomes import read_outcomes
 from headrace.queue.submission import (
     JobSubmission,
     Receipt,
-    hash_request,
     read_receipts,
-    submission,
     submit_arguments,
 )
 from headrace.redis import keys
@@ -29,8 +27,6 @@ from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
 from headrace.redis.scripts import script
-
-__all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
 #: How many jobs one call of jobs/submit.lua takes, which limits how long it blocks Redis, ...
 SUBMIT_MAX_JOBS: Final = 256

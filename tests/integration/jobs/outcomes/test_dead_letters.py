@@ -10,9 +10,9 @@ import pytest
 
 from headrace import Client, errors
 from headrace.config.model.catalog import load_catalog
-from headrace.jobs.message_writer import write_message
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
+from tests.harness.clients.messages import write_message
 from tests.harness.fakes.proxy import proxy
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server

@@ -53,9 +53,6 @@ class Parts:
     reporter: TorchServeReporter
     tickets: Counter[str] = field(default_factory=Counter)
 
-    def close(self) -> None:
-        """Close nothing: they have no connections of their own."""
-
 
 def parts_of(services: Services) -> Parts:
     """Return the shared parts; the endpoints here run only where they are."""

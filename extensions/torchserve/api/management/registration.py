@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.endpoints import config_of
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     CONFLICT,
@@ -35,6 +34,7 @@ from extensions.torchserve.api.management.model_files import (
     shown,
 )
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import status_reply
 from extensions.torchserve.config.archive import TORCHSERVE, archive_handler
 from extensions.torchserve.config.model_config import (

@@ -13,7 +13,6 @@ from api.http.messages import BODILESS, Answer, Header, Reply, Request
 from api.http.ranges import ByteRange
 from api.routes.jobs.job import stream_result
 from api.services import Services
-from extensions.torchserve.api.endpoints import config_of
 from extensions.torchserve.api.errors import (
     INTERNAL,
     UNAVAILABLE,
@@ -21,6 +20,7 @@ from extensions.torchserve.api.errors import (
     answer_of_failure,
     error_reply,
 )
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
 from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import Job, State, StoredResult

@@ -170,4 +170,8 @@ EXTENSION: Final = Extension(
     logs=_logs,
     commands={"torchserve": Command(load=_command, context=_FREE)},
     settings=lambda: Path,
+    file_hints={
+        "handle": "has TorchServe's function `handle`, but no class; see docs/torchserve.md",
+    },
+    variables=tuple(f"HEADRACE_TORCHSERVE_{key}_KEY" for key in ("MANAGEMENT", "INFERENCE", "API")),
 )

@@ -116,7 +116,7 @@ async def oip_server(services: Services, _: Request) -> Reply:
 
 
 async def oip_health(what: str, services: Services, _: Request) -> Reply:
-    """Say that the server is live, or ready."""
+    """Return that the server is live, or ready."""
     return _oip_json(services, {what: True})
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, get_args
-from urllib.parse import urlsplit
 
 from api.auth.foreign_pages import refuse_foreign_page
 from api.extension import operations
@@ -43,6 +42,7 @@ from extensions.torchserve.api.parts import Parts, config_of, parts_of
 from extensions.torchserve.api.replies import REQUEST_ID, fixed_headers, new_request_id
 from extensions.torchserve.api.reporter import TorchServeReporter
 from extensions.torchserve.api.table import ANY, in_table, paths_of
+from extensions.torchserve.config.launch import CONFIG_NAME, address_of
 from extensions.torchserve.config.settings import TorchServeConfig, read_config
 from extensions.torchserve.metrics.recorder import TorchServeMetrics, metrics_output
 from headrace.errors import HeadraceError, drop_tracebacks
@@ -55,21 +55,13 @@ _NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {""
 _NATIVE_V1: Final = frozenset(
     one.path.split("/")[2] for one in operations() if one.path.startswith("/v1/")
 )
-_HTTPS_PORT: Final = 443
-_HTTP_PORT: Final = 80
-
-
 #: What one port serves.
 Interfaces = frozenset[Interface]
 _ALL: Final[Interfaces] = frozenset(get_args(Interface))
 
 
 class TorchServe:
-    """Serves TorchServe's URLs.
-
-    Args:
-        services: the services, which have its parts.
-    """
+    """Serves TorchServe's URLs; the services have its parts."""
 
     def __init__(self, services: Services) -> None:
         config = config_of(services)
@@ -185,24 +177,13 @@ def build(services: Services, file: Path) -> TorchServe:
 def interfaces_by_port(config: TorchServeConfig) -> dict[int | None, Interfaces]:
     """Return what each port serves; None is the port of a Unix socket."""
     found: dict[int | None, Interfaces] = {}
-    addresses: dict[Interface, str] = {
-        "inference": config.inference_address,
-        "management": config.management_address,
-    }
-    if config.enable_metrics_api:
-        addresses["metrics"] = config.metrics_address
-    for interface, address in addresses.items():
-        port = port_of(address)
+    for interface in get_args(Interface):
+        if interface == "metrics" and not config.enable_metrics_api:
+            continue
+        key = f"{interface}_address"
+        port = address_of(key, getattr(config, key), CONFIG_NAME).port or None
         found[port] = found.get(port, frozenset()) | {interface}
     return found
-
-
-def port_of(address: str) -> int | None:
-    """Return the port of an address of the configuration; None for a Unix socket."""
-    url = urlsplit(address)
-    if url.scheme == "unix":
-        return None
-    return url.port or (_HTTPS_PORT if url.scheme == "https" else _HTTP_PORT)
 
 
 def stripped(segments: list[str]) -> list[str]:

@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, NamedTuple
 from api.http.messages import Answer
 
 OPENAPI_VERSION: Final = "3.0.1"
-#: The version of TorchServe whose interfaces these are.
-TORCHSERVE_VERSION: Final = "0.12.0"
 
 Interface = Literal["inference", "management", "metrics"]
 #: The token that a request needs; "" for none.

@@ -12,7 +12,6 @@ from api.services import Services
 from extensions.torchserve.api.descriptions import (
     ANYTHING,
     STATUS,
-    TORCHSERVE_VERSION,
     Endpoint,
     Interface,
     Row,
@@ -27,6 +26,7 @@ from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions import predict
 from extensions.torchserve.api.replies import json_reply
 from extensions.torchserve.api.tokens import new_token
+from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 
 #: The key of the row that serves each method for which its path has no other row.
 ANY: Final = "*"

@@ -63,13 +63,7 @@ RESPONSE_TIMEOUT: Final = "responseTimeout"
 #: Our own key in `models` of config.properties, which the operator writes. No archive sets it.
 WEIGHTS_ONLY: Final = "weightsOnly"
 #: Keys of TorchServe that are accepted and have no effect.
-_UNUSED: Final = frozenset(
-    {
-        "asyncCommunication",
-        "maxRetryTimeoutInSec",
-        "useVenv",
-    }
-)
+_UNUSED: Final = frozenset({"asyncCommunication", "maxRetryTimeoutInSec", "useVenv"})
 #: For these TorchServe starts the processes of one worker with torchrun.
 _TORCHRUN_TYPES: Final = ("pp", "tp", "pptp")
 _PARALLEL_TYPES: Final = (*_TORCHRUN_TYPES, "custom")
@@ -224,9 +218,7 @@ def model_options(
     """Return the options with which a model is registered.
 
     Args:
-        name: the model.
         values: its model-config.yaml, as `read_model_config` returns it.
-        requested: what a request asks for.
         workers: the number of model processes where nothing else gives one.
     """
     declared = config.models.get(name, {}).get(version, {})
@@ -272,12 +264,7 @@ def _too_small(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_snapshot(values: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model-config.yaml with what requests have changed since, as a snapshot has it.
-
-    Args:
-        values: its model-config.yaml, as `read_model_config` returns it.
-        snapshot: the values of the version in the snapshot.
-    """
+    """Return a model-config.yaml with what requests have changed since, as a snapshot has it."""
     changed = {key: snapshot[key] for key in _CHANGED if type(snapshot.get(key)) is int}
     return {**values, **changed}
 

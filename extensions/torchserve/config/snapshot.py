@@ -124,11 +124,8 @@ def write_snapshot(
     """Write a snapshot, which appears when it is complete; return its path.
 
     Args:
-        folder: where snapshots are.
-        kind: what it was made for.
         now: the local time.
         values: the keys of config.properties.
-        models: the models; those of one name are together.
         revision: the state of the registry.
 
     Raises:

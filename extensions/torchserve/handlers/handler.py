@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +44,6 @@ from extensions.torchserve.handlers.results import (
     piece_of,
     result_of,
 )
-from extensions.torchserve.handlers.sequences import turns
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
@@ -334,6 +333,26 @@ class TorchServeHandler(Handler):
         rows, self._rows = self._rows, []
         if rows and self._send_metrics is not None:
             self._send_metrics(rows)
+
+
+def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
+    """Return the places of a batch in turns, none with two requests of one sequence.
+
+    A model with sequences has one model process, so that each sequence finds its state there.
+
+    Args:
+        ids: the sequence of each request.
+        places: the requests, in the order of their submits.
+    """
+    found: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for place in places:
+        turn = seen.get(ids[place], 0)
+        seen[ids[place]] = turn + 1
+        if turn == len(found):
+            found.append([])
+        found[turn].append(place)
+    return found
 
 
 def is_alone(headers: Mapping[str, Any]) -> bool:

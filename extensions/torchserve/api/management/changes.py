@@ -93,9 +93,7 @@ async def change(
     """Change a model, again if another client changes it at the same time.
 
     Args:
-        services: has the registry.
         request: its caller is the author.
-        name: the model.
         make: makes the changes from the present state.
 
     Returns:
@@ -176,8 +174,6 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
     """Return the error for a version that was not loaded.
 
     Args:
-        services: know the workers.
-        name: the model.
         error: the traceback; "" if the time was up.
     """
     reason = last_line(error)

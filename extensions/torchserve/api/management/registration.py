@@ -29,14 +29,13 @@ from extensions.torchserve.api.management.model_files import (
     Found,
     found_model,
     interrupted,
-    is_url,
     remove_interrupted,
     shown,
 )
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import status_reply
-from extensions.torchserve.config.archive import TORCHSERVE, archive_handler
+from extensions.torchserve.config.archive import TORCHSERVE, archive_handler, is_url
 from extensions.torchserve.config.model_config import (
     MAX_WORKERS,
     REGISTRATION,
@@ -158,12 +157,7 @@ async def _register(
 
 
 async def remove_fetched(services: Services, options: Mapping[str, Any]) -> None:
-    """Remove the file of a version that is gone from the model store, if a URL was fetched for it.
-
-    Args:
-        services: have the registry and the model store.
-        options: those of the version.
-    """
+    """Remove the file that was fetched for a version, which is gone, from the model store."""
     store, source = services.settings.model_store, options.get("source")
     url = (options.get("options") or {}).get(URL, "")
     if store is None or not source or not is_url(url):

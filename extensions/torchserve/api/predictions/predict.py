@@ -32,7 +32,6 @@ from api.submission.job_request import (
 )
 from api.submission.submit import submit, submit_and_wait
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api.descriptions import TORCHSERVE_VERSION
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     INTERNAL,
@@ -57,6 +56,7 @@ from extensions.torchserve.api.predictions.tickets import ticket
 from extensions.torchserve.api.replies import json_reply, status_reply
 from extensions.torchserve.config.archive import TORCHSERVE
 from extensions.torchserve.config.model_config import RESPONSE_TIMEOUT, TOO_SMALL
+from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerError,

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from extensions.torchserve.config.model_config import Requested
 from extensions.torchserve.config.properties import write_properties
 from headrace.errors import ConfigError
 
@@ -98,19 +97,6 @@ def read_models(text: str, where: str) -> list[SnapshotModel]:
             f"{where}: {MODELS_KEY}: it is not readable: {text}",
             hint="remove the file, or start with --ncs",
         ) from error
-
-
-def too_small(settings: Mapping[str, Any]) -> Requested:
-    """Return the numbers of 0 or less that a request had given."""
-    names = ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
-    found = (settings.get(name) for name in names)
-    values = [value if type(value) is int and value <= 0 else None for value in found]
-    return Requested(
-        batch_size=values[0],
-        max_batch_delay=values[1],
-        response_timeout=values[2],
-        startup_timeout=values[3],
-    )
 
 
 def write_snapshot(

@@ -18,10 +18,11 @@ from extensions.torchserve.config.model_config import (
     AT_START,
     details_of,
     model_options,
+    requested_too_small,
     with_snapshot,
 )
 from extensions.torchserve.config.settings import is_allowed
-from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel, too_small
+from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel
 from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.settings import Settings
@@ -163,7 +164,8 @@ class StartReader:
             return None
         config = msgspec.structs.replace(config, models={one.name: {one.version: one.settings}})
         values = with_snapshot(found.settings, one.settings)
-        options = model_options(config, one.name, one.version, values, too_small(one.settings))
+        small = requested_too_small(one.settings)
+        options = model_options(config, one.name, one.version, values, small)
         details = {**details_of(found.settings), **options.get("options", {})}
         options |= {"source": one.archive, "options": details}
         if HANDLER in one.settings:

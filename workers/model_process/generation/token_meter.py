@@ -37,16 +37,16 @@ class TokenMeter:
         self._sent: tuple[int, int, int] | None = None
         self._due_at = 0.0
 
-    def take(self, piece: Piece) -> None:
-        """Count the tokens of a piece; one that has none but a delta counts as one token."""
-        count = len(piece.tokens) or int(piece.delta is not None)
-        if not count:
+    def count(self, piece: Piece) -> None:
+        """Count the tokens of a piece; a delta without tokens counts as a token."""
+        tokens = len(piece.tokens) or int(piece.delta is not None)
+        if not tokens:
             return
         now = clock()
         last_at = self._last_at.get(piece.id)
         self._last_at[piece.id] = now
         if last_at is not None:
-            self._counts[bisect_left(SECONDS_BOUNDS, (now - last_at) / count)] += count
+            self._counts[bisect_left(SECONDS_BOUNDS, (now - last_at) / tokens)] += tokens
             self._sum_s += now - last_at
 
     def ended(self, request_id: str) -> None:

@@ -388,7 +388,7 @@ class Consumer:
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.found(place)
+                    model.missed(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims

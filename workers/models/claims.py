@@ -1,6 +1,6 @@
-"""The claims of one model, until their messages, inputs and logs are read; the queue of each job.
+"""The claims of a model, until their messages, inputs and logs are read; the queue of each job.
 
-A model has two queues, and a job is settled in the one from which it was claimed.
+A model has two queues, and a job is settled in the queue from which it was claimed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """The claimed jobs of one model that cannot run yet, and the queue of each job.
+    """The claimed jobs of a model that cannot run yet, and the queue of each job.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.
@@ -74,7 +74,7 @@ class Claims:
         self._of_version: set[str] = set()
 
     def add(self, reply: ClaimReply, number: int) -> None:
-        """Keep the reply to a claim from one of the queues."""
+        """Keep the reply to a claim from a queue."""
         if number == VERSION and reply.jobs:
             self.versioned = True
             self._of_version.update(row[2].decode() for row in reply.jobs)
@@ -176,7 +176,7 @@ class Claims:
         return [*self.withheld.values(), *self.reading_logs.values()]
 
     def take_out(self, job: LeasedJob) -> bool:
-        """Remove a job whose message or log is being read; return whether it was one."""
+        """Remove a job if its message or log is being read; return whether it was."""
         if self.withheld.pop(job.token, None) is not None:
             return True
         return self.reading_logs.pop(job.token, None) is not None

@@ -1,4 +1,4 @@
-"""Deadlines of one model's jobs: until when they must begin, and how long they may run.
+"""Deadlines of a model's jobs: until when they must begin, and how long they may run.
 
 A prepared job ends as expired when its `expires` passes, or as soon as the running batches are sure
 to end later. A job whose timeout is shorter than any recent batch is not run, because it would only
@@ -20,7 +20,7 @@ from workers.replicas.replica import Replica
 
 
 class Deadlines:
-    """The deadlines of one model's jobs.
+    """The deadlines of a model's jobs.
 
     Attributes:
         least_time: the least time that its batches take.

@@ -1,4 +1,4 @@
-"""What threads do for one model's jobs: fetch and store payloads, and send Celery callbacks.
+"""What threads do for a model's jobs: fetch and store payloads, and send Celery callbacks.
 
 `ServedModel` and `LeaseManager` fill these lists. `workers.consumer.payload_transfer` and
 `workers.canvas.notifier` empty them. All run on the consumer's thread.
@@ -21,7 +21,7 @@ from workers.jobs.settlement import Settlement
 STOCK_RESULT_MAX_BYTES: Final = 16 * 1024 * 1024
 #: While this many jobs wait for their callbacks, nothing more is claimed.
 NOTIFYING_MAX: Final = 256
-#: The most orphaned ends that one sweep returns.
+#: The most orphaned ends that a sweep returns.
 ORPHANED_MAX: Final = 100
 
 
@@ -41,7 +41,7 @@ class PendingResult(NamedTuple):
 
 
 class TransferOutcome(NamedTuple):
-    """The outcome of one transfer.
+    """The outcome of a transfer.
 
     Attributes:
         retryable: whether the job may be tried again after this error.
@@ -56,7 +56,7 @@ class TransferOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class PendingPayloads:
-    """The payload work of one model.
+    """The payload work of a model.
 
     Attributes:
         store: the store for new results; empty keeps every result in its message.
@@ -152,7 +152,7 @@ class OrphanedEnd(NamedTuple):
 
 @dataclass(slots=True)
 class PendingCallbacks:
-    """The callbacks of one model's jobs.
+    """The callbacks of a model's jobs.
 
     Attributes:
         linked: held jobs that have callbacks, by token.
@@ -199,9 +199,9 @@ class PendingCallbacks:
     def add_orphaned(self, queue: str, pairs: Iterable[bytes]) -> None:
         """Add the orphaned ends that a sweep returned: the name and the entry of each in turn."""
         flat = iter(pairs)
-        found = [OrphanedEnd(queue, name, entry) for name, entry in zip(flat, flat, strict=False)]
-        self._orphaned += found
-        self.orphaned_pending += len(found)
+        ends = [OrphanedEnd(queue, name, entry) for name, entry in zip(flat, flat, strict=False)]
+        self._orphaned += ends
+        self.orphaned_pending += len(ends)
 
     @property
     def has_work(self) -> bool:

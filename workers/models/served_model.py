@@ -1,4 +1,4 @@
-"""What one worker holds of one model: its jobs, its batcher, its replicas and its limits.
+"""What a worker holds of a model: its jobs, its batcher, its replicas and its limits.
 
 `ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
 and calls it for each event. Its parts are its own: the backlog, the claims, the batcher, the
@@ -56,7 +56,7 @@ NEWEST_WEIGHT: Final = 0.2
 class Life(StrEnum):
     """How far a served model is.
 
-    A model that replaces another one loads first; its predecessor retires when it serves.
+    A model that replaces another loads first; its predecessor retires when it serves.
     """
 
     LOADING = "loading"
@@ -65,7 +65,7 @@ class Life(StrEnum):
 
 
 class ServedModel:
-    """One model of one worker.
+    """A model of a worker.
 
     `pending_payloads` decides which results are stored as payloads; by default none is.
 
@@ -82,9 +82,9 @@ class ServedModel:
         hold_until: until when the prepared jobs wait for others; None if they do not.
         free_since: since when the device is free for jobs that are held back; None without such.
         next_due_at: when the next delayed job joins the queue; NEVER if unknown.
-        prepare_s: recent seconds of `preprocess` for one input.
+        prepare_s: recent seconds of `preprocess` for an input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
-        load_mib: the memory that one replica took at the last load; 0 if it was not measured.
+        load_mib: the memory that a replica took at the last load; 0 if it was not measured.
         continuous: its handler is a generator: jobs join those that run.
         lacks_memory: a replica was not started, as there was no memory for it.
         replica_history: what happened to its replicas.
@@ -151,7 +151,11 @@ class ServedModel:
 
         Of those the last one gets a batch only if the others have one.
         """
-        lasting = [one for one in self.replicas if not one.surplus and one.successor is None]
+        lasting = [
+            replica
+            for replica in self.replicas
+            if not replica.surplus and replica.successor is None
+        ]
         return sorted(lasting, key=lambda replica: replica.state is not Phase.READY)
 
     @property
@@ -197,7 +201,7 @@ class ServedModel:
         return self._batcher.isolated
 
     def next_isolated(self, now: float) -> LeasedJob | None:
-        """Return the isolated job that is next, if one is."""
+        """Return the next isolated job, if any."""
         return self._batcher.next_isolated(now)
 
     @property
@@ -249,9 +253,9 @@ class ServedModel:
         """Note that a list has changed, so that a message may wait there."""
         self._backlog.assume_waiting([place])
 
-    def found(self, place: Place) -> None:
-        """Note that messages wait in a list, which a guess would have found."""
-        self._backlog.found(place)
+    def missed(self, place: Place) -> None:
+        """Note that messages wait in a list, for which a guess would have been right."""
+        self._backlog.missed(place)
 
     def expect_jobs(self) -> None:
         """Assume that a message waits in each list; the next claim finds out."""
@@ -282,10 +286,10 @@ class ServedModel:
         """How many more jobs of each step fit, counting those whose payloads are in transfer."""
         room = self._batcher.room
         if self.continuous:
-            ready = [one for one in self.replicas if one.state is Phase.READY]
+            ready = [replica for replica in self.replicas if replica.state is Phase.READY]
             reading = len(self._claims.reading_logs)
-            free = sum(max(0, one.room) for one in ready) - reading
-            offline = sum(max(0, one.offline_room) for one in ready) - reading
+            free = sum(max(0, replica.room) for replica in ready) - reading
+            offline = sum(max(0, replica.offline_room) for replica in ready) - reading
             room = self._batcher.room_in(max(0, free))
             room[-1] = self._batcher.room_in(max(0, offline))[-1]
         if self._callbacks.full:
@@ -337,7 +341,7 @@ class ServedModel:
         return self._backlog.claim_sent(room, now)
 
     def claim_refused(self) -> None:
-        """Note that Redis has refused to claim from one of the queues."""
+        """Note that Redis has refused to claim from a queue."""
         self._backlog.refused()
 
     def claim_lost(self) -> None:
@@ -473,7 +477,7 @@ class ServedModel:
         return self._callbacks.orphaned_room
 
     def orphaned_end_handled(self) -> None:
-        """Note that the notifier has handled one orphaned end."""
+        """Note that the notifier has handled an orphaned end."""
         self._callbacks.orphaned_pending -= 1
 
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
@@ -512,7 +516,7 @@ class ServedModel:
 
     @property
     def fits(self) -> int:
-        """The batch size that fits into memory; 0 if that is the configured one."""
+        """The batch size that fits into memory; 0 if that is the configured size."""
         limit = self._memory_limit.limit
         return limit if limit < self._memory_limit.max_size else 0
 
@@ -541,7 +545,9 @@ class ServedModel:
     def batch_ends_in_s(self, now: float) -> float:
         """Return in how many seconds the first running batch should end; 0 if none runs."""
         usual_s = self._batcher.latency_model.usual_s or float("inf")
-        started = [one.batch.started_at for one in self.replicas if one.batch is not None]
+        started = [
+            replica.batch.started_at for replica in self.replicas if replica.batch is not None
+        ]
         return min((at + usual_s - now for at in started), default=0.0)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
@@ -757,7 +763,7 @@ class ServedModel:
         return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
     def swept(self, queue: str, reply: SweepReply, now: float) -> None:
-        """Take the reply to a sweep of one of the model's queues."""
+        """Note the reply to a sweep of one of the model's queues."""
         if reply.due_in_us is not None:
             self.next_due_at = min(self.next_due_at, now + reply.due_in_us / US_PER_S)
         if queue in self.queues:

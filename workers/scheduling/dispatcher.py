@@ -34,7 +34,7 @@ class Dispatched(NamedTuple):
 
     Attributes:
         turn: the name under which it takes its turn; empty if it joins others in their slot.
-        began_at: when its turn began, with this batch or with one whose slot it took over.
+        began_at: when its turn began, with this batch or with that whose slot it took over.
         since: from when on its turn is not charged yet.
     """
 
@@ -71,7 +71,7 @@ def is_overdue(batch: Batch, now: float) -> bool:
 
 @dataclass(slots=True)
 class _Device:
-    """The models of one device, by name, and their turns."""
+    """The models of a device, by name, and their turns."""
 
     models: dict[str, ServedModel]
     fair_queue: FairQueue
@@ -165,7 +165,7 @@ class Dispatcher:
         return not wanted and self.may_run(model)
 
     def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
-        """Return whether a staged batch should make way for another one.
+        """Return whether a staged batch should make way for another.
 
         It makes way for another model that waits with an online job and has the next turn. An
         offline batch makes way for every online job, also of its own model, unless it is overdue.
@@ -232,14 +232,14 @@ class Dispatcher:
             if batch is not None:
                 # It shares the slot of those that run.
                 replicas = [turn.replica for turn in turns]
-                replica = max(replicas, key=lambda one: (one.offline_room, one.room))
+                replica = max(replicas, key=lambda replica: (replica.offline_room, replica.room))
                 return Dispatched(model, replica, batch, "", now, now)
         return None
 
     def _goes_on(self, turn: Dispatched, now: float, *, offline: bool) -> bool:
         """Return whether a job of this class may join in the turn of a generator.
 
-        While others wait with online jobs, an offline job joins only in the turn of an overdue one.
+        While others wait with online jobs, an offline job joins only in an overdue job's turn.
         """
         device = self._device_of[turn.model.key]
         shared, rivals = device.rivals(turn.model, now)
@@ -253,7 +253,9 @@ class Dispatcher:
 
     def _used_s(self, turn: str, now: float) -> float:
         """Return for how many seconds the batches of a turn have run that are not charged yet."""
-        return sum(one.used_s(now) for one in self._running if one.turn == turn)
+        return sum(
+            dispatched.used_s(now) for dispatched in self._running if dispatched.turn == turn
+        )
 
     def _next_batch(
         self, model: ServedModel, now: float, draining: bool, claims: bool
@@ -281,20 +283,20 @@ class Dispatcher:
     def _take_slots_back(self, now: float) -> None:
         """Take back the slots of batches that have ended in any way."""
         running = []
-        for one in self._running:
-            name, batch = one.model.key, one.replica.batch
+        for dispatched in self._running:
+            name, batch = dispatched.model.key, dispatched.replica.batch
             fair_queue = self._device_of[name].fair_queue
-            if batch is one.batch:
-                running.append(one)
+            if batch is dispatched.batch:
+                running.append(dispatched)
                 continue
-            self.isolation.batch_ended(one.batch)
+            self.isolation.batch_ended(dispatched.batch)
             if batch is None:
-                fair_queue.end(one.turn, one.used_s(now))
+                fair_queue.end(dispatched.turn, dispatched.used_s(now))
                 continue
             # A batch that was staged behind it, or ran with it, has taken over the slot.
-            turn = turn_of(one.model, batch)
-            shared, offline = self._device_of[name].rivals(one.model, now)
+            turn = turn_of(dispatched.model, batch)
+            shared, offline = self._device_of[name].rivals(dispatched.model, now)
             waiting = [*shared, *offline] if batch.offline else shared
-            fair_queue.pass_on(one.turn, one.used_s(now), turn, waiting)
-            running.append(one._replace(batch=batch, turn=turn, since=now))
+            fair_queue.pass_on(dispatched.turn, dispatched.used_s(now), turn, waiting)
+            running.append(dispatched._replace(batch=batch, turn=turn, since=now))
         self._running = running

@@ -1,4 +1,4 @@
-"""The turns of several names on one device."""
+"""The turns of several names on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class FairQueue:
-    """The turns on one device, by weighted shares of its time. Reads no clock.
+    """The turns on a device, by weighted shares of its time. Reads no clock.
 
     This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each name has a virtual time,
     which advances by seconds of use over weight, and the name that is furthest behind has the next
@@ -37,7 +37,7 @@ class FairQueue:
     def order(self, wanting: Iterable[str]) -> list[str]:
         """Return these names in the order of their turns.
 
-        Among names that are equally far behind, the one that has waited longest is first.
+        Among names that are equally far behind, the name that has waited longest is first.
         """
         return sorted(wanting, key=lambda name: (self._start(name), self._began.get(name, 0)))
 

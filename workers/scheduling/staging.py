@@ -1,4 +1,4 @@
-"""When a second batch is staged behind the one that a replica runs.
+"""When a second batch is staged behind the batch that a replica runs.
 
 It is staged only if the handler overlaps batches, so that the device need not wait for
 `preprocess`. It is staged as late as possible, because a staged batch takes no more jobs. That is
@@ -26,7 +26,7 @@ def replica_for_second(
 ) -> Replica | None:
     """Return the replica that gets a second batch of a model now; None if none does.
 
-    Of `models`, one that waits for the device runs first.
+    A model of `models` that waits for the device runs first.
     """
     waiting = model.prepared
     if not waiting or model.idle or model.isolated:
@@ -40,7 +40,7 @@ def replica_for_second(
     early = full and all(other.quiet_for(QUIET_S, now) for other in others)
     if not early and model.batch_ends_in_s(now) > preparation_s(model):
         return None
-    if not online and not all(one.quiet_for(QUIET_S, now) for one in (model, *others)):
+    if not online and not all(served.quiet_for(QUIET_S, now) for served in (model, *others)):
         return None
     wanted = any(other.wants_turn and other.online for other in others)
     return None if wanted else replica
@@ -60,7 +60,7 @@ def preparation_s(model: ServedModel) -> float:
 
 
 def _takes_second(model: ServedModel) -> Replica | None:
-    """Return the replica that can take a second batch and has begun its first one first."""
+    """Return the replica that can take a second batch and has begun its first batch first."""
     ready = [replica for replica in model.replicas if replica.takes_second]
     return min(ready, key=_started_at, default=None)
 

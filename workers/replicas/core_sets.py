@@ -17,7 +17,7 @@ from workers.replicas.cores import Core, WorkerCores, write_cpus
 
 #: The setting `pin_cores`.
 Pinning = Literal["off", "cores", "numa"]
-#: The logical CPUs of one core set, in increasing order.
+#: The logical CPUs of a core set, in increasing order.
 CoreSet = tuple[int, ...]
 
 NOT_PINNED: Final[CoreSet] = ()
@@ -37,7 +37,7 @@ class CoreSets:
         return "; ".join(f"CPUs {write_cpus(core_set)}" for core_set in self._taken)
 
     def take(self, preferred: CoreSet = NOT_PINNED) -> CoreSet:
-        """Return the preferred core set, else the one that the fewest processes have."""
+        """Return the preferred core set, else that which the fewest processes have."""
         if not self._taken:
             return NOT_PINNED
         core_set = (
@@ -55,21 +55,21 @@ class CoreSets:
 def core_sets_of(cores: Sequence[Core], threads: int, pinning: Pinning) -> list[CoreSet]:
     """Return the core sets for processes with this number of threads.
 
-    A core set is within one NUMA node, unless a node has too few cores for one.
+    A core set is within a NUMA node, unless a node has too few cores for that.
     """
     nodes = [[core.cpu for core in of] for _, of in groupby(cores, key=attrgetter("node"))]
     if pinning == "off" or not nodes:
         return []
     if pinning == "numa":
         return [tuple(sorted(cpus)) for cpus in nodes]
-    found, left = [], []
+    sets, left = [], []
     for cpus in nodes:
         whole = len(cpus) // threads * threads
-        found += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
+        sets += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
         left += cpus[whole:]
     whole = len(left) // threads * threads
-    found += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
-    return found or [tuple(sorted(left))]
+    sets += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
+    return sets or [tuple(sorted(left))]
 
 
 def why_not_pinned(cores: WorkerCores, pinning: Pinning) -> str:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-#: Which of how many workers of this host this one is, such as "1/2"; a supervisor that starts
+#: This worker's number among those of its host, such as "1/2"; a supervisor that starts
 #: several workers sets it.
 ENV_SHARE: Final = "HEADRACE_WORKER_SHARE"
 
@@ -44,7 +44,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCores:
-    """The cores of one worker.
+    """The cores of a worker.
 
     Attributes:
         count: how many it computes with; at least 1.
@@ -115,11 +115,12 @@ def worker_cores(
     """
     cores = physical_cores(cpus, sys, nodes)
     limit = min(
-        (one for folder in cgroup_folders(cgroups, own) for one in _limits(folder)), default=None
+        (cores_max for folder in cgroup_folders(cgroups, own) for cores_max in _limits(folder)),
+        default=None,
     )
     number, workers = share = _share(environ)
     own_part = cores[len(cores) * number // workers : len(cores) * (number + 1) // workers]
-    # More workers than cores: some share one.
+    # With more workers than cores, several share a core.
     own_part = own_part or [cores[number % len(cores)]]
     count = float(len(own_part))
     if limit is not None:
@@ -149,11 +150,11 @@ def read_cpus(text: str) -> list[int]:
     Raises:
         ValueError: it is no such list.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return found
+        numbers += range(int(low), int(high or low) + 1)
+    return numbers
 
 
 def write_cpus(cpus: Sequence[int]) -> str:
@@ -171,7 +172,7 @@ def write_cpus(cpus: Sequence[int]) -> str:
 
 
 def _share(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return which of how many workers this one is; 0 of 1 without a valid one."""
+    """Return this worker's number, and how many there are; 0 of 1 without a valid share."""
     match = _SHARE.fullmatch(environ.get(ENV_SHARE, ""))
     number, workers = map(int, match.groups()) if match else (0, 1)
     return (number, workers) if number < workers else (0, 1)

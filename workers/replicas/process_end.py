@@ -66,7 +66,7 @@ class OomKills:
 
     @property
     def recent(self) -> int:
-        """How many were killed since the last look but one."""
+        """How many were killed since the look before the last."""
         return self._read() - self._before
 
     def _read(self) -> int:
@@ -75,7 +75,7 @@ class OomKills:
 
 def _sources() -> list[Path]:
     """Return the files that may have the count, the best first."""
-    found = []
+    files = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -83,12 +83,12 @@ def _sources() -> list[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+            files.append(_CGROUPS / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+            files.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
             # A container often sees its own group as the root of the tree.
-            found.append(_CGROUPS / "memory" / "memory.oom_control")
-    return [*found, Path("/proc/vmstat")]
+            files.append(_CGROUPS / "memory" / "memory.oom_control")
+    return [*files, Path("/proc/vmstat")]
 
 
 def _count(source: Path) -> int | None:

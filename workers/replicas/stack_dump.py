@@ -18,7 +18,7 @@ LOOK_S: Final = 0.02
 
 
 class StackDump:
-    """The file of the stacks of one process' threads; open until the process has ended.
+    """The file of the stacks of a process' threads; open until the process has ended.
 
     C code writes them at a crash and on a signal, even while something holds the interpreter.
     """
@@ -37,7 +37,7 @@ class StackDump:
         """Signal the first of these processes; what the file gets from now on are their stacks.
 
         Returns:
-            Whether one of them exists.
+            Whether any of them exists.
         """
         self._from = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + STACKS_S
@@ -47,7 +47,7 @@ class StackDump:
     def complete(self, now: float) -> bool:
         """Return whether all stacks are whole, or the time is over; call it every LOOK_S.
 
-        When the stacks of one process are whole, it signals the next one.
+        When the stacks of a process are whole, it signals the next process.
         """
         if now >= self._until:
             return True
@@ -57,7 +57,7 @@ class StackDump:
         return whole and not self._signal_next()
 
     def _signal_next(self) -> bool:
-        # One process after the other, because all write into one file, a line in several pieces.
+        # One process after the other, as all write into the same file, a line in several pieces.
         self._begun = self._seen
         while self._to_signal:
             with contextlib.suppress(ProcessLookupError):
@@ -66,7 +66,7 @@ class StackDump:
         return False
 
     def text(self) -> str:
-        """Return what the processes have written; since the request, if there was one."""
+        """Return what the processes have written, since the request if there was any."""
         return os.pread(self.fileno(), TEXT_MAX_BYTES, self._from).decode("utf-8", "replace")
 
     def close(self) -> None:

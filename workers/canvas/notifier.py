@@ -66,7 +66,7 @@ class TaskOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Task:
-    """The callbacks of one job.
+    """The callbacks of a job.
 
     Attributes:
         send: sends them, and returns the settlement of a job that is not settled.

@@ -1,6 +1,6 @@
 """When a worker claims jobs, and when it reads the claimed jobs.
 
-All calls of a turn are sent in one write. If a whole batch is known to wait, its claim is sent
+All calls of a turn are sent in a single write. If a whole batch is known to wait, its claim is sent
 earlier. Redis then works on it while this worker reads the last claim, or settles the last batch.
 """
 
@@ -18,7 +18,7 @@ TOP_UP_S: Final = 0.002
 
 
 class Claimer:
-    """The claims of one worker.
+    """The claims of a worker.
 
     Attributes:
         top_up_at: when a prepared batch may be topped up again.
@@ -46,7 +46,7 @@ class Claimer:
         self._leases.flush(now)
 
     def claim_before_reading(self, now: float) -> None:
-        """Claim at once the batch behind a claimed one that will run as soon as it is read."""
+        """Claim at once the batch behind a claimed batch that will run as soon as it is read."""
         for model in self._models:
             if not model.unread or not model.whole_batch_unread:
                 continue

@@ -127,8 +127,8 @@ def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: 
 def with_children(settlement: Settlement, children: bytes) -> Settlement:
     """Return the settlement with the JSON list of the tasks that follow its result."""
     # Split at the last match: a result may contain the same text, the fields behind it cannot.
-    head, found, tail = settlement.meta.rpartition(_NO_CHILDREN)
-    if not found:
+    head, separator, tail = settlement.meta.rpartition(_NO_CHILDREN)
+    if not separator:
         return settlement
     return settlement._replace(meta=head + b', "children": ' + children + b", " + tail)
 

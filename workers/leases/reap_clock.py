@@ -10,7 +10,7 @@ _NEVER = float("inf")
 class ReapClock:
     """Delays reaping after an outage, and maps this process' clock to that of Redis.
 
-    All holders of leases that were cut off by the same outage need one lease's time to renew.
+    All holders of leases that were cut off by the same outage need a lease's time to renew.
     So nothing is reaped before `lease_ttl_s` seconds after the connection, which is also after the
     server's own start.
     """

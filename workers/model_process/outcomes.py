@@ -1,4 +1,4 @@
-"""Encodes what a handler returned or raised for one item, and what an error means for the device.
+"""Encodes what a handler returned or raised for an item, and what an error means for the device.
 
 After some errors, such as a device-side assert, every later call to CUDA fails in the process. Then
 splitting the batch would fail all of it.
@@ -164,7 +164,7 @@ def text_of(value: Any) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the error's traceback, without Headrace's own frames; "" if it has none.
 
-    The middle of a long one is left out.
+    The middle of a long traceback is left out.
     """
     if error.__traceback__ is None:
         return ""

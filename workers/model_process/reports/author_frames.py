@@ -35,8 +35,8 @@ def leads_to_author(file: str) -> bool:
 
 def _leading() -> set[str]:
     """Return the files of extensions that only call the author's code."""
-    found = handler_parts().values()
-    return {str(part.folder / name) for part in found for name in part.leading}
+    parts = handler_parts().values()
+    return {str(part.folder / name) for part in parts for name in part.leading}
 
 
 def author_traceback(error: BaseException) -> str:
@@ -54,7 +54,9 @@ def author_traceback(error: BaseException) -> str:
         if own or isinstance(error, headrace.errors.HeadraceError):
             part.stack[:] = own
         pending += [
-            one for one in (part.__cause__, part.__context__, *(part.exceptions or ())) if one
+            linked
+            for linked in (part.__cause__, part.__context__, *(part.exceptions or ()))
+            if linked
         ]
     return "".join(shown.format()) if seen or shown.stack else ""
 

@@ -35,7 +35,7 @@ SendPiece = Callable[[str, bytes, bytes], None]
 
 @dataclass(slots=True)
 class _JobPieces:
-    """The pieces of one job in this attempt.
+    """The pieces of a job in this attempt.
 
     Attributes:
         sent: how many were sent, restart marks included.
@@ -89,7 +89,7 @@ class PieceSender:
             self._send([(seq, job_id, 1, 0, b"", b"")])
 
     def add(self, step: Iterable[tuple[int, str, bytes, Sequence[int]]]) -> None:
-        """Take the pieces of one step: batch, job's id, JSON and tokens of each."""
+        """Add the pieces of a step: batch, job's id, JSON and tokens of each."""
         with self._changed:
             for seq, job_id, text, tokens in step:
                 known = self._waiting[seq, job_id] = self._jobs[seq, job_id]
@@ -108,7 +108,7 @@ class PieceSender:
                 self._changed.notify()
 
     def send(self, seq: int, job_id: str, text: bytes, head: bytes) -> None:
-        """Take one piece of a job, and the head of the response that begins with it, or b""."""
+        """Add a piece of a job, and the head of the response that begins with it, or b""."""
         with self._changed:
             if head:
                 self._jobs[seq, job_id].head = head

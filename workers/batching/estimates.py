@@ -94,7 +94,7 @@ class LeastTime:
         """Add a batch that has run."""
         self._took.append((now, seconds))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Discard the estimate, because a new model process may be faster."""
         self._took.clear()
 

@@ -97,7 +97,7 @@ class CanvasNotifier:
         """Return the descriptor for a selector: readable when callbacks were sent."""
         return self._thread.fileno()
 
-    def take(self, model: ServedModel) -> None:
+    def begin(self, model: ServedModel) -> None:
         """Begin to send the callbacks that a model has pending."""
         ends, orphaned = model.take_callback_work()
         for end in ends:

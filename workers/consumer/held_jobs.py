@@ -99,7 +99,7 @@ class HeldJobs:
         return bool(messages)
 
     def _cancel(self, model: ServedModel, job_id: str, token: str) -> None:
-        unread = model.take_unread(job_id, token)
+        unread = model.take_out_withheld(job_id, token)
         if unread is not None:
             self._leases.release(model, [unread], "free")
         else:

@@ -164,9 +164,9 @@ class Consumer:
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
         if model.has_payload_work:
-            self._transfer.take(model)
+            self._transfer.begin(model)
         if model.has_callback_work:
-            self._notifier.take(model)
+            self._notifier.begin(model)
         if model.wants_logs:
             self._leases.read_logs(model)
 
@@ -472,7 +472,7 @@ class Consumer:
             self._leases.flush(time.monotonic())
             self._leases.read_replies(time.monotonic())
         for model in self.models:
-            self._transfer.take(model)
+            self._transfer.begin(model)
         self._transfer.close()
         self._notifier.close()
         self._registry.close()

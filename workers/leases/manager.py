@@ -215,12 +215,12 @@ class LeaseManager:
             for settlement, code in zip(settlements, reply, strict=True):
                 if code != SETTLED:
                     self._unusual(model, settlement, int(code), now)
-            model.forget(settlements)
+            model.let_go(settlements)
 
         def refused() -> None:
             # The outcome is unknown, as if another worker had the jobs.
             self._observer.settled(model, settlements, [FENCED] * len(settlements))
-            model.forget(settlements)
+            model.let_go(settlements)
 
         settle = job_scripts.settle(queue, model.config.version, settlements, self._kept)
         self._outbox.add(settle, settled, refused, resend=True)
@@ -269,7 +269,7 @@ class LeaseManager:
 
         def refused() -> None:
             self._observer.released(last_first, [b"fenced"] * len(last_first))
-            model.forget(last_first[::-1])
+            model.let_go(last_first[::-1])
 
         self._outbox.add(release, released, refused, resend=True)
 
@@ -278,7 +278,7 @@ class LeaseManager:
         jobs = model.take_misplaced()
 
         def moved(group: list[LeasedJob], *_: Any) -> None:
-            model.forget(group)
+            model.let_go(group)
 
         for queue, claimed in model.by_queue(jobs) if jobs else ():
             by_version: dict[str, list[LeasedJob]] = {}

@@ -172,7 +172,7 @@ def _read(frames: Frames, inbox: Inbox, profiler: Profiler) -> None:
                     if len(dropped) > BATCHES_MAX:
                         del dropped[next(iter(dropped))]
                 case StartProfile():
-                    profiler.take(frame)
+                    profiler.start(frame)
                 case _:
                     inbox.put(frame)
 

@@ -106,7 +106,7 @@ class BatchExecutor:
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
         self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))
-        self.context.reports_to(self.reporter.take)
+        self.context.reports_to(self.reporter.report)
 
     def send_pieces_to(self, send: Callable[[list[Any]], None]) -> None:
         """Pass pieces of results on: `send` takes rows of `PieceSender`."""
@@ -329,7 +329,7 @@ class BatchExecutor:
                     step = next(steps)
                 except StopIteration as end:
                     return stream.outputs(end.value)
-                pieces = stream.take(checked_list(step, size, "a step of inference"))
+                pieces = stream.add_step(checked_list(step, size, "a step of inference"))
                 if self.pieces is not None:
                     self.pieces.add(pieces)
         finally:

@@ -126,7 +126,7 @@ class Claims:
         """Return whether a job asks for another version."""
         return message is not None and message.version not in ("", self._config.version)
 
-    def take_withheld(self, job: LeasedJob) -> bool:
+    def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""
         if not self._batcher.remove(job):
             return False
@@ -134,7 +134,7 @@ class Claims:
         return True
 
     def message_read(self, job: LeasedJob, raw: bytes | None) -> Settlement | None:
-        """Take the message of a withheld job; return its settlement if it will not run now.
+        """Note the message of a withheld job; return its settlement if it will not run now.
 
         Without a message the job waits as before.
         """
@@ -148,7 +148,7 @@ class Claims:
         return ended[0] if ended else None
 
     def input_read(self, job: LeasedJob, body: bytes) -> None:
-        """Take the input of a job, which the payload store had."""
+        """Note the input of a job, which the payload store had."""
         message = job.message
         if message is None or message.source is None:
             raise RuntimeError(f"no input was requested for job {job.id}")
@@ -164,7 +164,7 @@ class Claims:
         self.logs_wanted.append(job)
 
     def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Take the log of a generator's job, which then runs."""
+        """Note the log of a generator's job, which then runs."""
         if self.reading_logs.pop(job.token, None) is None:
             return  # it has ended meanwhile
         job.log = log_of(entries)
@@ -194,7 +194,7 @@ class Claims:
             split[self.queue_number(claim)].append(claim)
         return [pair for pair in zip(self._queues, split, strict=True) if pair[1]]
 
-    def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
+    def let_go(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """Forget the queues of these claims, which are over."""
         if self._of_version:
             self._of_version.difference_update([claim.token for claim in claims])

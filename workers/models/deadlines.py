@@ -69,7 +69,7 @@ class Deadlines:
         busy = least_s and started and len(started) == len(replicas)
         return min(started) + least_s if busy else 0.0
 
-    def forget(self, jobs: Iterable[LeasedJob]) -> None:
+    def unwatch(self, jobs: Iterable[LeasedJob]) -> None:
         """Stop watching jobs that have left the batcher."""
         if not self._expiring:
             return

@@ -121,7 +121,7 @@ class PendingPayloads:
         """Note that the job's transfer has ended, in success or failure."""
         self.in_transfer.pop(job.token, None)
 
-    def forget(self, claims: Iterable[LeasedJob | Settlement]) -> None:
+    def let_go(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """Queue the payloads of ended claims for deletion; the store checks the job's record."""
         for claim in claims if self._entries else ():
             self._ended += self._entries.pop(claim.token, ())

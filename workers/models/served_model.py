@@ -377,12 +377,12 @@ class ServedModel:
         jobs, self._claims.misplaced = self._claims.misplaced, []
         return jobs
 
-    def take_withheld(self, job: LeasedJob) -> bool:
+    def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""
-        return self._claims.take_withheld(job)
+        return self._claims.begin_reading(job)
 
     def message_read(self, job: LeasedJob, raw: bytes | None) -> Settlement | None:
-        """Take the message of a withheld job; return its settlement if it will not run now.
+        """Note the message of a withheld job; return its settlement if it will not run now.
 
         Without a message the job waits as before.
         """
@@ -486,7 +486,7 @@ class ServedModel:
         self._pending_payloads.transfer_done(job)
         if not self.holds(job):
             # The claim is over: another worker, or a newer claim, has the job.
-            self._pending_payloads.forget([job])
+            self._pending_payloads.let_go([job])
             return None
         if job.dropped and result is None:
             return None  # settled when it was cancelled
@@ -523,7 +523,7 @@ class ServedModel:
     def process_starts(self) -> None:
         """Note that a model process is started, which may be faster than the earlier ones."""
         self.lacks_memory = False
-        self._deadlines.least_time.forget()
+        self._deadlines.least_time.clear()
 
     def timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
         """Return how long a batch of these jobs may run: the shortest of their timeouts."""
@@ -569,7 +569,7 @@ class ServedModel:
 
     def _leave(self, jobs: list[LeasedJob], reason: Reason, now: float) -> Batch | None:
         """Return the batch of jobs that leave the batcher; None if all of them ended instead."""
-        self._deadlines.forget(jobs)
+        self._deadlines.unwatch(jobs)
         limit_s = self._deadlines.timeout_s(jobs)
         least_s = self._deadlines.least_time.at(now)
         if limit_s < least_s:
@@ -666,7 +666,7 @@ class ServedModel:
             if job.dropped == "cancelled":
                 ended.append(cancel(job))
             elif job.dropped:
-                self.forget([job])
+                self.let_go([job])
             elif not self._deadlines.expires_too_soon(job, self.replicas):
                 waiting.append(job)
         self._batcher.put_back(waiting)
@@ -674,7 +674,7 @@ class ServedModel:
 
     # Ends
 
-    def take_unread(self, job_id: str, token: str) -> LeasedJob | None:
+    def take_out_withheld(self, job_id: str, token: str) -> LeasedJob | None:
         """Take a withheld job that was cancelled; None if its message is read, or none has the id.
 
         Its callbacks are unknown here, so its release ends it.
@@ -711,7 +711,7 @@ class ServedModel:
         # A job in neither state has a pending settlement or release, whose reply reports it too.
         if self.take_out(job):
             job.dropped = "lost"
-            self.forget([job])
+            self.let_go([job])
         elif job.dispatched_at:
             self._skip(job, "lost")
 
@@ -725,15 +725,15 @@ class ServedModel:
         if job.dispatched_at:
             return False
         if self._batcher.remove(job):
-            self._deadlines.forget([job])
+            self._deadlines.unwatch([job])
             return True
         if job.token in self._pending_payloads.in_transfer:
             self._pending_payloads.transfer_done(job)
             return True
         return self._claims.take_out(job)
 
-    def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
-        """Forget these claims, which are over; newer claims of the same jobs stay held."""
+    def let_go(self, claims: Sequence[LeasedJob | Settlement]) -> None:
+        """Hold these claims no more, which are over; newer claims of the same jobs stay held."""
         held, linked = self._held, self._callbacks.linked
         for claim in claims:
             job = held.get(claim.id)
@@ -741,19 +741,19 @@ class ServedModel:
                 del held[claim.id]
             if linked:
                 linked.pop(claim.token, None)
-        self._claims.forget(claims)
-        self._pending_payloads.forget(claims)
+        self._claims.let_go(claims)
+        self._pending_payloads.let_go(claims)
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
-        """Forget these jobs, which are back in the queue."""
+        """Hold these jobs no more, which are back in the queue."""
         for job in jobs:
             self._backlog.returned(Place(self._claims.queue_number(job), STEP_PLACE[job.step]))
-        self.forget(jobs)
+        self.let_go(jobs)
 
     def release_prepared(self) -> list[LeasedJob]:
         """Empty the batcher; return its jobs for their release."""
         jobs = self._batcher.take_all()
-        self._deadlines.forget(jobs)
+        self._deadlines.unwatch(jobs)
         return jobs
 
     def release_all(self) -> list[LeasedJob]:

@@ -34,7 +34,7 @@ class OrphanGuard:
         else:
             self._send(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def unwatch(self, group: int) -> None:
         """Stop watching a group that has ended; its number may be used again."""
         self._groups.discard(group)
         self._send(f"-{group}\n")

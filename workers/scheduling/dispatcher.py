@@ -139,7 +139,7 @@ class Dispatcher:
         device = self._device_of.pop(model.key)
         del device.models[model.key]
         for turn in (model.key, offline_turn(model.key)):
-            device.fair_queue.forget(turn)  # no other model gets this key
+            device.fair_queue.remove(turn)  # no other model gets this key
         self.isolation.remove(model)
         self.set_shares()
 

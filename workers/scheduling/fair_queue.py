@@ -69,8 +69,8 @@ class FairQueue:
         self._used[to] = self._start(to)
         self._now = max(self._now, min(map(self._start, [to, *waiting])))
 
-    def forget(self, name: str) -> None:
-        """Forget a name of which nothing runs."""
+    def remove(self, name: str) -> None:
+        """Remove a name of which nothing runs."""
         self._used.pop(name, None)
         self._began.pop(name, None)
 

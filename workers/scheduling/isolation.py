@@ -138,7 +138,7 @@ class Isolation:
 
     def _begin(self, run: IsolatedRun, now: float) -> Batch | None:
         job, model = run.job, run.model
-        if job.withheld and not run.reading and model.take_withheld(job):
+        if job.withheld and not run.reading and model.begin_reading(job):
             run.reading = True
             self._unread.append(run)
         if model.is_prepared_soon(job):

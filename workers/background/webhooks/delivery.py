@@ -141,7 +141,7 @@ class WebhookDeliverer:
             except BrokerError as error:
                 logger.warning("due webhooks wait for Redis", extra={"reason": error.message})
                 due = waiting = 0
-            self._throttle.forget(time.monotonic())
+            self._throttle.prune(time.monotonic())
             if due < SWEEP_MAX:
                 await asyncio.sleep(TURNS_S if waiting else SWEEP_S)
 

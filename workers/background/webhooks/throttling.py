@@ -155,7 +155,7 @@ class EndpointThrottle:
         self.of(endpoint).ended(now, took_s, answers=answers, hold_s=hold_s)
         self._owner(endpoint).took(took_s)
 
-    def forget(self, now: float) -> None:
+    def prune(self, now: float) -> None:
         """Drop what need not be known any more."""
         for endpoint in [endpoint for endpoint, state in self.known.items() if state.idle(now)]:
             del self.known[endpoint]

@@ -198,12 +198,12 @@ class ItemPieces:
         self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
         self._errors: dict[int, BaseException] = {}
 
-    def take(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
+    def add_step(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
         """Return the pieces of a step, for `PieceSender.add`; keep them for the results.
 
         An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
         """
-        taken: list[tuple[int, str, bytes, tuple[int, ...]]] = []
+        added: list[tuple[int, str, bytes, tuple[int, ...]]] = []
         for row, piece in enumerate(step):
             if piece is None or row in self._errors:
                 continue
@@ -217,8 +217,8 @@ class ItemPieces:
                 continue
             self._pieces[row].append(piece)
             if row < len(self.ids):
-                taken.append((self.seq, self.ids[row], text, ()))
-        return taken
+                added.append((self.seq, self.ids[row], text, ()))
+        return added
 
     def outputs(self, returned: Any) -> Any:
         """Return the outputs of the items without an error, and of the padding.

@@ -66,7 +66,7 @@ class Profiler:
         self._busy = threading.Lock()
         _remove_left_folders()
 
-    def take(self, request: StartProfile) -> None:
+    def start(self, request: StartProfile) -> None:
         """Start a profile in a thread. It waits for an automatic profile, and none waits for it."""
         if request.id or not self._busy.locked():
             threading.Thread(target=self._run, args=(request,), name="profile", daemon=True).start()
@@ -80,7 +80,7 @@ class Profiler:
 
         def due(count: int) -> None:
             if count % batches == 0:
-                self.take(request)
+                self.start(request)
 
         self.executor.span = _Counting(inner, due)
 

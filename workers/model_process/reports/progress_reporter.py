@@ -95,8 +95,8 @@ class ProgressReporter:
         if current is not None and current[1] is not inputs:
             self._own.set((current[0], inputs, None, 0))
 
-    def take(self, item: Any, report: Progress) -> None:
-        """Take the handler's report about an item; None means all of them."""
+    def report(self, item: Any, report: Progress) -> None:
+        """Note the handler's report about an item; None means all of them."""
         progress, inputs, places, padding = self._current()
         if progress is None:
             return

@@ -77,10 +77,10 @@ class ApiProcess(uvicorn.Server):
 
         def new_protocol() -> asyncio.Protocol:
             protocol: Any = config.http_protocol_class
-            found: asyncio.Protocol = protocol(
+            instance: asyncio.Protocol = protocol(
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
-            return found
+            return instance
 
         for listener in self.plain:
             server = await loop.create_server(new_protocol, sock=listener, backlog=config.backlog)

@@ -142,23 +142,23 @@ class Request:
             )
         except ValueError as error:
             raise InvalidRequest(f"the query string cannot be read: {error}") from None
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
                 if ignore_unknown:
                     continue
                 raise unknown_name("query parameter", name, known)
-            if name in found:
+            if name in values:
                 raise InvalidRequest(f"the query parameter {name} is given twice")
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
 
 def _joined(headers: list[Header]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
+    joined: dict[bytes, bytes] = {}
     for name, value in headers:
-        found[name] = found[name] + b"," + value if name in found else value
-    return found
+        joined[name] = joined[name] + b"," + value if name in joined else value
+    return joined
 
 
 def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:

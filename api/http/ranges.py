@@ -32,17 +32,17 @@ def requested_range(
     """
     if not range_header or (if_range and if_range.strip() != etag):
         return None
-    found = _ONE_RANGE.fullmatch(range_header.strip())
-    if found is None or not (found[1] or found[2]):
+    bounds = _ONE_RANGE.fullmatch(range_header.strip())
+    if bounds is None or not (bounds[1] or bounds[2]):
         return None
-    if not found[1]:
-        length = int(found[2])
+    if not bounds[1]:
+        length = int(bounds[2])
         if not length or not size:
             raise UnsatisfiableRange
         return ByteRange(max(0, size - length), size)
-    start = int(found[1])
-    last = int(found[2]) if found[2] else size - 1
-    if found[2] and last < start:
+    start = int(bounds[1])
+    last = int(bounds[2]) if bounds[2] else size - 1
+    if bounds[2] and last < start:
         return None
     if start >= size:
         raise UnsatisfiableRange

@@ -148,8 +148,10 @@ def _own_header(options: JobOptions, quiet: bool) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _own_text(retries: int | None, first: float | None, most: float | None, quiet: bool) -> bytes:
-    options = JobOptions(max_retries=retries, retry_backoff=first, retry_backoff_max=most)
+def _own_text(
+    retries: int | None, backoff: float | None, backoff_max: float | None, quiet: bool
+) -> bytes:
+    options = JobOptions(max_retries=retries, retry_backoff=backoff, retry_backoff_max=backoff_max)
     return _encode(_own_options(options, quiet))
 
 

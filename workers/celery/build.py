@@ -270,11 +270,3 @@ class ModelBuilder:
         return ServedModel(
             config, retries, replicas, payloads, key=key, stats=stats, template=template
         )
-
-
-def build_models(
-    catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
-) -> list[ServedModel]:
-    """Return a `ServedModel` for each model of the catalogue."""
-    builder = ModelBuilder(catalog, settings, environ, owner)
-    return [builder.build(config) for config in catalog.models.values()]

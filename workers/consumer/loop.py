@@ -163,12 +163,9 @@ class Consumer:
 
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
-        if model.has_payload_work:
-            self._transfer.begin(model)
-        if model.has_callback_work:
-            self._notifier.begin(model)
-        if model.wants_logs:
-            self._leases.read_logs(model)
+        self._transfer.begin(model)
+        self._notifier.begin(model)
+        self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
@@ -275,7 +272,7 @@ class Consumer:
         ]
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
-        """Take the reply to `READ_CHANGES`."""
+        """Note the reply to `READ_CHANGES`."""
         self._registry.changed(reply[:2])
         self._profiles.changed(reply[2], self.models)
 

@@ -244,10 +244,7 @@ class Backlog:
         own, version = self.queues
         both = zip(self._room, own.waiting, version.waiting, strict=False)
         taken = self._coming
-        more = [
-            taken < free and own_count + version_count > 0
-            for free, own_count, version_count in both
-        ]
+        more = [taken < free and any(waiting) for free, *waiting in both]
         self.expected_step = more.index(True) if taken and any(more) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 

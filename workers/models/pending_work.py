@@ -93,11 +93,6 @@ class PendingPayloads:
         self.in_transfer[result.job.token] = result.job
         self._results.append(result)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `take_work` has anything to return."""
-        return bool(self._fetches or self._results or self._ended)
-
     def take_work(self) -> tuple[list[LeasedJob], list[PendingResult], list[PayloadEntry]]:
         """Return what was added since the last call.
 
@@ -202,11 +197,6 @@ class PendingCallbacks:
         ends = [OrphanedEnd(queue, name, entry) for name, entry in zip(flat, flat, strict=False)]
         self._orphaned += ends
         self.orphaned_pending += len(ends)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `take_work` has anything to return."""
-        return bool(self._ends or self._orphaned)
 
     def take_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]]:
         """Return what was added since the last call."""

@@ -151,11 +151,9 @@ class ServedModel:
 
         Of those the last one gets a batch only if the others have one.
         """
-        lasting = [
-            replica
-            for replica in self.replicas
-            if not replica.surplus and replica.successor is None
-        ]
+        lasting = (
+            replica for replica in self.replicas if not (replica.surplus or replica.successor)
+        )
         return sorted(lasting, key=lambda replica: replica.state is not Phase.READY)
 
     @property
@@ -373,7 +371,7 @@ class ServedModel:
         return ended
 
     def take_misplaced(self) -> list[LeasedJob]:
-        """Take the jobs that ask for another version, and must be moved to its queue."""
+        """Return the jobs that ask for another version, and must be moved to its queue."""
         jobs, self._claims.misplaced = self._claims.misplaced, []
         return jobs
 
@@ -388,13 +386,8 @@ class ServedModel:
         """
         return self._claims.message_read(job, raw)
 
-    @property
-    def wants_logs(self) -> bool:
-        """Whether jobs of a generator wait for their logs, and no call has asked for these."""
-        return bool(self._claims.logs_wanted)
-
     def take_wanted_logs(self) -> list[LeasedJob]:
-        """Take the jobs whose logs must be read."""
+        """Return the jobs whose logs must be read, since the last call."""
         jobs, self._claims.logs_wanted = self._claims.logs_wanted, []
         return jobs
 
@@ -403,7 +396,7 @@ class ServedModel:
         return job.token in self._claims.reading_logs
 
     def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Take the log of a generator's job, which then runs."""
+        """Note the log of a generator's job, which then runs."""
         self._claims.log_read(job, entries)
 
     @property
@@ -440,11 +433,6 @@ class ServedModel:
 
     # Payloads and callbacks
 
-    @property
-    def has_payload_work(self) -> bool:
-        """Whether `take_payload_work` has anything to return."""
-        return self._pending_payloads.has_work
-
     def take_payload_work(self) -> tuple[list[LeasedJob], list[PendingResult], list[PayloadEntry]]:
         """Return new work: inputs to fetch, results to store, payloads that may be deleted."""
         return self._pending_payloads.take_work()
@@ -453,11 +441,6 @@ class ServedModel:
     def transferring(self) -> bool:
         """Whether the payload of a job is being fetched or stored."""
         return bool(self._pending_payloads.in_transfer)
-
-    @property
-    def has_callback_work(self) -> bool:
-        """Whether `take_callback_work` has anything to return."""
-        return self._callbacks.has_work
 
     def take_callback_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]]:
         """Return new callbacks to send: of jobs that have ended, and of orphaned ends."""
@@ -545,10 +528,8 @@ class ServedModel:
     def batch_ends_in_s(self, now: float) -> float:
         """Return in how many seconds the first running batch should end; 0 if none runs."""
         usual_s = self._batcher.latency_model.usual_s or float("inf")
-        started = [
-            replica.batch.started_at for replica in self.replicas if replica.batch is not None
-        ]
-        return min((at + usual_s - now for at in started), default=0.0)
+        running = [replica.batch for replica in self.replicas if replica.batch is not None]
+        return min((batch.started_at + usual_s - now for batch in running), default=0.0)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """Return the batch that leaves now for an idle replica; None if none does."""

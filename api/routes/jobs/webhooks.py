@@ -139,9 +139,7 @@ def _shown(delivery: Delivery) -> WebhookDelivery:
         next_attempt_at=iso(delivery.next_us) if delivery.next_us else None,
         tries=delivery.tries,
         attempts=[
-            WebhookAttempt(
-                iso(attempt.at_us), attempt.ms, attempt.status or None, attempt.error or None
-            )
-            for attempt in delivery.attempts
+            WebhookAttempt(iso(tried.at_us), tried.ms, tried.status or None, tried.error or None)
+            for tried in delivery.attempts
         ],
     )

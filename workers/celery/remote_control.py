@@ -142,10 +142,8 @@ def _active_queues(state: Any) -> list[dict[str, Any]]:
     # queues, it would pop their messages.
     names = dict.fromkeys(name for model in _models(state) for name in _queue_names(model))
     queues = [Queue(name, routing_key=name) for name in names]
-    return [
-        *_stock["active_queues"](state),
-        *(dict(queue.as_dict(recurse=True)) for queue in queues),
-    ]
+    described = [dict(queue.as_dict(recurse=True)) for queue in queues]
+    return [*_stock["active_queues"](state), *described]
 
 
 def _queue_names(model: ServedModel) -> list[str]:

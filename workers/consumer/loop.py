@@ -272,7 +272,6 @@ class Consumer:
         ]
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
-        """Note the reply to `READ_CHANGES`."""
         self._registry.changed(reply[:2])
         self._profiles.changed(reply[2], self.models)
 

@@ -248,8 +248,6 @@ class LeaseManager:
         """Return jobs to the head of their queue, in the order in which they were claimed.
 
         Args:
-            model: the model that holds the jobs.
-            jobs: the jobs, in the order of their claim.
             mode: `free` (an orderly release), `alone`, `crash` or `lost`; see
                 `job_scripts.release`.
             how: how their model process ended.
@@ -406,7 +404,6 @@ class LeaseManager:
         Args:
             queues: groups of queues, as `queue_scripts.find_work` takes them.
             with_work: gets the queues with work, and the time, once for each group.
-            now: the monotonic time.
         """
 
         def replied(reply: Any, at: float) -> None:
@@ -427,8 +424,6 @@ class LeaseManager:
         Args:
             others: how many replicas the worker runs without a lease.
             arguments: those of the script for each model.
-            granted: gets the reply.
-            now: the monotonic time.
         """
         lease_us = self._lease_us + REPLICA_SLACK_US
         lease = script("workers/lease_replicas").call(

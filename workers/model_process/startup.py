@@ -146,9 +146,6 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
     here too, so that no job waits for it. With `allowed_batch_sizes` it runs as a batch of each of
     these sizes.
 
-    Args:
-        executor: has the handler.
-
     Returns:
         0, or the largest batch that fits into memory if the full batch did not.
 

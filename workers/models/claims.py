@@ -123,7 +123,6 @@ class Claims:
         return ended
 
     def _is_misplaced(self, message: Message | None) -> bool:
-        """Return whether a job asks for another version."""
         return message is not None and message.version not in ("", self._config.version)
 
     def begin_reading(self, job: LeasedJob) -> bool:

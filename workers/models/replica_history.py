@@ -59,7 +59,6 @@ class ReplicaHistory:
 
         Args:
             why: the reason; may include its stacks.
-            jobs: the jobs that it had.
             cause: the job that is surely the cause, of this loss and of earlier ones that had it.
         """
         self.lost += 1

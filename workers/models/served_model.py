@@ -87,8 +87,6 @@ class ServedModel:
         load_mib: the memory that a replica took at the last load; 0 if it was not measured.
         continuous: its handler is a generator: jobs join those that run.
         lacks_memory: a replica was not started, as there was no memory for it.
-        replica_history: what happened to its replicas.
-        stats: its counters and histograms.
         retry_policy: how often and when its jobs are retried, unless their message sets it.
     """
 
@@ -754,6 +752,5 @@ class ServedModel:
 
 
 def _device(replica: Replica) -> str:
-    """Return the torch device of a replica."""
     device: str = replica.init["device"]
     return "cuda:0" if device == "cuda" else device

@@ -34,7 +34,6 @@ class Placement:
         environ: the environment of its model processes.
         core_sets: the cores that they are pinned to.
         capacity: what the worker can host.
-        labels: of the worker.
         figures: returns what the worker has measured last.
     """
 

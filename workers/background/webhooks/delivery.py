@@ -79,7 +79,6 @@ class WebhookDeliverer:
     """Delivers the webhooks of a background worker.
 
     Args:
-        settings: of webhooks.
         redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
 

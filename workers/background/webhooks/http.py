@@ -130,7 +130,6 @@ class WebhookSender:
         return outcome
 
     async def _addresses(self, target: Endpoint, owner: str) -> Sequence[Address]:
-        """Return the host's allowed addresses."""
         if target.literal is not None:
             addresses = [target.literal]
         else:

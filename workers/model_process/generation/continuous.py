@@ -451,5 +451,4 @@ class ContinuousExecutor:
 
 
 def _values(arrays: list[bytes]) -> list[Any]:
-    """Return the values of several JSON arrays."""
     return [value for text in arrays for value in msgspec.json.decode(text)]

@@ -53,11 +53,8 @@ def author_traceback(error: BaseException) -> str:
         seen += bool(own)
         if own or isinstance(error, headrace.errors.HeadraceError):
             part.stack[:] = own
-        pending += [
-            linked
-            for linked in (part.__cause__, part.__context__, *(part.exceptions or ()))
-            if linked
-        ]
+        linked = (part.__cause__, part.__context__, *(part.exceptions or ()))
+        pending += [below for below in linked if below]
     return "".join(shown.format()) if seen or shown.stack else ""
 
 

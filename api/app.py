@@ -132,7 +132,7 @@ class Application(FastAPI):
 def create_app(
     settings: Settings, catalog: Catalog, declared: DeclaredModels | None = None
 ) -> Application:
-    """Build the application for one Redis and one models file. It connects when it starts.
+    """Build the application for a Redis and a models file. It connects when it starts.
 
     Args:
         declared: what the models file declares; the catalog then follows the registry.

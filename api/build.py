@@ -1,4 +1,4 @@
-"""Builds the services of one API process from its settings and its models file."""
+"""Builds the services of an API process from its settings and its models file."""
 
 from __future__ import annotations
 

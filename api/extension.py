@@ -97,4 +97,4 @@ def operations() -> tuple[Operation, ...]:
 def path_parameters() -> dict[str, PathParameter]:
     """Return the parameters of all paths, by name."""
     own = [part.path_parameters for part in api_parts()]
-    return {name: found for all_of in (PATH_PARAMETERS, *own) for name, found in all_of.items()}
+    return {name: row for rows in (PATH_PARAMETERS, *own) for name, row in rows.items()}

@@ -71,8 +71,8 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
     known = _stamps(files)
     while True:
         await asyncio.sleep(CHECK_S)
-        found = _stamps(files)
-        if found == known or None in found:
+        stamps = _stamps(files)
+        if stamps == known or None in stamps:
             continue
         try:
             # Loaded separately first: half a change would pair an old certificate with a new key.
@@ -81,21 +81,21 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
         except (OSError, ssl.SSLError) as error:
             logger.warning("changed certificate %s not usable yet: %s", certificate, error)
         else:
-            known = found
+            known = stamps
             logger.info("certificate %s reloaded", certificate)
 
 
 def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
     """Return the time of change and the inode of each file; None for a missing file."""
-    found: list[tuple[int, int] | None] = []
+    stamps: list[tuple[int, int] | None] = []
     for file in files:
         try:
             status = file.stat()
         except OSError:
-            found.append(None)
+            stamps.append(None)
         else:
-            found.append((status.st_mtime_ns, status.st_ino))
-    return found
+            stamps.append((status.st_mtime_ns, status.st_ino))
+    return stamps
 
 
 #: Seconds for which a stop waits for requests in progress.
@@ -141,10 +141,10 @@ class ApiProcess(uvicorn.Server):
 
         def new_protocol() -> asyncio.Protocol:
             protocol: Any = config.http_protocol_class
-            found: asyncio.Protocol = protocol(
+            instance: asyncio.Protocol = protocol(
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
-            return found
+            return instance
 
         for listener in self.plain:
             server = await loop.create_server(new_protocol, sock=listener, backlog=config.backlog)

@@ -1,4 +1,4 @@
-"""The services that the endpoints of one API process share; `api.build` builds them."""
+"""The services that the endpoints of an API process share; `api.build` builds them."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def with_details(content_type: str, details: ResponseDetails) -> str:
 
 def split_details(content_type: str) -> tuple[str, ResponseDetails]:
     """Return the content type of a result for clients, and the details that it carries."""
-    plain, found, text = content_type.partition(_PARAMETER)
-    if not found:
+    plain, separator, text = content_type.partition(_PARAMETER)
+    if not separator:
         return content_type, NO_DETAILS
     try:
         return plain, _DETAILS.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))

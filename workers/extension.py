@@ -40,10 +40,10 @@ class Observer(Protocol):
         self, model: ServedModel, batch: Batch, outcomes: Sequence[Any], times: Sequence[float],
         now: float,
     ) -> None:  # fmt: skip
-        """Take a batch that has run.
+        """Note a batch that has run.
 
         Args:
-            outcomes: one per job; the first item is true if it succeeded.
+            outcomes: of each job; the first item is true if it succeeded.
             times: ms of the handler's verbs.
             now: when it ended.
         """
@@ -63,7 +63,7 @@ class WorkerPart:
         observer: builds its observer; None if the settings do not ask for it. Its argument returns
             the newest figures of the host and the GPUs.
         pieces_extend_timeout: whether a piece of a result extends the time limit of its batch, for
-            the models whose handler is one of this extension.
+            the models whose handler is of this extension.
     """
 
     observer: Callable[[Settings, Callable[[], Figures]], Observer | None] | None = None
@@ -80,7 +80,7 @@ def observers_of(settings: Settings, figures: Callable[[], Figures]) -> list[Obs
     """Return the observers that the settings ask for.
 
     Raises:
-        ConfigError: the configuration of one cannot be used.
+        ConfigError: an extension's configuration cannot be used.
     """
     builders = [part.observer for part in worker_parts().values() if part.observer is not None]
-    return [found for build in builders if (found := build(settings, figures)) is not None]
+    return [observer for build in builders if (observer := build(settings, figures)) is not None]

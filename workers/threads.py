@@ -38,7 +38,7 @@ def run_critical(run: Callable[[], object], what: str) -> None:
 class BackgroundThreads(Generic[TaskT, ResultT]):
     """Threads that do blocking work, and the mailbox through which a selector loop talks to them.
 
-    `work` does one task, in a thread. It passes results to `deliver`, and returns the seconds after
+    `work` does a task, in a thread. It passes results to `deliver`, and returns the seconds after
     which to try the task again, or None if it is done.
 
     The loop submits tasks and takes results. The pipe behind `fileno` is readable while there are
@@ -128,13 +128,13 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
                     self._changed.notify()
 
     def _next(self) -> TaskT | None:
-        """Return a task that is due again, or else a new one; None if the thread must end."""
+        """Return a task that is due again, or else a new task; None if the thread must end."""
         with self._changed:
             while True:
                 now = time.monotonic()
                 if self._later and self._later[0][0] <= now and not self._closing:
                     if self._tasks:
-                        # The thread that was woken for it may be this one.
+                        # The thread that was woken for it may be this thread.
                         self._changed.notify()
                     return heapq.heappop(self._later)[2]
                 if self._tasks:

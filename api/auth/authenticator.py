@@ -54,12 +54,12 @@ Needs = Scope | Open
 
 def open_operations(settings: Settings) -> set[Needs]:
     """Return what the settings leave open to requests without an API key or a token."""
-    found: set[Needs] = {Open.ALWAYS}
+    opened: set[Needs] = {Open.ALWAYS}
     if not settings.auth_metrics:
-        found.add(Open.METRICS)
+        opened.add(Open.METRICS)
     if not settings.auth_docs:
-        found.add(Open.DOCS)
-    return found
+        opened.add(Open.DOCS)
+    return opened
 
 
 class _CachedKey:

@@ -256,11 +256,11 @@ class ModelRegistry:
                     f"a pipeline has the name {change.name}",
                     hint="Choose another name for the model.",
                 )
-            for version, one in change.after.versions.items():
-                if change.before is not None and change.before.versions.get(version) == one:
+            for version, entry in change.after.versions.items():
+                if change.before is not None and change.before.versions.get(version) == entry:
                     continue
                 try:
-                    self._configs.read(change.name, version, one)
+                    self._configs.read(change.name, version, entry)
                 except ConfigError as error:
                     raise InvalidRequest(error.message, hint=error.hint) from None
 
@@ -297,7 +297,9 @@ class ModelRegistry:
             # A source may have to be fetched, and many models take a while.
             versions = await asyncio.to_thread(self._configs.versions, registry)
             traffic = {name: model.routing for name, model in registry.models.items()}
-            self._catalog.adopt(versions, {k: one for k, one in traffic.items() if one is not None})
+            self._catalog.adopt(
+                versions, {k: rule for k, rule in traffic.items() if rule is not None}
+            )
             self.registry = registry
             self._on_change()
             return registry

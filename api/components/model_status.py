@@ -106,14 +106,16 @@ class ModelStatuses:
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
         """Return the state of every registered model by the workers' reports, and cache it."""
         self._hosts = {
-            one.node: Host(one.labels, one.capacity) for one in reports.values() if one.node
+            worker.node: Host(worker.labels, worker.capacity)
+            for worker in reports.values()
+            if worker.node
         }
         serving, unloaded = _serving(reports), _unloaded(reports)
         statuses = {
             model.name: _status(serving.get(model.name, []), unloaded.get(model.name))
             for model in self._catalog.served
         }
-        self._taken = frozenset(n for n, one in statuses.items() if one.state != NO_WORKER)
+        self._taken = frozenset(n for n, status in statuses.items() if status.state != NO_WORKER)
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
             statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
@@ -175,15 +177,15 @@ class ModelStatuses:
         """Return whether a model has a model process, or one that loads, as by its options."""
         if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
             return True
-        found = self._latest.get(model.name)
-        if model.on_demand and found is not None and found.state == UNLOADED_STATE:
+        latest = self._latest.get(model.name)
+        if model.on_demand and latest is not None and latest.state == UNLOADED_STATE:
             return True
         return any(state.state not in _ENDED for state in self._states(model))
 
     def _states(self, model: ModelConfig) -> list[ModelState]:
         """Return the states of a model in the workers that have its version."""
-        found = self._latest.get(model.name)
-        states = [one.state for one in found.workers] if found is not None else []
+        latest = self._latest.get(model.name)
+        states = [worker.state for worker in latest.workers] if latest is not None else []
         return [state for state in states if state.version in ("", model.version)]
 
     def versions(self, model: ModelConfig) -> list[str]:
@@ -205,10 +207,10 @@ class ModelStatuses:
         registered = self._catalog.versions.get(name, {}).get(version)
         if registered is not None:
             return registered.of_version(version)
-        found = self._asked.get((name, version))
-        if found is None:
-            found = self._asked[name, version] = model.of_version(version)
-        return found
+        asked = self._asked.get((name, version))
+        if asked is None:
+            asked = self._asked[name, version] = model.of_version(version)
+        return asked
 
     async def waiting_for(self, model: str, version: str = "") -> Waiting | None:
         """Return what a queued job waits for; None if a replica is loaded.
@@ -305,12 +307,12 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
 
 def _unloaded(reports: dict[str, WorkerReport]) -> dict[str, str]:
     """Return the models that a worker loads on demand, and why it cannot; "" if one can."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for report in reports.values():
         for label, problem in report.unloaded.items():
             name = label.partition(VERSION_SEPARATOR)[0]
-            found[name] = problem and found.get(name, problem)
-    return found
+            problems[name] = problem and problems.get(name, problem)
+    return problems
 
 
 def _status(workers: list[ServingWorker], unloaded: str | None = None) -> ModelStatus:

@@ -109,23 +109,23 @@ def _refuse_misspelt(part: Part, parameters: Collection[str]) -> None:
 
 def _object(parts: Sequence[Part]) -> bytes:
     """Return the JSON object of several parts; parts of one name are a list."""
-    found: dict[str, list[bytes]] = {}
+    members: dict[str, list[bytes]] = {}
     for part in parts:
-        found.setdefault(part.name, []).append(_json(part))
-    if "" in found:
+        members.setdefault(part.name, []).append(_json(part))
+    if "" in members:
         raise InvalidRequest(
             "a part of the form has no name", hint="Name each part in its Content-Disposition."
         )
-    if found.keys() in BINARY_FORMS:
+    if members.keys() in BINARY_FORMS:
         raise InvalidRequest(
-            f"the parts of the form are {' and '.join(found)}, which would be read as one input",
+            f"the parts of the form are {' and '.join(members)}, which would be read as one input",
             hint="Choose other names.",
         )
-    members = [
+    fields = [
         b"%b:%b" % (msgspec.json.encode(name), b"[%b]" % b",".join(own) if own[1:] else own[0])
-        for name, own in found.items()
+        for name, own in members.items()
     ]
-    return b"{%b}" % b",".join(members)
+    return b"{%b}" % b",".join(fields)
 
 
 def _json(part: Part) -> bytes:

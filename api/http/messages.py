@@ -143,23 +143,23 @@ class Request:
             )
         except ValueError as error:
             raise InvalidRequest(f"the query string cannot be read: {error}") from None
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
                 if ignore_unknown:
                     continue
                 raise unknown_name("query parameter", name, known)
-            if name in found:
+            if name in values:
                 raise InvalidRequest(f"the query parameter {name} is given twice")
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
 
 def _joined(headers: list[Header]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
+    joined: dict[bytes, bytes] = {}
     for name, value in headers:
-        found[name] = found[name] + b"," + value if name in found else value
-    return found
+        joined[name] = joined[name] + b"," + value if name in joined else value
+    return joined
 
 
 def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
@@ -244,17 +244,17 @@ def requested_range(
     """
     if not range_header or (if_range and if_range.strip() != etag):
         return None
-    found = _ONE_RANGE.fullmatch(range_header.strip())
-    if found is None or not (found[1] or found[2]):
+    bounds = _ONE_RANGE.fullmatch(range_header.strip())
+    if bounds is None or not (bounds[1] or bounds[2]):
         return None
-    if not found[1]:
-        length = int(found[2])
+    if not bounds[1]:
+        length = int(bounds[2])
         if not length or not size:
             raise UnsatisfiableRange
         return ByteRange(max(0, size - length), size)
-    start = int(found[1])
-    last = int(found[2]) if found[2] else size - 1
-    if found[2] and last < start:
+    start = int(bounds[1])
+    last = int(bounds[2]) if bounds[2] else size - 1
+    if bounds[2] and last < start:
         return None
     if start >= size:
         raise UnsatisfiableRange

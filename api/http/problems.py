@@ -66,8 +66,8 @@ def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: boo
     """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
     members: dict[str, Any] = {"retryable": failure.retryable, "job": job.id}
-    if with_traceback and (found := job.traceback):
-        members["traceback"] = found
+    if with_traceback and (text := job.traceback):
+        members["traceback"] = text
     return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
 
 

@@ -394,9 +394,9 @@ async def watch(connections: Iterable[Any], timeout_s: float) -> None:
             connection.check(now)
         before, exhausted = exhausted, not _descriptor_left()
         if exhausted and not before:
-            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             logger.error(
-                "no file descriptor left of %d: new connections are closed; raise ulimit -n", most
+                "no file descriptor left of %d: new connections are closed; raise ulimit -n", limit
             )
 
 

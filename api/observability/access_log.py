@@ -88,8 +88,8 @@ class AccessLog:
             fields["key"] = trace.request.caller.key_id
         # The trace of the span; without spans, the trace that the request names.
         parent = logs.TRACE.get()
-        if found := Trace(parent) if parent else trace_in(scope["headers"]):
-            fields["trace_id"] = found.trace_id
+        if context := Trace(parent) if parent else trace_in(scope["headers"]):
+            fields["trace_id"] = context.trace_id
         if client := scope.get("client"):
             fields["client"] = client[0]
         line = self._format(fields)

@@ -90,16 +90,16 @@ def _metric(samples: MetricSamples) -> Metric:
     name, kind, text, labels = samples.family
     if kind == "histogram":
         histogram = HistogramMetricFamily(name, text, labels=labels)
-        for one in samples.series:
-            histogram.add_metric(one, buckets=[(bound, 0) for bound in samples.bounds], sum_value=0)
+        for values in samples.series:
+            histogram.add_metric(values, [(bound, 0) for bound in samples.bounds], sum_value=0)
         return histogram
     if kind == "summary":
         summary = SummaryMetricFamily(name, text, labels=labels)
-        for one in samples.series:
-            summary.add_metric(one, count_value=0, sum_value=0)
+        for values in samples.series:
+            summary.add_metric(values, count_value=0, sum_value=0)
         return summary
     plain = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     metric: CounterMetricFamily | GaugeMetricFamily = plain(name, text, labels=labels)
-    for one in samples.series:
-        metric.add_metric(one, 0)
+    for values in samples.series:
+        metric.add_metric(values, 0)
     return metric

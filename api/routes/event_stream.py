@@ -48,7 +48,7 @@ Event_contra = TypeVar("Event_contra", contravariant=True)
 
 
 class Source(Protocol[Event_co]):
-    """Where the events of one stream come from."""
+    """Where the events of a stream come from."""
 
     @property
     def over(self) -> bool:
@@ -65,7 +65,7 @@ class Source(Protocol[Event_co]):
 
 
 class Writer(Protocol[Event_contra]):
-    """How the events of one stream are written.
+    """How the events of a stream are written.
 
     Attributes:
         head: what comes before the first event.
@@ -159,18 +159,18 @@ class EventStream(Generic[Event]):
         loop = asyncio.get_running_loop()
         until = loop.time() + self._most_s
         beat_at = loop.time() + HEARTBEAT_S
-        with source as found, HangUp(self._receive, found.wake) as client:
+        with source as opened, HangUp(self._receive, opened.wake) as client:
             # Checked before each look: a stream with many events has no heartbeats.
             while not client.gone and await self._still_admitted():
-                events = await found.look()
+                events = await opened.look()
                 if events:
                     yield events
                     beat_at = loop.time() + HEARTBEAT_S
-                if found.over or loop.time() >= until:
+                if opened.over or loop.time() >= until:
                     return
                 if events or client.gone:
                     continue
-                await found.woken(max(0.0, min(beat_at, until) - loop.time()))
+                await opened.woken(max(0.0, min(beat_at, until) - loop.time()))
                 if loop.time() >= beat_at and not client.gone:
                     yield ()
                     beat_at = loop.time() + HEARTBEAT_S

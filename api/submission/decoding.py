@@ -27,7 +27,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 class JsonDecoder(Generic[Shape]):
-    """Decodes one kind of JSON body."""
+    """Decodes a kind of JSON body."""
 
     def __init__(self, shape: type[Shape]) -> None:
         self._decode = msgspec.json.Decoder(shape).decode
@@ -55,8 +55,8 @@ class JsonDecoder(Generic[Shape]):
 def parameters_of(query: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each parameter of a query."""
     _, components = msgspec.json.schema_components([query])
-    found: dict[str, dict[str, Any]] = components[query.__name__]["properties"]
-    return found
+    properties: dict[str, dict[str, Any]] = components[query.__name__]["properties"]
+    return properties
 
 
 def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = False) -> Shape:
@@ -155,7 +155,7 @@ def _misplaced_option(name: str) -> InvalidParameter:
 def _invalid(
     error: msgspec.ValidationError, what: str, shape: type[msgspec.Struct]
 ) -> InvalidParameter:
-    """Return a msgspec error as one that names the member at fault."""
+    """Return the error for a msgspec error; it names the member at fault."""
     known, text = frozenset(shape.__struct_fields__), str(error)
     at = _AT.search(text)
     where = at.group(1) if at else ""

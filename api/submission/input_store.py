@@ -91,13 +91,13 @@ class InputStore:
 
     @property
     def together(self) -> bool:
-        """Whether the store writes the inputs of several jobs best in one call."""
+        """Whether the store writes the inputs of several jobs best in a single call."""
         return self._stores.together
 
     async def keep_all(
         self, several: Sequence[tuple[ValidatedRequest, Payload]]
     ) -> list[StoredInput | HeadraceError]:
-        """Write the inputs of several jobs in one call; return for each its place or an error."""
+        """Write the inputs of several jobs in a call; return for each its place or an error."""
         at = time.monotonic()
         entries = [self._entry_of(request) for request, _ in several]
         payloads = [payload for _, payload in several]
@@ -144,8 +144,8 @@ class InputStore:
         """
         store = self._stores.of(stored.ref)
         try:
-            most = min(length, store.chunk_bytes)
-            return await self._run(store.read, stored.ref, start, most, moves=most)
+            count = min(length, store.chunk_bytes)
+            return await self._run(store.read, stored.ref, start, count, moves=count)
         except PayloadMissing:
             raise JobNotFound(
                 "the result is no longer in the payload store",
@@ -206,7 +206,7 @@ def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
 
 
 def build_input_store(settings: Settings, redis_url: str) -> InputStore:
-    """Build the payload stores of one API process; they connect when first used.
+    """Build the payload stores of an API process; they connect when first used.
 
     Raises:
         ConfigError: the settings of the store are not valid.

@@ -173,7 +173,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def request_trace(request: Request) -> Trace | None:
-    """Return the trace of a request; None if it has no valid one."""
+    """Return the trace of a request; None without a valid trace."""
     parent = request.header(b"traceparent")
     if not parent:
         return None
@@ -228,7 +228,7 @@ def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
 
 
 def identity_from_key(key: str, owner: str = "") -> JobIdentity:
-    """Return the identity that follows from a checked key, or from one derived from it."""
+    """Return the identity that follows from a checked key, or from a key derived from it."""
     return JobIdentity(id_of_key(key, owner), chosen=True)
 
 
@@ -267,7 +267,7 @@ def route(
     metadata: Mapping[str, Any] | None,
     header: HeaderOf,
 ) -> tuple[ModelConfig, ModelConfig | None]:
-    """Return the version that the traffic of a model chooses, and the one that gets a copy.
+    """Return the version that the traffic of a model chooses, and that which gets a copy.
 
     Args:
         model: the model, for a job that names no version.
@@ -320,14 +320,14 @@ def request_from_json(
 
 def request_from_input(
     model: ModelConfig,
-    found: bytes | Payload,
+    given: bytes | Payload,
     options: JobOptions,
     identity: JobIdentity,
     caller: Caller = EVERYBODY,
     version: str | None = None,
 ) -> ValidatedRequest:
-    """Return the request whose body is the input itself; `version` is the one in its path."""
-    text, payload = (found, None) if isinstance(found, bytes) else (b"null", found)
+    """Return the request whose body is the input itself; `version` is from its path."""
+    text, payload = (given, None) if isinstance(given, bytes) else (b"null", given)
     return ValidatedRequest(model, text, options, identity, version, payload, caller=caller)
 
 
@@ -362,7 +362,7 @@ def with_details(
 
 
 def _chosen_headers(names: Sequence[str], header: HeaderOf) -> dict[str, str]:
-    found = {}
+    chosen = {}
     for name in names:
         value = header(name.encode())
         if len(value) > HEADER_MAX_BYTES:
@@ -371,8 +371,8 @@ def _chosen_headers(names: Sequence[str], header: HeaderOf) -> dict[str, str]:
                 hint="Send it as a parameter, or in the input.",
             )
         if value:
-            found[name] = header_text(value)
-    return found
+            chosen[name] = header_text(value)
+    return chosen
 
 
 def header_text(value: bytes) -> str:

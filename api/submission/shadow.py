@@ -141,7 +141,7 @@ class ShadowCopies:
 
     async def start(self) -> None:
         """Start to copy and to compare in the background."""
-        self._tasks = [asyncio.create_task(one()) for one in (self._copy_all, self._compare_all)]
+        self._tasks = [asyncio.create_task(work()) for work in (self._copy_all, self._compare_all)]
 
     async def stop(self) -> None:
         """Stop; jobs that were not copied yet count as dropped."""
@@ -190,24 +190,24 @@ class ShadowCopies:
         (pairs,) = await self._queue.read_all([("ZCARD", keys.SHADOW)])
         room = max(0, PAIRS_MAX - int(pairs))
         self._count(requests[room:], ShadowResult.DROPPED)
-        # One after the other, so that the input of a client waits for one of them at most.
-        kept = [await self._kept(one) for one in requests[:room]]
+        # One after the other, so that the input of a client waits for a single copy at most.
+        kept = [await self._kept(request) for request in requests[:room]]
         now_s = self._queue.clock.now_s()
-        copies = [_copy_of(one, now_s) for one in kept if one is not None]
+        copies = [_copy_of(request, now_s) for request in kept if request is not None]
         if not copies:
             return
         # The pair is written first: if the process ends in between, no copy is without its pair.
         due_s = now_s + LOOK_MIN_S
-        members = [part for one in copies for part in (str(due_s), one.pair.member)]
+        members = [part for copy in copies for part in (str(due_s), copy.pair.member)]
         await self._queue.call(("ZADD", keys.SHADOW, *members))
         self._added.set()
-        answers = await self._queue.submit_many([one.submission for one in copies])
-        for one, answer in zip(copies, answers, strict=True):
+        answers = await self._queue.submit_many([copy.submission for copy in copies])
+        for copy, answer in zip(copies, answers, strict=True):
             # Without a reply the copy may be queued; the comparison shows that later.
             if isinstance(answer, HeadraceError) and not isinstance(answer, BrokerUnavailable):
-                if one.stored is not None:
-                    await self._store.drop(one.stored)
-                await self._count_pair(one.pair, one.pair.member, ShadowResult.DROPPED)
+                if copy.stored is not None:
+                    await self._store.drop(copy.stored)
+                await self._count_pair(copy.pair, copy.pair.member, ShadowResult.DROPPED)
 
     async def _kept(self, request: ValidatedRequest) -> _Kept | None:
         """Store the input of a copy and return its request; count a failure and return None."""
@@ -269,9 +269,11 @@ class ShadowCopies:
         if not members:
             return False
         # Other processes leave these pairs alone for LOOK_MAX_S seconds.
-        later = [part for one in members for part in (str(now_s + LOOK_MAX_S), one)]
+        later = [part for member in members for part in (str(now_s + LOOK_MAX_S), member)]
         await self._queue.call(("ZADD", keys.SHADOW, "XX", *later))
-        pairs = [(one, pair) for one in members if (pair := await self._read(one)) is not None]
+        pairs = [
+            (member, pair) for member in members if (pair := await self._read(member)) is not None
+        ]
         if pairs:
             ids = [id for _, pair in pairs for id in (pair.job, pair.copy)]
             jobs = await self._queue.view(ids)
@@ -280,7 +282,7 @@ class ShadowCopies:
         return len(members) == CHUNK
 
     async def _read(self, member: bytes) -> Pair | None:
-        """Return the pair of a member; remove one that cannot be read, and return None."""
+        """Return the pair of a member; if it cannot be read, remove it and return None."""
         try:
             return msgspec.json.decode(member, type=Pair)
         except (ValueError, RecursionError):

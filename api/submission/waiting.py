@@ -39,9 +39,9 @@ class WaitQuery(msgspec.Struct):
 
 @lru_cache(maxsize=256)
 def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
-    """Return the wait of a Prefer header (RFC 7240), capped; None where it has no valid one."""
-    found = _PREFER_WAIT.search(prefer)
-    return min(float(found.group(1)), max_wait_s) if found else None
+    """Return the wait of a Prefer header (RFC 7240), capped; None without a valid wait."""
+    match = _PREFER_WAIT.search(prefer)
+    return min(float(match.group(1)), max_wait_s) if match else None
 
 
 def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
@@ -121,7 +121,7 @@ class PendingWait:
 
 
 class PendingWaits:
-    """The pending waits of one process.
+    """The pending waits of a process.
 
     Most waits end before WATCH_AFTER_S. Until then one timer serves all of them, and none costs a
     task.

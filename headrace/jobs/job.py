@@ -239,8 +239,8 @@ def read_progress(token: str, reported: str, stages: str) -> tuple[str, Progress
             return mark, _PROGRESS.decode(text)
         except msgspec.MsgspecError:
             return "", None
-    found = stages_progress(stages) if stages else None
-    return (f"s{zlib.crc32(stages.encode()):x}", found) if found is not None else ("", None)
+    progress = stages_progress(stages) if stages else None
+    return (f"s{zlib.crc32(stages.encode()):x}", progress) if progress is not None else ("", None)
 
 
 def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:

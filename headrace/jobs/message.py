@@ -307,11 +307,13 @@ def decode_message(raw: bytes) -> Message:
         message = msgspec.structs.replace(message, details=details)
     if own.version is not None:
         message = msgspec.structs.replace(message, version=own.version)
-    first, most = own.retry_backoff, own.retry_backoff_max
-    if first is None and most is None:
+    backoff_s, backoff_max_s = own.retry_backoff, own.retry_backoff_max
+    if backoff_s is None and backoff_max_s is None:
         return message
     # Rare: as two more arguments above they would cost every message a third more time.
-    return msgspec.structs.replace(message, retry_backoff_s=first, retry_backoff_max_s=most)
+    return msgspec.structs.replace(
+        message, retry_backoff_s=backoff_s, retry_backoff_max_s=backoff_max_s
+    )
 
 
 def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> EnvelopeT:

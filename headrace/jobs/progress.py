@@ -42,18 +42,18 @@ STAGES: Final = msgspec.json.Decoder(list[SavedStage])
 def stages_progress(stages: str) -> Progress | None:
     """Return the progress of a pipeline's job, from the stages in its record."""
     try:
-        found = STAGES.decode(stages)
+        listed = STAGES.decode(stages)
     except msgspec.MsgspecError:
         return None
-    if not found:
+    if not listed:
         return None
     shares = [
         1.0 if stage.status == "succeeded" else stage.done / stage.jobs if stage.jobs else 0.0
-        for stage in found
+        for stage in listed
     ]
-    at = [(n, stage.name) for n, stage in enumerate(found, 1) if stage.status == "running"]
-    message = ", ".join(f"stage {name} ({n} of {len(found)})" for n, name in at)
-    return Progress(round(sum(shares) / len(found), DECIMALS), message=_shown(message))
+    at = [(n, stage.name) for n, stage in enumerate(listed, 1) if stage.status == "running"]
+    message = ", ".join(f"stage {name} ({n} of {len(listed)})" for n, name in at)
+    return Progress(round(sum(shares) / len(listed), DECIMALS), message=_shown(message))
 
 
 def progress_of(
@@ -65,8 +65,8 @@ def progress_of(
     for values that are ignored.
     """
     text = _shown(message)
-    so_far, most = _number(done), _number(total)
-    if (done is not None and so_far is None) or (total is not None and not (most and most > 0)):
+    so_far, out_of = _number(done), _number(total)
+    if (done is not None and so_far is None) or (total is not None and not (out_of and out_of > 0)):
         complain(
             "progress of %.40s of %.40s is ignored: give a fraction, or a number and a total "
             "above 0",
@@ -76,10 +76,10 @@ def progress_of(
         return Progress(None, message=text) if text else None
     if so_far is None:
         return Progress(None, message=text) if text else None
-    fraction = round(min(1.0, max(0.0, so_far / (most or 1.0))), DECIMALS)
-    if most is None:
+    fraction = round(min(1.0, max(0.0, so_far / (out_of or 1.0))), DECIMALS)
+    if out_of is None:
         return Progress(fraction, message=text)
-    return Progress(fraction, so_far, most, text)
+    return Progress(fraction, so_far, out_of, text)
 
 
 def _number(value: Any) -> float | None:

@@ -218,8 +218,8 @@ def job_object(
         error = error_of(job)
         if error is not None:
             view.error = error
-        if with_traceback and state is State.FAILED and (found := job.traceback):
-            view.traceback = found
+        if with_traceback and state is State.FAILED and (text := job.traceback):
+            view.traceback = text
     return _ENCODER.encode(view)
 
 

@@ -50,10 +50,10 @@ def read_trace(parent: object, state: object = "") -> Trace | None:
     """
     if not isinstance(parent, str) or len(parent) > PARENT_MAX_CHARS:
         return None
-    found = _PARENT.fullmatch(parent.strip(" \t"))
-    if found is None:
+    match = _PARENT.fullmatch(parent.strip(" \t"))
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     wrong = version == _INVALID_VERSION or (version == _FIRST_VERSION and more is not None)
     if wrong or not int(trace_id, 16) or not int(span_id, 16):
         return None
@@ -63,19 +63,19 @@ def read_trace(parent: object, state: object = "") -> Trace | None:
 
 def trace_in(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
     """Return the trace context in the headers of a request, whose names are in lower case."""
-    found: dict[bytes, list[str]] = {TRACEPARENT.encode(): [], TRACESTATE.encode(): []}
+    members: dict[bytes, list[str]] = {TRACEPARENT.encode(): [], TRACESTATE.encode(): []}
     for name, value in headers:
-        if name in found:
-            found[name].append(value.decode("latin-1"))
+        if name in members:
+            members[name].append(value.decode("latin-1"))
     # Two traceparents make no valid one.
-    parent, state = (",".join(values) for values in found.values())
+    parent, state = (",".join(values) for values in members.values())
     return read_trace(parent, state)
 
 
 def _state(state: object) -> str:
     if not isinstance(state, str) or not state or len(state) > STATE_MAX_CHARS:
         return ""
-    members = [one for item in state.split(",") if (one := item.strip(" \t"))]
+    members = [member for item in state.split(",") if (member := item.strip(" \t"))]
     keys = {member.partition("=")[0] for member in members}
     good = all(_MEMBER.fullmatch(member) for member in members)
     if not good or len(members) > _STATE_MAX_MEMBERS or len(keys) < len(members):

@@ -63,17 +63,17 @@ class DeadLetters:
         `before` is (died_us, name) of the last one on the previous page.
         """
         places = [
-            (*place, one)
-            for one in await self._jobs.queues_of(queue)
-            for place in await self._places(one, limit, before)
+            (*place, sub_queue)
+            for sub_queue in await self._jobs.queues_of(queue)
+            for place in await self._places(sub_queue, limit, before)
         ]
         places = sorted(places, reverse=True)[:limit]
-        found = await self._jobs.read_all(
-            [("HMGET", keys.dead_letter(one, name), *_SHOWN) for _, name, one in places]
+        rows = await self._jobs.read_all(
+            [("HMGET", keys.dead_letter(sub_queue, name), *_SHOWN) for _, name, sub_queue in places]
         )
         return [
             _letter(name, dict(zip(_SHOWN, values, strict=True)))
-            for (_, name, _), values in zip(places, found, strict=True)
+            for (_, name, _), values in zip(places, rows, strict=True)
             if values[0] is not None
         ]
 
@@ -98,10 +98,10 @@ class DeadLetters:
 
     async def show(self, queue: str, name: str) -> DeadLetter | None:
         """Return one dead letter with all its fields; None if the name is unknown."""
-        for one in await self._jobs.queues_of(queue):
-            found = await self._jobs.fields(keys.dead_letter(one, name))
-            if b"raw" in found:
-                return _letter(name, {key.decode(): value for key, value in found.items()})
+        for sub_queue in await self._jobs.queues_of(queue):
+            fields = await self._jobs.fields(keys.dead_letter(sub_queue, name))
+            if b"raw" in fields:
+                return _letter(name, {key.decode(): value for key, value in fields.items()})
         return None
 
     async def requeue(self, queue: str, names: Sequence[str]) -> list[Outcome]:
@@ -113,10 +113,10 @@ class DeadLetters:
             may have been requeued.
         """
         outcomes: dict[str, Outcome] = dict.fromkeys(names, "unknown")
-        for one in await self._jobs.queues_of(queue):
+        for sub_queue in await self._jobs.queues_of(queue):
             left = [name for name, outcome in outcomes.items() if outcome == "unknown"]
             for chunk in pages_of(left, CHUNK):
-                requeue = queue_scripts.requeue_dead_letters(one, chunk)
+                requeue = queue_scripts.requeue_dead_letters(sub_queue, chunk)
                 answer = await self._jobs.call_once(requeue)
                 words = (outcome.decode() for outcome in answer)
                 outcomes.update(zip(chunk, words, strict=True))
@@ -125,25 +125,27 @@ class DeadLetters:
     async def purge(self, queue: str, names: Sequence[str]) -> int:
         """Delete dead letters; return how many there were. After an error some may be deleted."""
         removed = 0
-        for one in await self._jobs.queues_of(queue):
+        for sub_queue in await self._jobs.queues_of(queue):
             for chunk in pages_of(names, CHUNK):
-                purge = queue_scripts.purge_dead_letters(one, chunk)
+                purge = queue_scripts.purge_dead_letters(sub_queue, chunk)
                 removed += int(await self._jobs.call_once(purge))
         return removed
 
     async def all_names(self, queue: str) -> list[str]:
         """Return the names of all dead letters of a queue, the oldest of each queue first."""
         queues = await self._jobs.queues_of(queue)
-        found = await self._jobs.read_all([("ZRANGE", keys.dead(one), 0, -1) for one in queues])
-        return [name.decode() for names in found for name in names]
+        replies = await self._jobs.read_all(
+            [("ZRANGE", keys.dead(sub_queue), 0, -1) for sub_queue in queues]
+        )
+        return [name.decode() for names in replies for name in names]
 
 
 _SHOWN: Final = ("reason", "id", "error", "attempts", "created", "at")
 
 
-def _letter(name: str, found: dict[str, bytes | None]) -> DeadLetter:
+def _letter(name: str, fields: dict[str, bytes | None]) -> DeadLetter:
     def text(field_: str) -> str:
-        return (found.get(field_) or b"").decode("utf-8", "replace")
+        return (fields.get(field_) or b"").decode("utf-8", "replace")
 
     return DeadLetter(
         name=name,
@@ -154,5 +156,5 @@ def _letter(name: str, found: dict[str, bytes | None]) -> DeadLetter:
         created_us=int(text("created") or 0),
         died_us=int(text("at") or 0),
         traceback=text("traceback"),
-        raw=found.get("raw") or b"",
+        raw=fields.get("raw") or b"",
     )

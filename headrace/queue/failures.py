@@ -88,11 +88,11 @@ class Failures:
             read = queue_scripts.read_failures(model, top, bottom, skipped, PORTION)
             lines = (await self._jobs.call(read)).decode().splitlines()
             failures = [_failure(line) for line in lines]
-            yield [one for one in failures if owner is None or one.key == owner]
+            yield [failure for failure in failures if owner is None or failure.key == owner]
             if len(lines) < PORTION:
                 return
             last = failures[-1].failed_us
-            same = sum(one.failed_us == last for one in failures)
+            same = sum(failure.failed_us == last for failure in failures)
             skipped = same + (skipped if top == str(last) else 0)
             top = str(last)
 
@@ -107,12 +107,14 @@ class Failures:
             text: only groups whose error has this text in one of its members; "" for all.
             limit: how many groups at most.
         """
-        found: dict[str, FailureGroup] = {}
+        by_name: dict[str, FailureGroup] = {}
         for model in models:
             async for failures in self.walk(model, owner=owner, since_us=since_us):
                 for failure in failures:
-                    _count(found, model, failure)
-        ordered = sorted(found.values(), key=lambda one: (one.last_us, one.name), reverse=True)
+                    _count(by_name, model, failure)
+        ordered = sorted(
+            by_name.values(), key=lambda group: (group.last_us, group.name), reverse=True
+        )
         groups: list[FailureGroup] = []
         for page in pages_of(ordered, PORTION):
             await self._read_errors(page)
@@ -151,12 +153,14 @@ class Failures:
             message is still in a list), or `no-message` (nothing is left to retry).
         """
         failures = await self.of_group(name, owner=owner)
-        outcomes: dict[str, Outcome] = dict.fromkeys((one.job_id for one in failures), "elsewhere")
+        outcomes: dict[str, Outcome] = dict.fromkeys(
+            (failure.job_id for failure in failures), "elsewhere"
+        )
         model, _ = split_group(name)
         for queue in await self._jobs.queues_of(keys.queue_name(model)):
-            left = [one for one in failures if outcomes[one.job_id] == "elsewhere"]
+            left = [failure for failure in failures if outcomes[failure.job_id] == "elsewhere"]
             for page in pages_of(left, RETRY_PORTION):
-                retry = queue_scripts.retry_failures(queue, [one.entry for one in page])
+                retry = queue_scripts.retry_failures(queue, [failure.entry for failure in page])
                 words = await self._jobs.call_once(retry)
                 for failure, word in zip(page, words, strict=True):
                     outcomes[failure.job_id] = word.decode()
@@ -178,10 +182,10 @@ def split_group(name: str) -> tuple[str, str]:
     return parts[1], parts[2]
 
 
-def _count(found: dict[str, FailureGroup], model: str, failure: Failure) -> None:
+def _count(groups: dict[str, FailureGroup], model: str, failure: Failure) -> None:
     name = f"{model}.{failure.group}"
     at = failure.failed_us
-    group = found.setdefault(name, FailureGroup(name, model, 0, at, at))
+    group = groups.setdefault(name, FailureGroup(name, model, 0, at, at))
     group.count += 1
     group.first_us, group.last_us = min(group.first_us, at), max(group.last_us, at)
     if len(group.newest) < NEWEST_MAX:

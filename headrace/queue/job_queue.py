@@ -323,8 +323,8 @@ class JobQueue(AsyncScriptClient):
 
     async def fields(self, key: str) -> dict[bytes, bytes]:
         """Read a hash; empty if it does not exist."""
-        found: dict[bytes, bytes] = await self.call_once(("HGETALL", key))
-        return found
+        values: dict[bytes, bytes] = await self.call_once(("HGETALL", key))
+        return values
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Pause a queue, so that nothing is claimed from it, or resume it.
@@ -339,8 +339,8 @@ class JobQueue(AsyncScriptClient):
 
     async def versions(self, models: Sequence[str]) -> list[list[str]]:
         """Return for each model the versions whose queues are in use, or were lately."""
-        found = await self.read_all([("ZRANGE", keys.versions(model), 0, -1) for model in models])
-        return [sorted(version.decode() for version in versions) for versions in found]
+        replies = await self.read_all([("ZRANGE", keys.versions(model), 0, -1) for model in models])
+        return [sorted(version.decode() for version in versions) for versions in replies]
 
     async def queues_of(self, queue: str) -> list[str]:
         """Return a queue; for a model's own queue, also those of its versions in use."""
@@ -348,7 +348,7 @@ class JobQueue(AsyncScriptClient):
         if version:
             return [queue]
         (versions,) = await self.versions([model])
-        return [queue, *(keys.version_queue(model, one) for one in versions)]
+        return [queue, *(keys.version_queue(model, version) for version in versions)]
 
     async def purge(self, queue: str) -> int:
         """Cancel all waiting and delayed jobs of a queue; return how many.
@@ -358,7 +358,7 @@ class JobQueue(AsyncScriptClient):
         Jobs that are submitted meanwhile may stay; running jobs are not touched. After an error
         some jobs may have been cancelled.
         """
-        return sum([await self._purge(one) for one in await self.queues_of(queue)])
+        return sum([await self._purge(sub_queue) for sub_queue in await self.queues_of(queue)])
 
     async def _purge(self, queue: str) -> int:
         (depth,) = await self.depths([queue])

@@ -45,16 +45,16 @@ class JobSearch:
     @property
     def metadata_texts(self) -> list[tuple[str, str, str]]:
         """Texts of which the JSON of the metadata has one of each three, if it matches."""
-        found = []
+        texts = []
         for name, value in self.metadata:
             member = f"{_json(name)}:"
             if value is None:
-                found.append((member, member, member))
+                texts.append((member, member, member))
                 continue
             # A number may be the beginning of a longer one.
             other = member + _canonical(value)
-            found.append((member + _json(value), f"{other},", f"{other}}}"))
-        return found
+            texts.append((member + _json(value), f"{other},", f"{other}}}"))
+        return texts
 
     @property
     def reads_records(self) -> bool:
@@ -68,7 +68,7 @@ class JobSearch:
         if wanted not in (error or b"").decode("utf-8", "replace").lower():
             return False
         text = (metadata or b"").decode("utf-8", "replace")
-        return all(any(one in text for one in three) for three in self.metadata_texts)
+        return all(any(part in text for part in three) for three in self.metadata_texts)
 
     def owned(self, job: Job) -> bool:
         """Return whether a job belongs to the API key."""

@@ -58,7 +58,7 @@ class _Walk:
 
     model: str
     at: JobPlace | None
-    found: list[JobPlace] = field(default_factory=list)
+    places: list[JobPlace] = field(default_factory=list)
     more: bool = True
 
 
@@ -89,11 +89,11 @@ async def list_jobs(
         going = [walk for walk in walks if walk.more]
         # Older jobs may still come from a walk that has not reached this place.
         horizon = max((walk.at for walk in going if walk.at is not None), default=None)
-        found = sorted((place for walk in walks for place in walk.found), reverse=True)
-        sure = [place for place in found if horizon is None or place >= horizon]
+        places = sorted((place for walk in walks for place in walk.places), reverse=True)
+        sure = [place for place in places if horizon is None or place >= horizon]
         if len(sure) >= limit:
             last = sure[limit - 1]
-            return JobPage(sure[:limit], last if going or len(found) > limit else None)
+            return JobPage(sure[:limit], last if going or len(places) > limit else None)
         if horizon is None or looks <= 0 or time.monotonic() > stop_at:
             return JobPage(sure, horizon)
         behind = [walk for walk in going if walk.at == horizon]
@@ -118,19 +118,19 @@ async def list_failed(
     places.sort(reverse=True)
     if not search.reads_records:
         return JobPage(places[:limit], places[limit - 1] if len(places) > limit else None)
-    found: list[JobPlace] = []
+    fitting: list[JobPlace] = []
     for at in range(0, len(places), FAILED_PORTION):
         if at and time.monotonic() > stop_at:
-            return JobPage(found, places[at - 1])
+            return JobPage(fitting, places[at - 1])
         portion = places[at : at + FAILED_PORTION]
         rows = await queue.read_all(
             [("HMGET", keys.job(place.job_id), *RECORD_FIELDS) for place in portion]
         )
-        found += [place for place, row in zip(portion, rows, strict=True) if search.may_fit(*row)]
-        if len(found) >= limit:
-            last = found[limit - 1]
-            return JobPage(found[:limit], last if last != places[-1] else None)
-    return JobPage(found, None)
+        fitting += [place for place, row in zip(portion, rows, strict=True) if search.may_fit(*row)]
+        if len(fitting) >= limit:
+            last = fitting[limit - 1]
+            return JobPage(fitting[:limit], last if last != places[-1] else None)
+    return JobPage(fitting, None)
 
 
 async def _failed_places(
@@ -140,10 +140,10 @@ async def _failed_places(
     places: list[JobPlace] = []
     async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us):
         places += [
-            JobPlace(one.created_us, one.job_id)
-            for one in portion
-            if (not search.group or one.group == search.group)
-            and (before is None or (one.created_us, one.job_id) < before)
+            JobPlace(failure.created_us, failure.job_id)
+            for failure in portion
+            if (not search.group or failure.group == search.group)
+            and (before is None or (failure.created_us, failure.job_id) < before)
         ]
         # All that follow have failed, and so were created, no later than the last of these.
         if enough and portion and len(places) >= enough:
@@ -156,10 +156,10 @@ async def _failed_places(
 async def _step(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
     call = queue_scripts.list_jobs(
         walk.model, walk.at, since_us=search.since_us, states="".join(sorted(search.states)),
-        limit=limit - len(walk.found), look_max=STRETCH_JOBS, owner=search.owner,
+        limit=limit - len(walk.places), look_max=STRETCH_JOBS, owner=search.owner,
         metadata=search.metadata_texts,
     )  # fmt: skip
-    walk.more, last, found = queue_scripts.read_list_jobs(await queue.call(call))
+    walk.more, last, listed = queue_scripts.read_list_jobs(await queue.call(call))
     if last is not None:
         walk.at = JobPlace(*last)
-    walk.found += [JobPlace(*place) for place in found]
+    walk.places += [JobPlace(*place) for place in listed]

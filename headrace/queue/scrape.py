@@ -145,7 +145,7 @@ class Scraper:
                 for api_id, number in zip(living.api_ids, waiting, strict=False)
             },
             paused=[queue in halted for queue in self._queues],
-            background_tasks=sum(one for one in (tasks, later) if isinstance(one, int)),
+            background_tasks=sum(reply for reply in (tasks, later) if isinstance(reply, int)),
             webhooks=deliveries if isinstance(deliveries, int) else 0,
             memory=_memory(memory),
         )

@@ -288,8 +288,8 @@ def read_receipts(
     """Read the reply of jobs/submit.lua, job by job; an error is returned, not raised."""
     now_us, refused = job_scripts.read_submit(answer)
     receipts: list[Receipt | HeadraceError] = [Receipt(now_us, repeated=False)] * len(jobs)
-    for one in refused:
-        receipts[one.place] = _not_queued(jobs[one.place], one)
+    for row in refused:
+        receipts[row.place] = _not_queued(jobs[row.place], row)
     return receipts
 
 

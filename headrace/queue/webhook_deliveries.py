@@ -131,7 +131,11 @@ class DeliveryLog(msgspec.Struct, frozen=True):
 
     def surplus(self, owner: str) -> list[str]:
         """Deliveries to delete when the owner saves one more: its oldest that have ended."""
-        over = [one.delivery for one in self.deliveries.values() if one.delivery.owner == owner]
+        over = [
+            pending.delivery
+            for pending in self.deliveries.values()
+            if pending.delivery.owner == owner
+        ]
         over.sort(key=lambda delivery: (delivery.state == "pending", delivery.created_us))
         return [delivery.id for delivery in over[: max(0, len(over) + 1 - DELIVERIES_MAX)]]
 
@@ -144,7 +148,7 @@ def delivery_id(event: str, at_us: int) -> str:
 
 def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
     """Read `hr:hook:<id>`; unreadable deliveries, as of another version, are left out."""
-    found: dict[str, PendingDelivery] = {}
+    deliveries: dict[str, PendingDelivery] = {}
     for raw, text in fields.items():
         name = raw.decode("utf-8", "replace")
         if not name.startswith(PREFIX):
@@ -153,13 +157,13 @@ def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
             delivery = msgspec.json.decode(text, type=Delivery)
         except msgspec.MsgspecError:
             continue
-        found[name] = PendingDelivery(delivery, text, fields.get(b"b:" + raw, b""))
+        deliveries[name] = PendingDelivery(delivery, text, fields.get(b"b:" + raw, b""))
     ends = {
         name[len(_END) :].decode("utf-8", "replace"): end
         for name, text in fields.items()
         if name.startswith(_END) and (end := _read_end(text)) is not None
     }
-    return DeliveryLog(ends, found)
+    return DeliveryLog(ends, deliveries)
 
 
 def _read_end(text: bytes) -> tuple[str, int] | None:
@@ -216,8 +220,8 @@ class DeliveryStore:
         saved = answer[0] == 1 or bytes(answer[1]) == text
         return PendingDelivery(new, text) if saved else bytes(answer[1])
 
-    async def send_due(self, most: int) -> tuple[int, int]:
-        """Send the background tasks of up to `most` deliveries that are due and have their turn.
+    async def send_due(self, limit: int) -> tuple[int, int]:
+        """Send the background tasks of up to `limit` deliveries that are due and have their turn.
 
         Returns:
             How many deliveries were due, and how many tasks wait for their turn.
@@ -225,5 +229,5 @@ class DeliveryStore:
         Raises:
             BrokerError: Redis does not answer.
         """
-        due, waiting = await self._queue.call_once(script("webhooks/due").call([], most))
+        due, waiting = await self._queue.call_once(script("webhooks/due").call([], limit))
         return int(due), int(waiting)

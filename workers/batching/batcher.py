@@ -61,11 +61,11 @@ class Batchable(Protocol):
 
     Attributes:
         enqueued_at: seconds, on the same clock as every `now`.
-        step: its priority, one of `headrace.redis.keys.STEPS`.
+        step: its priority, a value of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better ones.
         isolated: it was in a batch that was lost and must run alone.
         cost: its share of `max_batch_cost`.
-        key: only items of one key run together.
+        key: only items with the same key run together.
     """
 
     enqueued_at: float
@@ -114,7 +114,7 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Leave(Generic[ItemT]):
-    """The decision that these items leave now as one batch."""
+    """The decision that these items leave now as a batch."""
 
     items: list[ItemT]
     reason: Reason
@@ -146,7 +146,7 @@ class KeyQueue(Generic[ItemT]):
 
 @dataclass(slots=True)
 class Batcher(Generic[ItemT]):
-    """The waiting items of one model, and when they leave.
+    """The waiting items of a model, and when they leave.
 
     Attributes:
         online_at: when the latest online item was enqueued.
@@ -195,13 +195,13 @@ class Batcher(Generic[ItemT]):
         """Return the same for batches of this size."""
         policy, counts = self.policy, self._counts
         ahead = KEYED_LOOK_AHEAD if policy.keyed else 1
-        most, limit = size * ahead, policy.max_batch_cost
+        items_max, limit = size * ahead, policy.max_batch_cost
         room, held, cost = [], 0, 0
         for place, count in enumerate(counts):
             held += count
             cost += self._costs[place]
             full = limit is not None and cost >= limit * ahead
-            room.append(0 if full else max(0, most - held))
+            room.append(0 if full else max(0, items_max - held))
         return room
 
     def overdue(self, now: float) -> bool:
@@ -392,16 +392,16 @@ class Batcher(Generic[ItemT]):
 
     def _fitting(self, row: Row[ItemT], count: int) -> tuple[int, Reason | None]:
         """Return how many of the first `count` items fit into a batch, and what limits them."""
-        most, limit = self.policy.max_batch_size, self.policy.max_batch_cost
+        items_max, limit = self.policy.max_batch_size, self.policy.max_batch_cost
         if limit is None:
-            return (most, "full") if count >= most else (count, None)
+            return (items_max, "full") if count >= items_max else (count, None)
         cost = 0
         for index, (_, item) in enumerate(islice(row, count)):
             cost += item.cost
             if cost > limit and index:
                 return index, "cost"
-            if index + 1 == most:
-                return most, "full"
+            if index + 1 == items_max:
+                return items_max, "full"
             if cost >= limit:
                 return index + 1, "cost"
         return count, None
@@ -410,29 +410,29 @@ class Batcher(Generic[ItemT]):
         """Return how many items leave when offline ones join the first `size`."""
         if len(row) == size:
             return size
-        most, limit = min(len(row), self._fills_to(size)), self.policy.max_batch_cost
+        filled, limit = min(len(row), self._fills_to(size)), self.policy.max_batch_cost
         if limit is None:
-            return most
+            return filled
         cost = sum(item.cost for _, item in islice(row, size))
-        for index, (_, item) in enumerate(islice(row, size, most)):
+        for index, (_, item) in enumerate(islice(row, size, filled)):
             cost += item.cost
             if cost > limit:
                 return size + index
-        return most
+        return filled
 
     def _fills_to(self, size: int) -> int:
         """Return up to which size offline items may join a batch of `size` urgent ones."""
-        most = self.policy.max_batch_size
-        sizes = [allowed for allowed in self.policy.sizes if size <= allowed <= most]
+        items_max = self.policy.max_batch_size
+        sizes = [allowed for allowed in self.policy.sizes if size <= allowed <= items_max]
         runs_as = sizes[0] if sizes else size
         line = self.latency_model.line
         if line is None:
             return runs_as
         fixed_s, item_s = line
         longer_s = FILL_SHARE * (fixed_s + item_s * runs_as)
-        more = int(longer_s / item_s) if longer_s < item_s * most else most
+        more = int(longer_s / item_s) if longer_s < item_s * items_max else items_max
         if not sizes:
-            return min(most, size + more)
+            return min(items_max, size + more)
         return max(allowed for allowed in sizes if allowed <= runs_as + more)
 
     def _leave(self, row: Row[ItemT], size: int, reason: Reason) -> Leave[ItemT]:

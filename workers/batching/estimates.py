@@ -11,13 +11,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-#: The weight that earlier batches keep with each new one.
+#: The weight that earlier batches keep with each new batch.
 MEMORY: Final = 0.95
 #: With less variance of batch sizes, the slope cannot be separated from the constant.
 MIN_VARIANCE: Final = 0.25
 #: The share of its time that a batch may wait for jobs that are known to come.
 KNOWN_SHARE: Final = 0.02
-#: How many full batches must run before a larger one is tried; doubled after each failure.
+#: How many full batches must run before a larger batch is tried; doubled after each failure.
 PATIENCE_MIN: Final = 16
 PATIENCE_MAX: Final = 4096
 #: How many of the latest batches count for the least time, and their maximum age. With fewer there
@@ -94,7 +94,7 @@ class LeastTime:
         """Add a batch that has run."""
         self._took.append((now, seconds))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Discard the estimate, because a new model process may be faster."""
         self._took.clear()
 
@@ -107,7 +107,7 @@ class LeastTime:
 
 @dataclass(slots=True)
 class MemoryLimit:
-    """The batch size that fits into one model's memory.
+    """The batch size that fits into a model's memory.
 
     Attributes:
         allowed: the allowed batch sizes in order; empty if all are.

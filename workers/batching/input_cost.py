@@ -36,7 +36,7 @@ Key = Callable[[bytes, str], str | None]
 
 
 class InputCost:
-    """Reads the inputs of one model."""
+    """Reads the inputs of a model."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._limit = model.max_batch_cost
@@ -45,7 +45,7 @@ class InputCost:
         self.needed = self._cost is not None or self._key is not None
 
     def cost(self, raw: bytes, kind: str = "") -> int:
-        """Return the cost of an input; an input without one costs a whole batch, and runs alone.
+        """Return the cost of an input; without a cost it counts as a whole batch, and runs alone.
 
         `raw` is its JSON text as in the message. If it was fetched, it has a content type, and
         `raw` is its bytes.
@@ -58,7 +58,7 @@ class InputCost:
             return self._limit
 
     def key(self, raw: bytes, kind: str = "") -> str | None:
-        """Return the key that inputs of one batch share; the arguments are as for `cost`."""
+        """Return the key that inputs of a batch share; the arguments are as for `cost`."""
         if self._key is None:
             return None
         try:

@@ -32,7 +32,7 @@ _CHORD: Final = "headrace.chord"
 
 @CelerySignature.register_type(name=_CHORD)
 class NamedChord(celery_chord):
-    """A chord whose header has the chord's own id, where Celery's own draws a random one.
+    """A chord whose header has the chord's own id, where Celery's own draws a random id.
 
     In a message it is a plain chord.
     """
@@ -81,7 +81,7 @@ def _with_chords(tasks: list[Signature]) -> list[Signature]:
         flat += task["kwargs"]["tasks"] if nested else [task]
     steps: list[Signature] = []
     for task in reversed([task for task in flat if _members(task) != 0] or flat):
-        # Celery sends a group of one as that task.
+        # Celery sends a group with a single task as that task.
         if steps and (_members(task) or 0) > 1:
             header, own = task["kwargs"]["tasks"], task["options"]["task_id"]
             task = {
@@ -132,7 +132,7 @@ def canvas_app(redis_url: str, result_ttl_s: int) -> Celery:
     )
     # Signatures without an app take the thread's.
     app.set_current()
-    # Celery subscribes to the result of each task that it sends; nothing waits for one here.
+    # Celery subscribes to the result of each task that it sends; nothing waits for it here.
     backend: Any = app.backend
     backend.on_task_call = lambda producer, task_id: {}
     return app

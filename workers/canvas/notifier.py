@@ -65,7 +65,7 @@ class TaskOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Task:
-    """The callbacks of one job.
+    """The callbacks of a job.
 
     Attributes:
         send: sends them, and returns the settlement of a job that is not settled.
@@ -96,7 +96,7 @@ class CanvasNotifier:
         """Return the descriptor for a selector: readable when callbacks were sent."""
         return self._thread.fileno()
 
-    def take(self, model: ServedModel) -> None:
+    def begin(self, model: ServedModel) -> None:
         """Begin to send the callbacks that a model has pending."""
         ends, orphaned = model.take_callback_work()
         for end in ends:

@@ -76,7 +76,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class SendProgress:
-    """The callbacks that were sent for one job, so that the next attempt does not send them again.
+    """The callbacks that were sent for a job, so that the next attempt does not send them again.
 
     Attributes:
         children: the sent tasks, as Celery's results list them; None before they are sent.
@@ -181,8 +181,8 @@ class CanvasSender:
         signatures = [self._signature(callback) for callback in canvas.callbacks]
         if len(signatures) < 2:
             return signatures
-        groups = [one for one in signatures if isinstance(one, celery_group)]
-        others = [one for one in signatures if not isinstance(one, celery_group)]
+        groups = [signature for signature in signatures if isinstance(signature, celery_group)]
+        others = [signature for signature in signatures if not isinstance(signature, celery_group)]
         together = [self._group(others, callback_id(canvas.id, "links"))] if others else []
         return [*groups, *together]
 
@@ -242,7 +242,7 @@ def value_of(result: bytes) -> Any:
     """Return a result's JSON text as `.get()` returns it: kombu's forms become bytes.
 
     Raises:
-        Malformed: it looks like one of kombu's forms, but is invalid.
+        Malformed: it looks like a form of kombu's, but is invalid.
     """
     try:
         return kombu_json.loads(result.decode())

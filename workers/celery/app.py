@@ -96,7 +96,7 @@ class ConsumerStep(ThreadStep):
         super().__init__(worker, **kwargs)
         others = sorted(set(worker.app.amqp.queues.consume_from) - {self.control_queue})
         if others:
-            # Celery's consumer would pop a model's messages one by one, and run none of them.
+            # Celery's consumer would pop a model's messages, and run none of them.
             raise SystemExit(
                 f"headrace: -Q {','.join(others)}: a Headrace worker takes no queues; "
                 "it serves the models of its models file (HEADRACE_MODELS_FILE)"

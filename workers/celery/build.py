@@ -139,7 +139,7 @@ def _observers(settings: Settings, figures: Callable[[], Figures]) -> list[Obser
     """Return the observers of extensions.
 
     Raises:
-        SystemExit: the configuration of one cannot be read.
+        SystemExit: an extension's configuration cannot be read.
     """
     try:
         return observers_of(settings, figures)
@@ -165,11 +165,11 @@ def _prune_environments(settings: Settings, registered: Found | None) -> None:
     if registered is None or not settings.install_requirements:
         return
     files = []
-    for _, _, one in registered:
-        if one.config is None:
+    for _, _, version in registered:
+        if version.config is None:
             return
-        if one.config.requirements is not None:
-            files.append(Path(one.config.requirements.file))
+        if version.config.requirements is not None:
+            files.append(Path(version.config.requirements.file))
     for name in prune(settings.state_dir.absolute() / ENVIRONMENTS, files):
         logger.info("removed the environment %s, which no model has used for a week", name)
 
@@ -177,20 +177,20 @@ def _prune_environments(settings: Settings, registered: Found | None) -> None:
 def _first_models(
     catalog: Catalog, registered: Found | None, placement: Placement
 ) -> list[tuple[ModelConfig, int]]:
-    """Return what a worker serves at first, and the reloads of each: one version per model.
+    """Return a version of each model that a worker serves at first, and the reloads of each.
 
     The consumer adds other versions as the registry has them.
     """
-    found = {name: (config, 0) for name, config in catalog.models.items()}
+    first = {name: (config, 0) for name, config in catalog.models.items()}
     if registered is not None:
-        found = {
-            name: (one.config, one.loads)
-            for name, _, one in registered
-            if one.is_default and one.config is not None
+        first = {
+            name: (version.config, version.loads)
+            for name, _, version in registered
+            if version.is_default and version.config is not None
         }
     return [
         (_without_leases(config), loads)
-        for config, loads in found.values()
+        for config, loads in first.values()
         if not config.on_demand and not placement.misfits(config)
     ]
 
@@ -204,13 +204,13 @@ def _without_leases(config: ModelConfig) -> ModelConfig:
 
 def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
     """Return the pids of each model's processes and their helpers; any thread may call it."""
-    found: dict[str, list[int]] = {}
-    for model in models:  # several versions of a model have one name
-        pids = found.setdefault(model.config.name, [])
+    pids: dict[str, list[int]] = {}
+    for model in models:  # several versions of a model have the same name
+        of_model = pids.setdefault(model.config.name, [])
         for replica in list(model.replicas):
             if (process := replica.process) is not None:
-                pids += [process.pid, *replica.helpers]
-    return found
+                of_model += [process.pid, *replica.helpers]
+    return pids
 
 
 def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
@@ -223,7 +223,7 @@ def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
 
 
 class ModelBuilder:
-    """Builds the served models of one worker; their replicas are not started yet.
+    """Builds the served models of a worker; their replicas are not started yet.
 
     Args:
         catalog: the models at the start, which decide the share of the cores of each process.
@@ -270,11 +270,3 @@ class ModelBuilder:
         return ServedModel(
             config, retries, replicas, payloads, key=key, stats=stats, template=template
         )
-
-
-def build_models(
-    catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
-) -> list[ServedModel]:
-    """Return one `ServedModel` per model of the catalogue."""
-    builder = ModelBuilder(catalog, settings, environ, owner)
-    return [builder.build(config) for config in catalog.models.values()]

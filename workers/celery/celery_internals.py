@@ -119,9 +119,9 @@ def treat_as_lost_connections() -> None:
 def is_message(message: object) -> bool:
     """Return whether Celery can read what a list or a channel held; else kombu or Celery raises."""
     try:
-        found: Any = message
-        properties, headers = found["properties"], found.get("headers")
-        encoding, body = (properties.get("body_encoding") or "").lower(), found["body"]
+        fields: Any = message
+        properties, headers = fields["properties"], fields.get("headers")
+        encoding, body = (properties.get("body_encoding") or "").lower(), fields["body"]
         if encoding == "base64":
             body = base64.b64decode(body, validate=True).decode("latin-1")
         is_placed = bool(properties["delivery_tag"]) and isinstance(
@@ -160,8 +160,8 @@ def drop_unreadable_messages() -> None:
 class PatientConsumer(Consumer):
     """Celery's consumer for a server that accepts connections and may refuse writes.
 
-    Celery's own one does not close a connection whose first write was refused, and tries again at
-    once.
+    Celery's own consumer does not close a connection whose first write was refused, and tries again
+    at once.
     """
 
     # celery-types does not have these two.

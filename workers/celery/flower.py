@@ -74,7 +74,7 @@ _REPLACED: Final[Mapping[type, type]] = {TaskTimout: TimeLimits, TaskAbort: Abor
 def route(
     queues: Mapping[str, str], name: str, args: object, kwargs: object
 ) -> dict[str, str] | None:
-    """Return the queue of a task that is sent without one; a router for Celery.
+    """Return the queue of a task that is sent without a queue; a router for Celery.
 
     `queues` are those of the models. The first of `args` may be the model.
     """
@@ -90,7 +90,7 @@ def route(
 
 def adapt(app: Celery, catalog: Catalog) -> None:
     """Adapt Flower in this process, as the module's docstring lists."""
-    queues = {one.name: one.queue for one in catalog.served}
+    queues = {model.name: model.queue for model in catalog.served}
 
     def router(name: str, args: Any, kwargs: Any, *_: Any, **__: Any) -> dict[str, str] | None:
         return route(queues, name, args, kwargs)

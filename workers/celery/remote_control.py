@@ -27,7 +27,7 @@ from workers.consumer.loop import Consumer
 from workers.jobs.leased_job import LeasedJob
 from workers.models.served_model import ServedModel
 
-#: The most ids that one call of jobs/cancel.lua takes.
+#: The most ids that a call of jobs/cancel.lua takes.
 CANCEL_MAX_JOBS: Final = 128
 
 _REPLICAS: Final = (
@@ -76,8 +76,8 @@ def count_active(consumer: Consumer) -> None:
 
 
 def _consumer(state: Any) -> Consumer | None:
-    found: Consumer | None = getattr(state.consumer.controller, "headrace", None)
-    return found
+    consumer: Consumer | None = getattr(state.consumer.controller, "headrace", None)
+    return consumer
 
 
 def _models(state: Any) -> list[ServedModel]:
@@ -111,8 +111,8 @@ def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None
 
 def _running_info(state: Any) -> list[dict[str, Any]]:
     consumer = _consumer(state)
-    found = _running(consumer) if consumer is not None else ()
-    return [_info(state, model, job, pid) for model, job, pid in found]
+    running = _running(consumer) if consumer is not None else ()
+    return [_info(state, model, job, pid) for model, job, pid in running]
 
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
@@ -131,10 +131,10 @@ def _reserved(state: Any, **_: Any) -> list[dict[str, Any]]:
 
 def _query_task(state: Any, ids: str | Sequence[str], **_: Any) -> dict[str, Any]:
     wanted = set(_listed(ids))
-    found = dict(_stock["query_task"](state, list(wanted)))
+    tasks = dict(_stock["query_task"](state, list(wanted)))
     for word, infos in (("reserved", _prepared_info), ("active", _running_info)):
-        found |= {info["id"]: (word, info) for info in infos(state) if info["id"] in wanted}
-    return found
+        tasks |= {info["id"]: (word, info) for info in infos(state) if info["id"] in wanted}
+    return tasks
 
 
 def _active_queues(state: Any) -> list[dict[str, Any]]:
@@ -142,7 +142,8 @@ def _active_queues(state: Any) -> list[dict[str, Any]]:
     # queues, it would pop their messages.
     names = dict.fromkeys(name for model in _models(state) for name in _queue_names(model))
     queues = [Queue(name, routing_key=name) for name in names]
-    return [*_stock["active_queues"](state), *(dict(one.as_dict(recurse=True)) for one in queues)]
+    described = [dict(queue.as_dict(recurse=True)) for queue in queues]
+    return [*_stock["active_queues"](state), *described]
 
 
 def _queue_names(model: ServedModel) -> list[str]:
@@ -174,7 +175,7 @@ def _revoke_command(redis_url: str) -> Command:
             answers = _cancelled(redis_url, ids)
         except (RedisError, OSError) as error:
             return {"error": f"not revoked, Redis does not answer: {error}"}
-        # A job without a record may wait in a queue as a stock client's message, or arrive as one.
+        # A job without a record may wait in a queue as a stock client's message, or arrive so.
         # The script remembers it for the claim; this set is for `inspect revoked`.
         celery_state.revoked.update(
             [job_id for job_id, answer in answers.items() if answer == "unknown"]
@@ -195,10 +196,10 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     """Return the reply of jobs/cancel.lua for each id: unknown, removed, asked (it runs), ended."""
     answers: dict[str, str] = {}
     with connect(redis_url) as client:
-        for some in pages_of(ids, CANCEL_MAX_JOBS):
-            cancel = job_scripts.cancel(some, remember_s=keys.REVOKED_TTL_S)
+        for page in pages_of(ids, CANCEL_MAX_JOBS):
+            cancel = job_scripts.cancel(page, remember_s=keys.REVOKED_TTL_S)
             words = job_scripts.read_words(call_script(client, cancel))
-            answers |= dict(zip(some, words, strict=True))
+            answers |= dict(zip(page, words, strict=True))
     return answers
 
 

@@ -148,14 +148,14 @@ class TokenBucket:
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._most = max(1.0, per_s * BURST_S)
-        self._left = self._most
+        self._burst = max(1.0, per_s * BURST_S)
+        self._left = self._burst
         self._at = 0.0
 
     def take(self, count: int, now: float) -> int:
         """Take `count` tokens or as many as are left; return how many were taken."""
         if self._at:
-            self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+            self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
         taken = min(count, int(self._left))
         self._left -= taken
@@ -163,7 +163,7 @@ class TokenBucket:
 
 
 class EventSampler:
-    """Chooses the jobs of one model for which one worker sends events.
+    """Chooses the jobs of a model for which a worker sends events.
 
     When sampled, `per_s` jobs a second get events, and as many again that end badly or are tried
     again.
@@ -214,7 +214,7 @@ class EventSampler:
 
 
 class EventPublisher:
-    """Publishes the task events of one worker, and starts and ends the spans of its jobs.
+    """Publishes the task events of a worker, and starts and ends the spans of its jobs.
 
     `ticks` advances Celery's logical clock by a count and returns the first of these ticks.
     `dispatcher` returns Celery's event dispatcher, or None while it has none.
@@ -406,7 +406,7 @@ class EventPublisher:
             self.events_at = time.monotonic() + EVENTS_S
 
     def events(self, now: float) -> list[Command]:
-        """Return the events that are due, as one publication."""
+        """Return the events that are due, as a single publication."""
         self._failures.flush()
         waiting = len(self._events)
         if not waiting or (now < self.events_at and waiting < EVENTS_MAX):

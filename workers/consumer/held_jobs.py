@@ -36,7 +36,7 @@ _RUN_BITS: Final = 32
 
 
 class HeldJobs:
-    """The jobs that one worker holds."""
+    """The jobs that a worker holds."""
 
     def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
         self._models = models
@@ -48,7 +48,7 @@ class HeldJobs:
         self._number = 0
 
     def leases_in_doubt(self, now: float) -> bool:
-        """Return whether another worker may have claimed jobs that this one holds.
+        """Return whether another worker may have claimed jobs that this worker holds.
 
         The worker calls it at the beginning of each turn. While it returns True, nothing may be
         dispatched.
@@ -99,7 +99,7 @@ class HeldJobs:
         return bool(messages)
 
     def _cancel(self, model: ServedModel, job_id: str, token: str) -> None:
-        unread = model.take_unread(job_id, token)
+        unread = model.take_out_withheld(job_id, token)
         if unread is not None:
             self._leases.release(model, [unread], "free")
         else:
@@ -198,7 +198,7 @@ class HeldJobs:
         fields = {job_id: rest for job_id, *rest in rows}
         jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
         for job in jobs:
-            # Redis keeps the progress with the highest number under one fencing token.
+            # Redis keeps the progress with the highest number under a fencing token.
             self._number += 1
             text = msgspec.json.encode(Progress(*fields[job.id]))
             self._progress[job] = b"%d %s" % (self._number, text)

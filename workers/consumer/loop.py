@@ -2,7 +2,7 @@
 
 Each turn gathers the outcomes of the model processes and the claims for the batchers, and sends
 them to Redis in one write. The replies are read when they come. If a deep backlog waits, the next
-claim is sent before the last one is read, so that Redis works on it meanwhile. While Redis is away
+claim is sent before the last is read, so that Redis works on it meanwhile. While Redis is away
 the model processes go on, and their results are settled with the same tokens when it is back.
 """
 
@@ -50,7 +50,7 @@ TOP_UP_S: Final = 0.002
 
 
 class Claimer:
-    """The claims of one worker.
+    """The claims of a worker.
 
     Attributes:
         top_up_at: when a prepared batch may be topped up again.
@@ -78,7 +78,7 @@ class Claimer:
         self._leases.flush(now)
 
     def claim_before_reading(self, now: float) -> None:
-        """Claim at once the batch behind a claimed one that will run as soon as it is read."""
+        """Claim at once the batch behind a claimed batch that will run as soon as it is read."""
         for model in self._models:
             if not model.unread or not model.whole_batch_unread:
                 continue
@@ -119,7 +119,7 @@ CONNECT_CLOSE_MAX_S: Final = 0.1
 
 
 class Consumer:
-    """The loop over one worker's models; `run` is the body of its thread."""
+    """The loop over a worker's models; `run` is the body of its thread."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Consumer:
     def run(self) -> None:
         """Serve until `stop`, then drain.
 
-        Model processes end with the thread that started them, which is this one.
+        Model processes end with this thread, which starts them.
         """
         for part in (
             self._signal_out, self._transfer, self._notifier, self._connector, self._registry,
@@ -223,16 +223,13 @@ class Consumer:
             self._leases.flush(time.monotonic())
         if self._leases.connected or not connected:
             self._sleep()
-        # Else the connection was lost in this turn, and the next one tries to connect at once.
+        # Else the connection was lost in this turn, and the next turn tries to connect at once.
 
     def _fetch(self, model: ServedModel) -> None:
         """Begin what the jobs of a model wait for."""
-        if model.has_payload_work:
-            self._transfer.take(model)
-        if model.has_callback_work:
-            self._notifier.take(model)
-        if model.wants_logs:
-            self._leases.read_logs(model)
+        self._transfer.begin(model)
+        self._notifier.begin(model)
+        self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
@@ -334,17 +331,18 @@ class Consumer:
 
     def _observed(self) -> list[Command]:
         """Return what the observers write with each report."""
-        return [command for one in self._observers for command in one.commands(self.models)]
+        return [
+            command for observer in self._observers for command in observer.commands(self.models)
+        ]
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
-        """Take the reply to `READ_CHANGES`."""
         self._registry.changed(reply[:2])
         self._profiles.changed(reply[2], self.models)
 
     def _check_replicas(self, now: float) -> None:
         """Start and replace model processes, and act on deadlines and timeouts that are over."""
         if not self._leases.connected:
-            # A new process' socket could get the number of one that is closed.
+            # A new process' socket could get the number of a closed socket.
             self._watch_sockets()
         if not self._stopping.is_set():
             loads = self._dispatcher.isolation.exclusive is None
@@ -431,9 +429,9 @@ class Consumer:
         elif key.fileobj is self._notifier:
             self._notifier.deliver(self._leases)
         elif key.fileobj is self._registry:
-            found = self._registry.take()
-            if found is not None:
-                self._updates.want(found, self._registry.generation)
+            registered = self._registry.take()
+            if registered is not None:
+                self._updates.want(registered, self._registry.generation)
         elif key.fileobj is self._profiles:
             self._profiles.start(self.models, time.monotonic())
         elif key.fileobj is self._leases.socket():
@@ -448,11 +446,11 @@ class Consumer:
             wanted = [
                 number
                 for number in self._notifications.unwatched
-                if (found := self._place(number)) and found[0].wants_notification(found[1], now)
+                if (at := self._place(number)) and at[0].wants_notification(at[1], now)
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.found(place)
+                    model.missed(place)
                 if self._held_jobs.read_cancels(self._notifications.take_messages()):
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -534,7 +532,7 @@ class Consumer:
             self._leases.flush(time.monotonic())
             self._leases.read_replies(time.monotonic())
         for model in self.models:
-            self._transfer.take(model)
+            self._transfer.begin(model)
         self._transfer.close()
         self._notifier.close()
         self._registry.close()

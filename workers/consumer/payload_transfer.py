@@ -85,7 +85,7 @@ class PayloadTransfer:
         """Return the descriptor for a selector: readable when a transfer has ended."""
         return self._threads.fileno()
 
-    def take(self, model: ServedModel) -> None:
+    def begin(self, model: ServedModel) -> None:
         """Begin the transfers that a model needs."""
         fetches, results, ended = model.take_payload_work()
         for job in fetches:

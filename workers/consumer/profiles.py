@@ -50,7 +50,7 @@ class _Running(NamedTuple):
     """A profile that a model process makes.
 
     Attributes:
-        pid: of the process; another one takes its place when it ends.
+        pid: of the process; another process takes its place when it ends.
         until: when the worker gives up.
     """
 
@@ -61,7 +61,7 @@ class _Running(NamedTuple):
 
 
 class Profiles:
-    """The profiles of one worker."""
+    """The profiles of a worker."""
 
     def __init__(self, redis_url: str, owner: str) -> None:
         self._redis_url = redis_url
@@ -76,7 +76,7 @@ class Profiles:
         return self._threads.fileno()
 
     def changed(self, newest: bytes | None, models: Iterable[ServedModel]) -> None:
-        """Look for requests if another one than before is the newest.
+        """Look for requests if the newest is another than before.
 
         Args:
             newest: the third part of the reply to `READ_CHANGES`.
@@ -96,13 +96,13 @@ class Profiles:
     def start(self, models: Iterable[ServedModel], now: float) -> None:
         """Send the requests that were taken to model processes."""
         for taken in self._threads.take_results():
-            found = (
+            free = (
                 replica
                 for model in models
                 if of_model(model.config.name, model.config.version) == taken.of
                 and (replica := _free(model)) is not None
             )
-            replica = next(found, None)
+            replica = next(free, None)
             if replica is None:
                 self._save(taken.id, {}, "the model process has just ended; repeat the request")
                 continue
@@ -125,9 +125,9 @@ class Profiles:
 
     def check(self, now: float) -> None:
         """Give up profiles whose process has ended or does not answer."""
-        for profile_id, one in list(self._running.items()):
-            lost = one.replica.pid != one.pid or one.replica.state not in _SERVING
-            if lost or now >= one.until:
+        for profile_id, running in list(self._running.items()):
+            lost = running.replica.pid != running.pid or running.replica.state not in _SERVING
+            if lost or now >= running.until:
                 del self._running[profile_id]
                 why = (
                     "the model process ended while it was profiled"
@@ -175,4 +175,4 @@ class Profiles:
 
 def _free(model: ServedModel) -> Replica | None:
     """Return a replica that can be profiled."""
-    return next((one for one in model.lasting if one.state is Phase.READY), None)
+    return next((replica for replica in model.lasting if replica.state is Phase.READY), None)

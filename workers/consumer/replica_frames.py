@@ -196,4 +196,4 @@ class ReplicaFrames:
             self._observer.finished(batch, [*ready, *storing])
             self._leases.settle(model, ready)
             if storing:
-                self._transfer.take(model)
+                self._transfer.begin(model)

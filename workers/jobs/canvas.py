@@ -1,7 +1,7 @@
 """A job's callbacks: the links, chain and chord in a stock Celery client's message.
 
-The signatures are read as plain JSON. A task without an id gets one that is derived from the job's
-id, so that a repeat sends the same task. workers/canvas/sender.py sends them.
+The signatures are read as plain JSON. A task without an id gets an id that is derived from the
+job's, so that a repeat sends the same task. workers/canvas/sender.py sends them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 
 
 class Canvas(msgspec.Struct, frozen=True):
-    """The callbacks of one job.
+    """The callbacks of a job.
 
     Attributes:
         root_id: the first task of the whole canvas.
         callbacks: sent with the result, if it succeeds.
         errbacks: sent with the job's id, if it fails.
-        chain: the remaining tasks of its chain, the next one last.
+        chain: the remaining tasks of its chain, the next task last.
         chord: the body of the chord that it belongs to.
     """
 
@@ -94,7 +94,7 @@ def read_canvas(raw: bytes) -> Canvas | None:
 
 
 def _first_protocol(body: bytes) -> tuple[Embed, _Headers] | None:
-    """Return what a message of protocol 1 has in its body; None for one of protocol 2."""
+    """Return what a message of protocol 1 has in its body; None for protocol 2."""
     if not body.lstrip().startswith(b"{"):
         return None
     task: dict[str, Any] = loads(body)
@@ -136,7 +136,7 @@ def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> Non
 
     Args:
         signature: as Celery writes it; changed in place.
-        own: its id, unless it has one.
+        own: its id, unless it has an id already.
         place: its place inside the signature that has that id.
         depth: how many signatures it is nested in.
 

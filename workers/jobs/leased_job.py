@@ -1,4 +1,4 @@
-"""A leased job, which is one claimed job inside a worker; how a claim gives it; and a batch."""
+"""A leased job, which is a claimed job inside a worker; how a claim gives it; and a batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         dispatched_at: when it was sent to a model process; 0 before.
         cost: its share of `max_batch_cost`.
         key: only jobs of the same key share a batch.
-        step: its priority, one of `headrace.redis.keys.STEPS`.
+        step: its priority, a value of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better priorities.
         content_type: of an input that was fetched and is not JSON; else empty.
         canvas: the tasks that follow it; None for most jobs.
@@ -81,7 +81,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         expires_at: until when it must have begun; NEVER without an `expires`.
         retries: how often it was tried again after an error.
         log: what its earlier attempts have generated, if it can go on there.
-        run: the number of the run that yields its pieces; 0 before the first one.
+        run: the number of the run that yields its pieces; 0 before the first run.
         used: how many tokens its request took, as text; "" if that is unknown.
         details: what comes with its input, as `InputDetails.text` writes it; b"" for nothing.
     """
@@ -172,10 +172,10 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
 
 @dataclass(slots=True)
 class Batch:
-    """Jobs that run together on one replica.
+    """Jobs that run together on a replica.
 
     Attributes:
-        reason: why it was dispatched, one of `workers.batching.batcher.Reason`.
+        reason: why it was dispatched, a `workers.batching.batcher.Reason`.
         started_at: when it was dispatched; for a staged batch, when the batch before it ended.
         free_at: since when the device was free for it; its dispatch, unless it was held back.
         start_due_at: when its start is written into the records of its jobs, if it has not ended.
@@ -184,7 +184,7 @@ class Batch:
         seq: its number on the frame socket.
         id: its name in logs and traces.
         traced: some of its jobs may belong to a trace.
-        span: the `traceparent` of its own span; empty without one.
+        span: the `traceparent` of its own span; empty if it has none.
         number: how many jobs its generator had been sent with it.
         waits: its job waits for room in the process of a generator, so its timeout does not run.
         left_s: how much of its timeout is left then.

@@ -71,16 +71,16 @@ class Raised(NamedTuple):
 
 
 def read_raised(traceback: str) -> Raised | None:
-    """Read a traceback; None for one without frames, and for the stacks of a timeout."""
+    """Read a traceback; None if it has no frames, or is the stacks of a timeout."""
     # An error in a task group has its place where the group is; its parts may have none.
     traceback = _GROUP_LINE.sub("", traceback.partition(_GROUP_PARTS)[0])
     frames = [] if _STACKS in traceback else list(_FRAME.finditer(traceback))
     if not frames:
         return None
-    last_first = [one for one in reversed(frames) if _is_own(one[1])] or [frames[-1]]
-    # The author's handler may extend one of an extension.
+    last_first = [frame for frame in reversed(frames) if _is_own(frame[1])] or [frames[-1]]
+    # The author's handler may extend that of an extension.
     extended = tuple(f"{part.folder}/" for part in handler_parts().values())
-    own = next((one for one in last_first if not one[1].startswith(extended)), last_first[0])
+    own = next((frame for frame in last_first if not frame[1].startswith(extended)), last_first[0])
     # Only the first line after the frames: the exception's text may have lines of its own.
     kind = _EXCEPTION.search(traceback, frames[-1].end())
     name = kind[1].rpartition(".")[2] if kind else "exception"
@@ -181,8 +181,8 @@ def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: 
 def with_children(settlement: Settlement, children: bytes) -> Settlement:
     """Return the settlement with the JSON list of the tasks that follow its result."""
     # Split at the last match: a result may contain the same text, the fields behind it cannot.
-    head, found, tail = settlement.meta.rpartition(_NO_CHILDREN)
-    if not found:
+    head, separator, tail = settlement.meta.rpartition(_NO_CHILDREN)
+    if not separator:
         return settlement
     return settlement._replace(meta=head + b', "children": ' + children + b", " + tail)
 

@@ -1,7 +1,7 @@
 """The connection to Redis over which a worker writes: many script calls in one round trip.
 
-A server that does not know the scripts is a different server, and one that takes no writes is no
-primary or cannot persist them. Both count as a broken connection, and the caller decides what to
+A server that does not know the scripts is a different server, and a server that takes no writes is
+no primary or cannot persist them. Both count as a broken connection, and the caller decides what to
 send again.
 """
 
@@ -24,7 +24,7 @@ from workers.jobs.leased_job import NEVER
 
 logger = logging.getLogger(__name__)
 
-#: How many writes may be unanswered: one that Redis works on, and the next one.
+#: How many writes may be unanswered: that on which Redis works, and the next.
 IN_FLIGHT_MAX: Final = 2
 #: A reply that takes longer than this counts as an outage.
 ANSWER_MAX_S: Final = 5.0
@@ -100,7 +100,7 @@ class PipelinedConnection(PooledConnection):
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
         """Return the replies to the oldest unanswered commands; block until all have come.
 
-        The error of one command is its reply.
+        The error of a command is its reply.
         """
         if self._connection is None:
             raise RedisConnectionError("not connected")
@@ -108,7 +108,7 @@ class PipelinedConnection(PooledConnection):
             replies = self._read(len(commands))
             for error in [reply for reply in replies if isinstance(reply, ResponseError)]:
                 if isinstance(error, NoScriptError):
-                    # A failover has put another server in the place of the first one.
+                    # A failover has put another server in the place of the first.
                     raise RedisConnectionError("the server does not know the scripts any more")
         except DISCONNECTED:
             self.close()

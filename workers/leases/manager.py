@@ -42,7 +42,7 @@ _NEVER = float("inf")
 class ReapClock:
     """Delays reaping after an outage, and maps this process' clock to that of Redis.
 
-    All holders of leases that were cut off by the same outage need one lease's time to renew.
+    All holders of leases that were cut off by the same outage need a lease's time to renew.
     So nothing is reaped before `lease_ttl_s` seconds after the connection, which is also after the
     server's own start.
     """
@@ -85,11 +85,11 @@ logger = logging.getLogger(__name__)
 
 #: Replicas are leased this much longer than jobs: they are renewed once a second.
 REPLICA_SLACK_US: Final = 2 * US_PER_S
-#: How many entries of a log are read in one call; few of them have more than 256 KiB.
+#: How many entries of a log are read in a call; few of them have more than 256 KiB.
 LOG_PAGE: Final = 64
 #: The most bytes of pieces that wait for Redis, before none are read from model processes any more.
 PIECES_MAX_BYTES: Final = 8 << 20
-#: A worker that has just renewed its replicas may take one before the others.
+#: A worker that has just renewed its replicas may take another before the others.
 REPLICA_FRESH_US: Final = 3 * US_PER_S
 
 
@@ -114,10 +114,10 @@ class WorkerObserver(Protocol):
     def settled(
         self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
-        """Take the replies of jobs/settle.lua, one per settlement; the model still holds them."""
+        """Note the reply of jobs/settle.lua to each settlement; the model still holds the jobs."""
 
     def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
-        """Take the replies of jobs/release.lua, one per job."""
+        """Note the reply of jobs/release.lua about each job."""
 
     def events(self, now: float) -> Sequence[Command]:
         """Return the commands that publish task events, if they are due."""
@@ -133,7 +133,7 @@ class WorkerObserver(Protocol):
 
 
 class LeaseManager:
-    """The leases of one worker, over one connection.
+    """The leases of a worker, over a single connection.
 
     `owner` is the name of this incarnation of the worker, written into each lease.
     """
@@ -158,7 +158,7 @@ class LeaseManager:
         self._reap_clock = ReapClock(settings.lease_ttl_s)
         self._lease_us = int(settings.lease_ttl_s * US_PER_S)
         self._restored = False
-        # In a container this is the container's name: what dies together has one name.
+        # In a container this is the container's name: what dies together has the same name.
         self._host = socket.gethostname()
 
     @property
@@ -190,7 +190,7 @@ class LeaseManager:
         self._reap_clock.connected(now)
         logger.info("connected to Redis")
         if self._claim_lost:
-            # Two models can hold jobs of one queue while one replaces the other.
+            # Two models can hold jobs of a queue while one replaces the other.
             known: dict[str, list[str]] = {}
             losses: dict[str, str] = {}
             for model in models:
@@ -228,7 +228,7 @@ class LeaseManager:
         def claimed(number: int, reply: Any, at: float) -> None:
             model.claim_answered(ClaimReply(reply), at, number)
 
-        # After this wait the claim takes a job before better ones; one such job at a time.
+        # After this wait the claim takes a job before better jobs; one such job at a time.
         yield_us = 0 if model.overdue(now) else int(model.config.max_yield_s * US_PER_S)
         for number, share in model.claim_sent(room, now):
             if model.config.counts_tokens:
@@ -249,8 +249,8 @@ class LeaseManager:
         """
         settlements = model.hold_for_callbacks(settlements)
         if settlements:
-            for queue, some in model.by_queue(settlements):
-                self._settle(model, queue, some)
+            for queue, ended in model.by_queue(settlements):
+                self._settle(model, queue, ended)
 
     def _settle(self, model: ServedModel, queue: str, settlements: list[Settlement]) -> None:
         def settled(reply: Any, now: float) -> None:
@@ -258,12 +258,12 @@ class LeaseManager:
             for settlement, code in zip(settlements, reply, strict=True):
                 if code != SETTLED:
                     self._unusual(model, settlement, int(code), now)
-            model.forget(settlements)
+            model.let_go(settlements)
 
         def refused() -> None:
             # The outcome is unknown, as if another worker had the jobs.
             self._observer.settled(model, settlements, [FENCED] * len(settlements))
-            model.forget(settlements)
+            model.let_go(settlements)
 
         settle = job_scripts.settle(queue, model.config.version, settlements, self._kept)
         self._outbox.add(settle, settled, refused, resend=True)
@@ -291,8 +291,6 @@ class LeaseManager:
         """Return jobs to the head of their queue, in the order in which they were claimed.
 
         Args:
-            model: the model that holds the jobs.
-            jobs: the jobs, in the order of their claim.
             mode: `free` (an orderly release), `alone`, `crash` or `lost`; see
                 `job_scripts.release`.
             how: how their model process ended.
@@ -300,8 +298,8 @@ class LeaseManager:
             runs: how the jobs ran, by token, if they had begun.
         """
         if jobs:
-            for queue, some in model.by_queue(jobs):
-                losses, last_first = self._losses(model), some[::-1]
+            for queue, released in model.by_queue(jobs):
+                losses, last_first = self._losses(model), released[::-1]
                 release = job_scripts.release(queue, mode, losses, last_first, how, traceback, runs)
                 self._release(model, last_first, release)
 
@@ -312,7 +310,7 @@ class LeaseManager:
 
         def refused() -> None:
             self._observer.released(last_first, [b"fenced"] * len(last_first))
-            model.forget(last_first[::-1])
+            model.let_go(last_first[::-1])
 
         self._outbox.add(release, released, refused, resend=True)
 
@@ -320,17 +318,17 @@ class LeaseManager:
         """Move jobs that ask for another version to the queue of that version, uncharged."""
         jobs = model.take_misplaced()
 
-        def moved(some: list[LeasedJob], *_: Any) -> None:
-            model.forget(some)
+        def moved(group: list[LeasedJob], *_: Any) -> None:
+            model.let_go(group)
 
         for queue, claimed in model.by_queue(jobs) if jobs else ():
             by_version: dict[str, list[LeasedJob]] = {}
             for job in claimed:
                 version = job.message.version if job.message is not None else ""
                 by_version.setdefault(version, []).append(job)
-            for version, some in by_version.items():
-                move = job_scripts.move(queue, version, some)
-                self._outbox.add(move, partial(moved, some), partial(moved, some), resend=True)
+            for version, group in by_version.items():
+                move = job_scripts.move(queue, version, group)
+                self._outbox.add(move, partial(moved, group), partial(moved, group), resend=True)
 
     def isolate(self, job: LeasedJob, scope: str, answered: Callable[[int, float], None]) -> None:
         """Mark in Redis that a job begins to run isolated, or that it has left its process.
@@ -442,21 +440,20 @@ class LeaseManager:
         self._outbox.add(READ_CHANGES, read)
 
     def find_work(
-        self, queues: Sequence[str], found: Callable[[list[str], float], None], now: float
+        self, queues: Sequence[str], with_work: Callable[[list[str], float], None], now: float
     ) -> None:
         """Find which queues have work, among those that this worker does not serve.
 
         Args:
             queues: groups of queues, as `queue_scripts.find_work` takes them.
-            found: gets the queues with work, and the time, once for each group.
-            now: the monotonic time.
+            with_work: gets the queues with work, and the time, once for each group.
         """
 
         def replied(reply: Any, at: float) -> None:
             now_us, *names = reply
             # A worker without a loaded model sweeps nothing.
             self._reap_clock.set_server_time(int(now_us), at)
-            found([name.decode() for name in names], at)
+            with_work([name.decode() for name in names], at)
 
         until_us = self._reap_clock.until_us(now)
         for group in queues:
@@ -470,8 +467,6 @@ class LeaseManager:
         Args:
             others: how many replicas the worker runs without a lease.
             arguments: those of the script for each model.
-            granted: gets the reply.
-            now: the monotonic time.
         """
         lease_us = self._lease_us + REPLICA_SLACK_US
         lease = script("workers/lease_replicas").call(
@@ -481,7 +476,7 @@ class LeaseManager:
         self._outbox.add(lease, lambda reply, _now: granted(reply))
 
     def delay_reaping(self, now: float) -> None:
-        """Reap nothing for one lease_ttl: other workers may have been paused as this one was."""
+        """Reap nothing for a lease_ttl: other workers may have been paused like this worker."""
         self._reap_clock.delay(now)
 
     def send(self, command: Command, *, resend: bool = False) -> None:
@@ -511,7 +506,7 @@ class LeaseManager:
         return self._connection.socket() if self.connected else None
 
     def check_timeout(self, now: float) -> None:
-        """Give the connection up if a reply is overdue; a half-open one reports no error."""
+        """Give the connection up if a reply is overdue: half-open, it reports no error."""
         if now >= self.reply_due_at:
             self.connection_lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
 

@@ -1,7 +1,7 @@
 """Notifications from Redis: queues that have changed, and held jobs that were cancelled.
 
-They come over one RESP3 connection with CLIENT TRACKING. The lengths of a queue's lists are read in
-a pipeline, and the server then pushes one invalidation when one of them changes. The push names the
+They come over a RESP3 connection with CLIENT TRACKING. The lengths of a queue's lists are read in a
+pipeline, and the server then pushes an invalidation when any of them changes. The push names the
 list and wakes the consumer's selector. A queue is watched again when the consumer is about to sleep
 and has room for more of its jobs. Nothing is polled, and no payload is moved.
 """
@@ -36,14 +36,14 @@ _PUSH: Final = object()
 
 
 class QueueNotifications(PooledConnection):
-    """The notification connection of one worker.
+    """The notification connection of a worker.
 
     The client must use RESP3. Cancels come on `channel`, unless it is empty.
 
     Attributes:
         polls: the server does not support tracking, so lengths must be read every `POLL_S`.
-        unwatched: the queues, by their place in `lists`, whose next change is not pushed: one of
-            their lists has changed, or they were never watched.
+        unwatched: the queues, by their place in `lists`, whose next change is not pushed: a list
+            of theirs has changed, or they were never watched.
     """
 
     def __init__(

@@ -227,7 +227,7 @@ class ReplicaManager:
     def discard(self, model: ServedModel, replica: Replica) -> None:
         """Kill a process that runs no batch, and forget its replica."""
         self._unwatch(replica)
-        self._orphan_guard.forget(replica.pid)
+        self._orphan_guard.unwatch(replica.pid)
         replica.kill()
         model.replicas.remove(replica)
 
@@ -310,7 +310,7 @@ class ReplicaManager:
             jobs = [job.id for batch in begun for job in batch.jobs]
             why = f"{why}\n{trace}" if trace else why
             model.replica_history.add_loss(now, why, jobs, cause)
-        self._orphan_guard.forget(replica.pid)
+        self._orphan_guard.unwatch(replica.pid)
         replica.ended(now)
         if replica.successor is not None or replica.surplus:
             # The successor takes its place, even while it still loads.

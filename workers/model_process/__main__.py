@@ -1,6 +1,6 @@
 """The model process: owns the device and the handler, and answers the worker's frames.
 
-`workers.replicas.replica` starts it as `python -m workers.model_process FD FD`, with one end of a
+`workers.replicas.replica` starts it as `python -m workers.model_process FD FD`, with an end of a
 socketpair and a file for the stacks of its threads. `workers.protocol.phases` lists its phases. It
 never runs longer than its worker. On Linux the kernel kills it when the thread that started it
 ends. On any system EOF on the socket ends it.
@@ -172,7 +172,7 @@ def _read(frames: Frames, inbox: Inbox, profiler: Profiler) -> None:
                     if len(dropped) > BATCHES_MAX:
                         del dropped[next(iter(dropped))]
                 case StartProfile():
-                    profiler.take(frame)
+                    profiler.start(frame)
                 case _:
                     inbox.put(frame)
 
@@ -196,9 +196,9 @@ def _load(
         input_check=check_of(config["input_check"]),
         output_check=check_of(config["output_check"]),
     )
-    found = install_variant(executor, config)
+    variant = install_variant(executor, config)
     install_pool(executor, processes, config["preprocess_threads"])
-    return executor, processes, "" if found is None else describe(found)
+    return executor, processes, "" if variant is None else describe(variant)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class SubBatch:
     """Inputs that go through the verbs together.
 
     Attributes:
-        results: one per input; an error that `preprocess` returned stays there.
+        results: of each input; an error that `preprocess` returned stays there.
         good: indexes of the inputs that are no errors.
         items: what `preprocess` returned for the good inputs, and then the padding.
         padding: how many copies of the last item `items` ends with.
@@ -77,10 +77,10 @@ class SubBatch:
 
 @dataclass(slots=True)
 class BatchState:
-    """One batch.
+    """A batch.
 
     Attributes:
-        outcomes: one per item; empty until it is known.
+        outcomes: of each item; empty until it is known.
         readable: the inputs that could be decoded, by their places.
         ran: the size of the largest sub-batch that went through all verbs.
         too_large: the places of each sub-batch that ran out of memory.

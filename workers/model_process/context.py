@@ -67,18 +67,18 @@ def no_span(verb: str, size: int) -> AbstractContextManager[Any]:
 
 def set_items(context: Context, inputs: Sequence[Input]) -> list[str]:
     """Set the items of a verb in a handler's context; return the ids of their jobs."""
-    ids = context.request_ids = [one[0] for one in inputs]
-    context.content_types = [one[2] for one in inputs]
-    details = [one[3] for one in inputs]
+    ids = context.request_ids = [item[0] for item in inputs]
+    context.content_types = [item[2] for item in inputs]
+    details = [item[3] for item in inputs]
     if any(details):
-        given = [one or ItemDetails({}, {}, {}, {}) for one in details]
-        context.parameters = [one.parameters for one in given]
-        context.headers = [one.headers for one in given]
-        context.metadata = [one.metadata for one in given]
-        context.part_types = [one.part_types for one in given]
+        given = [item or ItemDetails({}, {}, {}, {}) for item in details]
+        context.parameters = [item.parameters for item in given]
+        context.headers = [item.headers for item in given]
+        context.metadata = [item.metadata for item in given]
+        context.part_types = [item.part_types for item in given]
         return ids
-    # Most batches have nothing of this: then one list is good for many, unless a handler wrote
-    # into it.
+    # Most batches have nothing of this: then the same list is good for many, unless a handler
+    # wrote into it.
     nothing = context.parameters
     if nothing is not context.part_types or len(nothing) != len(ids) or any(nothing):
         context.parameters = context.part_types = nothing = [{} for _ in ids]
@@ -91,7 +91,7 @@ def overlaps(handler: Any) -> bool:
     return bool(getattr(handler, "overlap", False))
 
 
-#: One for the process, as a model process has one context.
+#: Of the whole process, as a model process has a single context.
 _current: Final = threading.local()
 
 

@@ -1,4 +1,4 @@
-"""Runs a batch through the handler's verbs, to one outcome per item. Runs in the model process.
+"""Runs a batch through the handler's verbs, to an outcome per item. Runs in the model process.
 
 When a verb raises, the batch is split in halves, which run again. An input that still makes the
 verb raise when it runs alone fails with its own error; the other inputs succeed.
@@ -69,7 +69,7 @@ CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
 
 @dataclass(slots=True)
 class BatchExecutor:
-    """Runs batches through one handler.
+    """Runs batches through a handler.
 
     Attributes:
         preprocess: the handler's own verb, or the pool that runs it in parts.
@@ -106,7 +106,7 @@ class BatchExecutor:
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
         self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))
-        self.context.reports_to(self.reporter.take)
+        self.context.reports_to(self.reporter.report)
 
     def send_pieces_to(self, send: Callable[[list[Any]], None]) -> None:
         """Pass pieces of results on: `send` takes rows of `PieceSender`."""
@@ -123,7 +123,7 @@ class BatchExecutor:
     def run(
         self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
     ) -> BatchState:
-        """Run a batch, one verb after the other. Its state has one outcome per item then."""
+        """Run a batch, one verb after the other. Its state then has an outcome for each item."""
         state = self.read(items, dropped, seq)
         if state.readable:
             self.attempt(state, list(state.readable))
@@ -138,7 +138,7 @@ class BatchExecutor:
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload. A
                 job that may expire also has its deadline, in seconds of the monotonic clock, which
-                all processes of a machine share. The last one is the `InputDetails` as text.
+                all processes of a machine share. The last part is the `InputDetails` as text.
             dropped: places of items whose jobs were cancelled; it may grow while the batch runs.
             seq: the batch's number, for progress reports.
         """
@@ -329,7 +329,7 @@ class BatchExecutor:
                     step = next(steps)
                 except StopIteration as end:
                     return stream.outputs(end.value)
-                pieces = stream.take(checked_list(step, size, "a step of inference"))
+                pieces = stream.add_step(checked_list(step, size, "a step of inference"))
                 if self.pieces is not None:
                     self.pieces.add(pieces)
         finally:
@@ -369,7 +369,7 @@ class BatchExecutor:
         size: int,
         good: list[int] | None = None,
     ) -> Any:
-        """Run one verb in its span, and add its time also if it raises."""
+        """Run a verb in its span, and add its time also if it raises."""
         reporter, times = self.reporter, sub_batch.times
         if reporter is not None:
             reporter.enter(sub_batch.progress, sub_batch.inputs, good, sub_batch.padding)

@@ -1,4 +1,4 @@
-"""Encodes what a handler returned or raised for one item, and what an error means for the device.
+"""Encodes what a handler returned or raised for an item, and what an error means for the device.
 
 After some errors, such as a device-side assert, every later call to CUDA fails in the process. Then
 splitting the batch would fail all of it.
@@ -57,8 +57,8 @@ def leads_to_author(file: str) -> bool:
 
 def _leading() -> set[str]:
     """Return the files of extensions that only call the author's code."""
-    found = handler_parts().values()
-    return {str(part.folder / name) for part in found for name in part.leading}
+    parts = handler_parts().values()
+    return {str(part.folder / name) for part in parts for name in part.leading}
 
 
 def author_traceback(error: BaseException) -> str:
@@ -75,9 +75,8 @@ def author_traceback(error: BaseException) -> str:
         seen += bool(own)
         if own or isinstance(error, headrace.errors.HeadraceError):
             part.stack[:] = own
-        pending += [
-            one for one in (part.__cause__, part.__context__, *(part.exceptions or ())) if one
-        ]
+        linked = (part.__cause__, part.__context__, *(part.exceptions or ()))
+        pending += [below for below in linked if below]
     return "".join(shown.format()) if seen or shown.stack else ""
 
 
@@ -223,7 +222,7 @@ def text_of(value: Any) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the error's traceback, without Headrace's own frames; "" if it has none.
 
-    The middle of a long one is left out.
+    The middle of a long traceback is left out.
     """
     if error.__traceback__ is None:
         return ""

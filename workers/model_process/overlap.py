@@ -1,6 +1,6 @@
 """Runs the verbs of several batches at once, each verb in its own thread, in the model process.
 
-While one batch is on the device, the next is preprocessed and the previous one is postprocessed and
+While a batch is on the device, the next is preprocessed and the previous is postprocessed and
 sent. A handler allows it by `overlap = True`. A verb may then run while another verb runs, but
 never twice at the same time, and always in the same thread. `inference` runs in the main thread,
 because glibc's allocator keeps large blocks mapped for that thread only.

@@ -146,11 +146,8 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
     here too, so that no job waits for it. With `allowed_batch_sizes` it runs as a batch of each of
     these sizes.
 
-    Args:
-        executor: has the handler.
-
     Returns:
-        0, or the largest batch that fits into memory if the full one did not.
+        0, or the largest batch that fits into memory if the full batch did not.
 
     Raises:
         Exception: what a verb raised, or returned as the example's result.
@@ -162,15 +159,15 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
     details = InputDetails(parameters=msgspec.json.encode(parameters or {}), nested=nested)
     _, value, kind, beside = executor.decode(WARM_UP_ID, text, details=details.text())
     _run(executor, [(WARM_UP_ID, value, kind, beside)])
-    most, ran = executor.context.max_batch_size, 1
-    halves = [most >> n for n in range(most.bit_length())]
+    size_max, ran = executor.context.max_batch_size, 1
+    halves = [size_max >> n for n in range(size_max.bit_length())]
     for size in executor.context.allowed_batch_sizes or halves:
         inputs: list[Input] = [(f"{WARM_UP_ID}-{n}", value, kind, beside) for n in range(size)]
         if size > 1 and _fits(executor, inputs):
             ran = max(ran, size)
             if not executor.context.allowed_batch_sizes:
                 break
-    return ran if ran < most else 0
+    return ran if ran < size_max else 0
 
 
 def example_of(handler: Handler) -> Any:

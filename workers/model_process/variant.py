@@ -48,7 +48,7 @@ def install_variant(
         refused_too: use a wrong or slower variant too, to measure it.
 
     Returns:
-        What was found; None if the frame names no variant.
+        The variant, with its check; None if the frame names none.
 
     Raises:
         ConfigError: the handler has no module to optimize, or a package or a file is missing.
@@ -70,9 +70,9 @@ def install_variant(
         lambda: samples(executor, exportable, _logged_inputs(executor, config)),
         again=config.get("again", False),
     )  # fmt: skip
-    found = install(exportable, wanted, site, refused_too=refused_too)
-    _log(wanted, found, context.model_name)
-    return found
+    installed = install(exportable, wanted, site, refused_too=refused_too)
+    _log(wanted, installed, context.model_name)
+    return installed
 
 
 def exportable_of(executor: BatchExecutor) -> Exportable:
@@ -100,14 +100,14 @@ def _offered(executor: BatchExecutor) -> Exportable | None:
     return make() if make is not None else None
 
 
-def _log(wanted: Optimize, found: Installed, model: str) -> None:
-    verdict, extra = found.verdict, {"model": model}
+def _log(wanted: Optimize, installed: Installed, model: str) -> None:
+    verdict, extra = installed.verdict, {"model": model}
     if verdict.refused:
         logger.warning(
             "optimize: the model runs eager: %s is refused: %s", wanted.name, verdict.refused,
             extra=extra,
         )  # fmt: skip
-    elif found.used:
+    elif installed.used:
         logger.info(
             "optimize: %s runs, %s; largest error %.2g, agreement %s",
             wanted.name, verdict.speed, verdict.error,
@@ -115,13 +115,13 @@ def _log(wanted: Optimize, found: Installed, model: str) -> None:
         )  # fmt: skip
 
 
-def describe(found: Installed) -> str:
+def describe(installed: Installed) -> str:
     """Return in words which variant runs, for the worker's report."""
-    name, verdict = found.name, found.verdict
+    name, verdict = installed.name, installed.verdict
     if verdict.refused:
         return f"eager; {name} is refused: {verdict.refused}"
-    if not found.used:
-        return f"eager; {name} is not used: {found.problem}"
+    if not installed.used:
+        return f"eager; {name} is not used: {installed.problem}"
     return f"{name}, {verdict.speed}"
 
 
@@ -183,14 +183,14 @@ def _decoded_files(
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield the files of a folder, or one file, as a client would send them."""
+    """Yield the files of a folder, or a file, as a client would send them."""
     if not folder.exists():
         raise ConfigError(
             f"optimize.calibrate: there is no folder {folder}",
             hint="correct the path; it refers to the folder of the models file",
         )
-    found = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    files = [path for path in found if path.is_file() and path.name[:1] != "."]
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    files = [path for path in paths if path.is_file() and path.name[:1] != "."]
     if not files:
         raise ConfigError(f"optimize.calibrate: {folder} has no files", hint="put inputs there")
     for path in files[:INPUTS_MAX]:
@@ -203,9 +203,9 @@ def _files(folder: Path) -> Iterator[tuple[Path, bytes]]:
             yield path, binary_input(body, image_type(body) or BINARY_TYPE)
 
 
-def refusal(executor: BatchExecutor, one: Input) -> object:
+def refusal(executor: BatchExecutor, item: Input) -> object:
     """Return the error with which `preprocess` refuses an input; None if it accepts it."""
-    batch = SubBatch([one], StageTimes(), range(1))
+    batch = SubBatch([item], StageTimes(), range(1))
     try:
         executor.prepare(batch)
     except InputError as error:
@@ -225,26 +225,26 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
     sizes = context.allowed_batch_sizes or [1, context.max_batch_size]
     calls: list[tuple[Any, ...]] = []
     good: Input | None = None
-    most = context.max_batch_size
-    for start in range(0, len(inputs), most):
-        chunk = list(inputs[start : start + most])
+    size_max = context.max_batch_size
+    for start in range(0, len(inputs), size_max):
+        chunk = list(inputs[start : start + size_max])
         try:
-            found, results = _calls(executor, exportable, chunk)
+            made, results = _calls(executor, exportable, chunk)
         except InputError:  # of one input; it ends the batch where `preprocess` raises it
-            chunk = [one for one in chunk if refusal(executor, one) is None]
+            chunk = [item for item in chunk if refusal(executor, item) is None]
             if not chunk:
                 continue
-            found, results = _calls(executor, exportable, chunk)
-        valid = (one for one, bad in zip(chunk, results, strict=True) if not bad)
+            made, results = _calls(executor, exportable, chunk)
+        valid = (item for item, bad in zip(chunk, results, strict=True) if not bad)
         good = good or next(valid, None)
-        calls += found
-        if sum(one.nbytes for args in calls for one in args) > TENSORS_MAX_BYTES:
+        calls += made
+        if sum(tensor.nbytes for args in calls for tensor in args) > TENSORS_MAX_BYTES:
             break
     timed = {}
     for size in sorted({min(sizes), max(sizes)}):
-        found, _ = _calls(executor, exportable, [good] * size) if good is not None else ([], [])
-        if len(found) == 1:
-            timed[size] = found[0]
+        made, _ = _calls(executor, exportable, [good] * size) if good is not None else ([], [])
+        if len(made) == 1:
+            timed[size] = made[0]
     if not timed:
         raise ConfigError(
             f"model {context.model_name}: a batch of its inputs does not call the module of "
@@ -258,12 +258,12 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
 def _calls(
     executor: BatchExecutor, exportable: Exportable, inputs: Sequence[Input]
 ) -> tuple[list[tuple[Any, ...]], list[bool]]:
-    """Return the arguments of the module's calls for one batch, and which results are errors."""
-    found: list[tuple[Any, ...]] = []
+    """Return the arguments of the module's calls for a batch, and which results are errors."""
+    calls: list[tuple[Any, ...]] = []
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not kwargs and all(hasattr(one, "nbytes") for one in args):
-            found.append(args)
+        if not kwargs and all(hasattr(tensor, "nbytes") for tensor in args):
+            calls.append(args)
 
     hook = exportable.module.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -274,5 +274,5 @@ def _calls(
         # Later lines of the log are about no input.
         logs.RUNNING_JOBS.set(())
     # A copy outside of inference mode can be exported.
-    copies = [tuple(one.clone() for one in args) for args in found]
-    return copies, [isinstance(one, BaseException) for one in batch.results]
+    copies = [tuple(tensor.clone() for tensor in args) for args in calls]
+    return copies, [isinstance(result, BaseException) for result in batch.results]

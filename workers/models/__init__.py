@@ -1,4 +1,4 @@
-"""What one worker holds of each model: its jobs, backlog, payloads and deadlines.
+"""What a worker holds of each model: its jobs, backlog, payloads and deadlines.
 
 Start with served_model.py. May import batching, replicas, protocol and jobs. Does not use Redis.
 """

@@ -1,4 +1,4 @@
-"""The jobs that wait in Redis for one model, or will soon, as far as its worker knows.
+"""The jobs that wait in Redis for a model, or will soon, as far as its worker knows.
 
 A model has two queues for a worker: its own, and that of the worker's version. Each has a list for
 each priority step. One claim may take from both, and then they share its room.
@@ -50,7 +50,7 @@ def first_list(position: int) -> int:
 
 @dataclass(slots=True)
 class QueueBacklog:
-    """What waits in one queue.
+    """What waits in a queue.
 
     Attributes:
         waiting: messages at each priority step, by the last claim, sweep or notification.
@@ -136,7 +136,7 @@ class Backlog:
         """Return how many messages are known to wait at steps for which there is room."""
         own, version = self.queues
         both = zip(room, own.waiting, version.waiting, strict=False)
-        return sum(some + more for free, some, more in both if free)
+        return sum(own_count + version_count for free, own_count, version_count in both if free)
 
     def watches(self, place: Place) -> bool:
         """Return whether the worker wants to know when messages join this place."""
@@ -167,19 +167,20 @@ class Backlog:
         self._shared += 1
         given = self._room_of_version(room)
         for number, queue in enumerate(self.queues):
-            most = given if number == VERSION else [a - b for a, b in zip(room, given, strict=True)]
-            if queue.fits(most):
+            share = given if number == VERSION else _less(room, given)
+            if queue.fits(share):
                 queue.passed_since = None
             elif queue.passed_since is None:
                 queue.passed_since = now
             elif self._yields(queue.passed_since, now):
+                # The queue that was passed over gets at least one place of each step.
                 least = [min(1, free) for free in room]
-                given = [
-                    max(some, one) if number == VERSION else min(some, free - one)
-                    for some, one, free in zip(given, least, room, strict=True)
-                ]
-        rest = [free - some for free, some in zip(room, given, strict=True)]
-        return [(n, most) for n, most in ((OWN, rest), (VERSION, given)) if any(most)]
+                if number == VERSION:
+                    given = list(map(max, given, least))
+                else:
+                    given = list(map(min, given, _less(room, least)))
+        shares = (OWN, _less(room, given)), (VERSION, given)
+        return [(number, share) for number, share in shares if any(share)]
 
     def _yields(self, since: float, now: float) -> bool:
         late = self.yield_s > 0 and now - since >= self.yield_s
@@ -197,20 +198,20 @@ class Backlog:
         taken, given = 0, 0
         rooms = []
         own, version = self.queues
-        for free, some, more in zip(room, own.waiting, version.waiting, strict=True):
+        for free, own_count, version_count in zip(room, own.waiting, version.waiting, strict=True):
             left = max(0, free - taken)
-            mine = more
-            if some + more > left:
-                # Of one place each gets every second; of more each gets one at least.
+            mine = version_count
+            if own_count + version_count > left:
+                # Of a single place each gets every second; of more each gets at least one.
                 mine = (
                     self._shared % 2
-                    if left == 1 and some and more
-                    else left * more // (some + more)
+                    if left == 1 and own_count and version_count
+                    else left * version_count // (own_count + version_count)
                 )
-                if left > 1 and some and more:
+                if left > 1 and own_count and version_count:
                     mine = min(max(mine, 1), left - 1)
             given += mine
-            taken += min(left, some + more)
+            taken += min(left, own_count + version_count)
             rooms.append(min(given, free))
         return rooms
 
@@ -221,7 +222,7 @@ class Backlog:
             queue.guessed = False
 
     def refused(self) -> None:
-        """Note that Redis has refused to claim from one of the queues."""
+        """Note that Redis has refused to claim from a queue."""
         self.claiming -= 1
         if self.claiming <= 0:
             self.end_claim()
@@ -243,7 +244,7 @@ class Backlog:
         own, version = self.queues
         both = zip(self._room, own.waiting, version.waiting, strict=False)
         taken = self._coming
-        more = [taken < most and some + others > 0 for most, some, others in both]
+        more = [taken < free and any(waiting) for free, *waiting in both]
         self.expected_step = more.index(True) if taken and any(more) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 
@@ -263,7 +264,7 @@ class Backlog:
             self.queues[place.queue].waiting[place.step] += 1
 
     def set_closed(self, number: int, *, closed: bool) -> None:
-        """Close a queue to claims, or open it; the next claim from an open one finds what waits."""
+        """Close a queue to claims, or open it; the next claim then finds what waits."""
         queue = self.queues[number]
         if queue.closed != closed:
             queue.closed = closed
@@ -284,8 +285,8 @@ class Backlog:
                     queue.guessed = idle and not any(queue.waiting)
                     self.assume_waiting(its_places)
 
-    def found(self, place: Place) -> None:
-        """Note that messages wait at this place, which a guess would have found."""
+    def missed(self, place: Place) -> None:
+        """Note that messages wait at this place, for which a guess would have been right."""
         queue = self.queues[place.queue]
         queue.wrong = max(0, queue.wrong - 1)
         self.assume_waiting([place])
@@ -321,3 +322,7 @@ class Backlog:
         # that was waited already.
         until = self._at + worth_s
         return until if self._trip_s * claims < worth_s and now < until else None
+
+
+def _less(room: Sequence[int], taken: Sequence[int]) -> list[int]:
+    return [free - used for free, used in zip(room, taken, strict=True)]

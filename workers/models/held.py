@@ -44,7 +44,7 @@ from workers.replicas.replica import Replica
 STOCK_RESULT_MAX_BYTES: Final = 16 * 1024 * 1024
 #: While this many jobs wait for their callbacks, nothing more is claimed.
 NOTIFYING_MAX: Final = 256
-#: The most orphaned ends that one sweep returns.
+#: The most orphaned ends that a sweep returns.
 ORPHANED_MAX: Final = 100
 
 #: One claim of a job.
@@ -52,7 +52,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """The claimed jobs of one model that cannot run yet, and the queue of each job.
+    """The claimed jobs of a model that cannot run yet, and the queue of each job.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.
@@ -99,7 +99,7 @@ class Claims:
         self._of_version: set[str] = set()
 
     def add(self, reply: ClaimReply, number: int) -> None:
-        """Keep the reply to a claim from one of the queues."""
+        """Keep the reply to a claim from a queue."""
         if number == VERSION and reply.jobs:
             self.versioned = True
             self._of_version.update(row[2].decode() for row in reply.jobs)
@@ -148,10 +148,9 @@ class Claims:
         return ended
 
     def _is_misplaced(self, message: Message | None) -> bool:
-        """Return whether a job asks for another version."""
         return message is not None and message.version not in ("", self._config.version)
 
-    def take_withheld(self, job: LeasedJob) -> bool:
+    def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""
         if not self._batcher.remove(job):
             return False
@@ -159,7 +158,7 @@ class Claims:
         return True
 
     def message_read(self, job: LeasedJob, raw: bytes | None) -> Settlement | None:
-        """Take the message of a withheld job; return its settlement if it will not run now.
+        """Note the message of a withheld job; return its settlement if it will not run now.
 
         Without a message the job waits as before.
         """
@@ -173,7 +172,7 @@ class Claims:
         return ended[0] if ended else None
 
     def input_read(self, job: LeasedJob, body: bytes) -> None:
-        """Take the input of a job, which the payload store had."""
+        """Note the input of a job, which the payload store had."""
         message = job.message
         if message is None or message.source is None:
             raise RuntimeError(f"no input was requested for job {job.id}")
@@ -189,7 +188,7 @@ class Claims:
         self.logs_wanted.append(job)
 
     def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Take the log of a generator's job, which then runs."""
+        """Note the log of a generator's job, which then runs."""
         if self.reading_logs.pop(job.token, None) is None:
             return  # it has ended meanwhile
         job.log = log_of(entries)
@@ -201,7 +200,7 @@ class Claims:
         return [*self.withheld.values(), *self.reading_logs.values()]
 
     def take_out(self, job: LeasedJob) -> bool:
-        """Remove a job whose message or log is being read; return whether it was one."""
+        """Remove a job if its message or log is being read; return whether it was."""
         if self.withheld.pop(job.token, None) is not None:
             return True
         return self.reading_logs.pop(job.token, None) is not None
@@ -219,14 +218,14 @@ class Claims:
             split[self.queue_number(claim)].append(claim)
         return [pair for pair in zip(self._queues, split, strict=True) if pair[1]]
 
-    def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
+    def let_go(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """Forget the queues of these claims, which are over."""
         if self._of_version:
             self._of_version.difference_update([claim.token for claim in claims])
 
 
 class Deadlines:
-    """The deadlines of one model's jobs.
+    """The deadlines of a model's jobs.
 
     Attributes:
         least_time: the least time that its batches take.
@@ -275,7 +274,7 @@ class Deadlines:
         busy = least_s and started and len(started) == len(replicas)
         return min(started) + least_s if busy else 0.0
 
-    def forget(self, jobs: Iterable[LeasedJob]) -> None:
+    def unwatch(self, jobs: Iterable[LeasedJob]) -> None:
         """Stop watching jobs that have left the batcher."""
         if not self._expiring:
             return
@@ -351,7 +350,7 @@ class PendingResult(NamedTuple):
 
 
 class TransferOutcome(NamedTuple):
-    """The outcome of one transfer.
+    """The outcome of a transfer.
 
     Attributes:
         retryable: whether the job may be tried again after this error.
@@ -366,7 +365,7 @@ class TransferOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class PendingPayloads:
-    """The payload work of one model.
+    """The payload work of a model.
 
     Attributes:
         store: the store for new results; empty keeps every result in its message.
@@ -403,11 +402,6 @@ class PendingPayloads:
         self.in_transfer[result.job.token] = result.job
         self._results.append(result)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `take_work` has anything to return."""
-        return bool(self._fetches or self._results or self._ended)
-
     def take_work(self) -> tuple[list[LeasedJob], list[PendingResult], list[PayloadEntry]]:
         """Return what was added since the last call.
 
@@ -431,7 +425,7 @@ class PendingPayloads:
         """Note that the job's transfer has ended, in success or failure."""
         self.in_transfer.pop(job.token, None)
 
-    def forget(self, claims: Iterable[LeasedJob | Settlement]) -> None:
+    def let_go(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """Queue the payloads of ended claims for deletion; the store checks the job's record."""
         for claim in claims if self._entries else ():
             self._ended += self._entries.pop(claim.token, ())
@@ -462,7 +456,7 @@ class OrphanedEnd(NamedTuple):
 
 @dataclass(slots=True)
 class PendingCallbacks:
-    """The callbacks of one model's jobs.
+    """The callbacks of a model's jobs.
 
     Attributes:
         linked: held jobs that have callbacks, by token.
@@ -512,11 +506,6 @@ class PendingCallbacks:
         ends = [OrphanedEnd(queue, name, entry) for name, entry in zip(flat, flat, strict=False)]
         self._orphaned += ends
         self.orphaned_pending += len(ends)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `take_work` has anything to return."""
-        return bool(self._ends or self._orphaned)
 
     def take_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]]:
         """Return what was added since the last call."""

@@ -1,4 +1,4 @@
-"""What one worker holds of one model: its jobs, its batcher, its replicas and its limits.
+"""What a worker holds of a model: its jobs, its batcher, its replicas and its limits.
 
 `ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
 and calls it for each event. Its parts are its own: the backlog, the claims, the batcher, the
@@ -58,7 +58,7 @@ NEWEST_WEIGHT: Final = 0.2
 class Life(StrEnum):
     """How far a served model is.
 
-    A model that replaces another one loads first; its predecessor retires when it serves.
+    A model that replaces another loads first; its predecessor retires when it serves.
     """
 
     LOADING = "loading"
@@ -67,7 +67,7 @@ class Life(StrEnum):
 
 
 class ServedModel:
-    """One model of one worker.
+    """A model of a worker.
 
     `pending_payloads` decides which results are stored as payloads; by default none is.
 
@@ -84,13 +84,11 @@ class ServedModel:
         hold_until: until when the prepared jobs wait for others; None if they do not.
         free_since: since when the device is free for jobs that are held back; None without such.
         next_due_at: when the next delayed job joins the queue; NEVER if unknown.
-        prepare_s: recent seconds of `preprocess` for one input.
+        prepare_s: recent seconds of `preprocess` for an input.
         starved: the recent share of the device's time spent waiting for `preprocess`.
-        load_mib: the memory that one replica took at the last load; 0 if it was not measured.
+        load_mib: the memory that a replica took at the last load; 0 if it was not measured.
         continuous: its handler is a generator: jobs join those that run.
         lacks_memory: a replica was not started, as there was no memory for it.
-        replica_history: what happened to its replicas.
-        stats: its counters and histograms.
         retry_policy: how often and when its jobs are retried, unless their message sets it.
     """
 
@@ -153,7 +151,9 @@ class ServedModel:
 
         Of those the last one gets a batch only if the others have one.
         """
-        lasting = [one for one in self.replicas if not one.surplus and one.successor is None]
+        lasting = (
+            replica for replica in self.replicas if not (replica.surplus or replica.successor)
+        )
         return sorted(lasting, key=lambda replica: replica.state is not Phase.READY)
 
     @property
@@ -199,7 +199,7 @@ class ServedModel:
         return self._batcher.isolated
 
     def next_isolated(self, now: float) -> LeasedJob | None:
-        """Return the isolated job that is next, if one is."""
+        """Return the next isolated job, if any."""
         return self._batcher.next_isolated(now)
 
     @property
@@ -251,9 +251,9 @@ class ServedModel:
         """Note that a list has changed, so that a message may wait there."""
         self._backlog.assume_waiting([place])
 
-    def found(self, place: Place) -> None:
-        """Note that messages wait in a list, which a guess would have found."""
-        self._backlog.found(place)
+    def missed(self, place: Place) -> None:
+        """Note that messages wait in a list, for which a guess would have been right."""
+        self._backlog.missed(place)
 
     def expect_jobs(self) -> None:
         """Assume that a message waits in each list; the next claim finds out."""
@@ -284,10 +284,10 @@ class ServedModel:
         """How many more jobs of each step fit, counting those whose payloads are in transfer."""
         room = self._batcher.room
         if self.continuous:
-            ready = [one for one in self.replicas if one.state is Phase.READY]
+            ready = [replica for replica in self.replicas if replica.state is Phase.READY]
             reading = len(self._claims.reading_logs)
-            free = sum(max(0, one.room) for one in ready) - reading
-            offline = sum(max(0, one.offline_room) for one in ready) - reading
+            free = sum(max(0, replica.room) for replica in ready) - reading
+            offline = sum(max(0, replica.offline_room) for replica in ready) - reading
             room = self._batcher.room_in(max(0, free))
             room[-1] = self._batcher.room_in(max(0, offline))[-1]
         if self._callbacks.full:
@@ -339,7 +339,7 @@ class ServedModel:
         return self._backlog.claim_sent(room, now)
 
     def claim_refused(self) -> None:
-        """Note that Redis has refused to claim from one of the queues."""
+        """Note that Redis has refused to claim from a queue."""
         self._backlog.refused()
 
     def claim_lost(self) -> None:
@@ -371,28 +371,23 @@ class ServedModel:
         return ended
 
     def take_misplaced(self) -> list[LeasedJob]:
-        """Take the jobs that ask for another version, and must be moved to its queue."""
+        """Return the jobs that ask for another version, and must be moved to its queue."""
         jobs, self._claims.misplaced = self._claims.misplaced, []
         return jobs
 
-    def take_withheld(self, job: LeasedJob) -> bool:
+    def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""
-        return self._claims.take_withheld(job)
+        return self._claims.begin_reading(job)
 
     def message_read(self, job: LeasedJob, raw: bytes | None) -> Settlement | None:
-        """Take the message of a withheld job; return its settlement if it will not run now.
+        """Note the message of a withheld job; return its settlement if it will not run now.
 
         Without a message the job waits as before.
         """
         return self._claims.message_read(job, raw)
 
-    @property
-    def wants_logs(self) -> bool:
-        """Whether jobs of a generator wait for their logs, and no call has asked for these."""
-        return bool(self._claims.logs_wanted)
-
     def take_wanted_logs(self) -> list[LeasedJob]:
-        """Take the jobs whose logs must be read."""
+        """Return the jobs whose logs must be read, since the last call."""
         jobs, self._claims.logs_wanted = self._claims.logs_wanted, []
         return jobs
 
@@ -401,7 +396,7 @@ class ServedModel:
         return job.token in self._claims.reading_logs
 
     def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Take the log of a generator's job, which then runs."""
+        """Note the log of a generator's job, which then runs."""
         self._claims.log_read(job, entries)
 
     @property
@@ -438,11 +433,6 @@ class ServedModel:
 
     # Payloads and callbacks
 
-    @property
-    def has_payload_work(self) -> bool:
-        """Whether `take_payload_work` has anything to return."""
-        return self._pending_payloads.has_work
-
     def take_payload_work(self) -> tuple[list[LeasedJob], list[PendingResult], list[PayloadEntry]]:
         """Return new work: inputs to fetch, results to store, payloads that may be deleted."""
         return self._pending_payloads.take_work()
@@ -451,11 +441,6 @@ class ServedModel:
     def transferring(self) -> bool:
         """Whether the payload of a job is being fetched or stored."""
         return bool(self._pending_payloads.in_transfer)
-
-    @property
-    def has_callback_work(self) -> bool:
-        """Whether `take_callback_work` has anything to return."""
-        return self._callbacks.has_work
 
     def take_callback_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]]:
         """Return new callbacks to send: of jobs that have ended, and of orphaned ends."""
@@ -475,7 +460,7 @@ class ServedModel:
         return self._callbacks.orphaned_room
 
     def orphaned_end_handled(self) -> None:
-        """Note that the notifier has handled one orphaned end."""
+        """Note that the notifier has handled an orphaned end."""
         self._callbacks.orphaned_pending -= 1
 
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
@@ -484,7 +469,7 @@ class ServedModel:
         self._pending_payloads.transfer_done(job)
         if not self.holds(job):
             # The claim is over: another worker, or a newer claim, has the job.
-            self._pending_payloads.forget([job])
+            self._pending_payloads.let_go([job])
             return None
         if job.dropped and result is None:
             return None  # settled when it was cancelled
@@ -514,14 +499,14 @@ class ServedModel:
 
     @property
     def fits(self) -> int:
-        """The batch size that fits into memory; 0 if that is the configured one."""
+        """The batch size that fits into memory; 0 if that is the configured size."""
         limit = self._memory_limit.limit
         return limit if limit < self._memory_limit.max_size else 0
 
     def process_starts(self) -> None:
         """Note that a model process is started, which may be faster than the earlier ones."""
         self.lacks_memory = False
-        self._deadlines.least_time.forget()
+        self._deadlines.least_time.clear()
 
     def timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
         """Return how long a batch of these jobs may run: the shortest of their timeouts."""
@@ -543,8 +528,8 @@ class ServedModel:
     def batch_ends_in_s(self, now: float) -> float:
         """Return in how many seconds the first running batch should end; 0 if none runs."""
         usual_s = self._batcher.latency_model.usual_s or float("inf")
-        started = [one.batch.started_at for one in self.replicas if one.batch is not None]
-        return min((at + usual_s - now for at in started), default=0.0)
+        running = [replica.batch for replica in self.replicas if replica.batch is not None]
+        return min((batch.started_at + usual_s - now for batch in running), default=0.0)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """Return the batch that leaves now for an idle replica; None if none does."""
@@ -565,7 +550,7 @@ class ServedModel:
 
     def _leave(self, jobs: list[LeasedJob], reason: Reason, now: float) -> Batch | None:
         """Return the batch of jobs that leave the batcher; None if all of them ended instead."""
-        self._deadlines.forget(jobs)
+        self._deadlines.unwatch(jobs)
         limit_s = self._deadlines.timeout_s(jobs)
         least_s = self._deadlines.least_time.at(now)
         if limit_s < least_s:
@@ -662,7 +647,7 @@ class ServedModel:
             if job.dropped == "cancelled":
                 ended.append(cancel(job))
             elif job.dropped:
-                self.forget([job])
+                self.let_go([job])
             elif not self._deadlines.expires_too_soon(job, self.replicas):
                 waiting.append(job)
         self._batcher.put_back(waiting)
@@ -670,7 +655,7 @@ class ServedModel:
 
     # Ends
 
-    def take_unread(self, job_id: str, token: str) -> LeasedJob | None:
+    def take_out_withheld(self, job_id: str, token: str) -> LeasedJob | None:
         """Take a withheld job that was cancelled; None if its message is read, or none has the id.
 
         Its callbacks are unknown here, so its release ends it.
@@ -707,7 +692,7 @@ class ServedModel:
         # A job in neither state has a pending settlement or release, whose reply reports it too.
         if self.take_out(job):
             job.dropped = "lost"
-            self.forget([job])
+            self.let_go([job])
         elif job.dispatched_at:
             self._skip(job, "lost")
 
@@ -721,15 +706,15 @@ class ServedModel:
         if job.dispatched_at:
             return False
         if self._batcher.remove(job):
-            self._deadlines.forget([job])
+            self._deadlines.unwatch([job])
             return True
         if job.token in self._pending_payloads.in_transfer:
             self._pending_payloads.transfer_done(job)
             return True
         return self._claims.take_out(job)
 
-    def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
-        """Forget these claims, which are over; newer claims of the same jobs stay held."""
+    def let_go(self, claims: Sequence[LeasedJob | Settlement]) -> None:
+        """Hold these claims no more, which are over; newer claims of the same jobs stay held."""
         held, linked = self._held, self._callbacks.linked
         for claim in claims:
             job = held.get(claim.id)
@@ -737,19 +722,19 @@ class ServedModel:
                 del held[claim.id]
             if linked:
                 linked.pop(claim.token, None)
-        self._claims.forget(claims)
-        self._pending_payloads.forget(claims)
+        self._claims.let_go(claims)
+        self._pending_payloads.let_go(claims)
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
-        """Forget these jobs, which are back in the queue."""
+        """Hold these jobs no more, which are back in the queue."""
         for job in jobs:
             self._backlog.returned(Place(self._claims.queue_number(job), STEP_PLACE[job.step]))
-        self.forget(jobs)
+        self.let_go(jobs)
 
     def release_prepared(self) -> list[LeasedJob]:
         """Empty the batcher; return its jobs for their release."""
         jobs = self._batcher.take_all()
-        self._deadlines.forget(jobs)
+        self._deadlines.unwatch(jobs)
         return jobs
 
     def release_all(self) -> list[LeasedJob]:
@@ -759,7 +744,7 @@ class ServedModel:
         return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
     def swept(self, queue: str, reply: SweepReply, now: float) -> None:
-        """Take the reply to a sweep of one of the model's queues."""
+        """Note the reply to a sweep of one of the model's queues."""
         if reply.due_in_us is not None:
             self.next_due_at = min(self.next_due_at, now + reply.due_in_us / US_PER_S)
         if queue in self.queues:
@@ -769,6 +754,5 @@ class ServedModel:
 
 
 def _device(replica: Replica) -> str:
-    """Return the torch device of a replica."""
     device: str = replica.init["device"]
     return "cuda:0" if device == "cuda" else device

@@ -32,8 +32,8 @@ class BatchResult(NamedTuple):
     """What a model process returned for a batch.
 
     Attributes:
-        outcomes: one per job, as `workers.model_process.outcomes` writes them.
-        times: ms of the three stages, then how long the device waited for the first one.
+        outcomes: of each job, as `workers.model_process.outcomes` writes them.
+        times: ms of the three stages, then how long the device waited for the first stage.
         padding: how many inputs were added to reach an allowed batch size.
         fits: how many of the jobs fit into memory together; 0 if all did.
     """

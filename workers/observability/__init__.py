@@ -1,4 +1,4 @@
 """Spans, reports, and measurements of host and GPU.
 
-Each module has one of them. May import models, replicas, protocol and jobs.
+Each module has one of these. May import models, replicas, protocol and jobs.
 """

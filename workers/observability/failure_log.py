@@ -1,7 +1,7 @@
 """Logs failed jobs: a line for each job, and fewer lines while many fail.
 
 A process may write `BURST` lines at once and `LINES_PER_S` for a longer time. The jobs beyond that
-are gathered, and one line a second names them for each error.
+are gathered, and a line each second names them for each error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
 class FailureLog:
-    """The log of the failed jobs of one process."""
+    """The log of the failed jobs of a process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

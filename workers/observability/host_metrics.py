@@ -161,12 +161,12 @@ class GpuMetrics:
 
         In a container the driver may have other pids than the worker.
         """
-        found: dict[int, int] = {}
+        memory: dict[int, int] = {}
         for handle in self._handles or ():
             with contextlib.suppress(pynvml.NVMLError):
-                for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    found[one.pid] = found.get(one.pid, 0) + (one.usedGpuMemory or 0)
-        return found
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    memory[process.pid] = memory.get(process.pid, 0) + (process.usedGpuMemory or 0)
+        return memory
 
 
 def _handle(name: str) -> Any:

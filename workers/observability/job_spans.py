@@ -3,7 +3,7 @@
 Each such job has two spans below the span of its submission. `wait` lasts until its batch is
 dispatched. `process` lasts until Redis has confirmed its end, with `settle` as its last part. A
 batch with such jobs has a span `batch` with links to all of them. Its parent is the `process` of
-one of its jobs if all are part of the same trace; otherwise it starts a trace.
+a job of it if all are part of the same trace; otherwise it starts a trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Job:
 
 
 class JobSpans:
-    """The spans of one worker, used by the consumer's thread only."""
+    """The spans of a worker, used by the consumer's thread only."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -61,7 +61,7 @@ class JobSpans:
                 "headrace.batch.reason": batch.reason,
                 "messaging.batch.message_count": len(batch.jobs),
             },
-            [Link(one.get_span_context()) for one in processes],
+            [Link(process.get_span_context()) for process in processes],
             now_ns,
         )
         self._batches[batch.seq] = span
@@ -117,9 +117,9 @@ class JobSpans:
     def settled(self, settlements: Sequence[Settlement]) -> None:
         """End the spans of jobs that Redis has settled."""
         if self._jobs:
-            for one in settlements:
-                failed = one.retried or one.state != State.SUCCEEDED
-                self._over(one.token, _error_of(one) if failed else "")
+            for settlement in settlements:
+                failed = settlement.retried or settlement.state != State.SUCCEEDED
+                self._over(settlement.token, _error_of(settlement) if failed else "")
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """End the spans of jobs that were released."""
@@ -151,7 +151,7 @@ def _trace(job: LeasedJob) -> bool:
 
 def _error_of(settlement: Settlement) -> str:
     """Return the code of its error; the text may contain a part of the input."""
-    found: Any = settlement.value
-    text = found if isinstance(found, bytes) else str(found).encode()
+    value: Any = settlement.value
+    text = value if isinstance(value, bytes) else str(value).encode()
     head, _, rest = text.partition(b'{"type":"')
     return rest.partition(b'"')[0].decode() if not head and rest else str(settlement.state)

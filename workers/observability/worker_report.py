@@ -35,7 +35,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 
 class WorkerReporter:
-    """Writes the report of one worker.
+    """Writes the report of a worker.
 
     Args:
         owner: the name of this incarnation of the worker.
@@ -103,21 +103,20 @@ class WorkerReporter:
 def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     """Return the models to report, each by its name.
 
-    Of several versions the one that claims from the model's own queue has the model's name; the
-    others have their version too. A model that replaces another one is not reported until it
-    serves.
+    Of several versions, that which claims from the model's own queue has the model's name; the
+    others have their version too. A model that replaces another is not reported until it serves.
     """
-    found: dict[str, ServedModel] = {}
+    reported: dict[str, ServedModel] = {}
     for model in models:
         if model.life is Life.SERVING:
             closed = model.own_closed
-            found[
+            reported[
                 model.queues[VERSION].removeprefix(keys.queue_name) if closed else model.config.name
             ] = model
     for model in models:
         if model.life is Life.RETIRING:
-            found.setdefault(model.config.name, model)
-    return found
+            reported.setdefault(model.config.name, model)
+    return reported
 
 
 def model_report(model: ServedModel) -> dict[str, Any]:

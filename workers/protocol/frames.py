@@ -1,6 +1,6 @@
 """Frames between a worker, its model processes and their preprocess processes.
 
-A frame is a 4-byte little-endian length, and then the msgpack array of one of the classes below:
+A frame is a 4-byte little-endian length, and then the msgpack array of a class below:
 its tag, then its fields. Nothing is pickled.
 """
 
@@ -19,10 +19,10 @@ _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 1 << 18
 _encoder: Final = msgspec.msgpack.Encoder()
 
-#: What one end of a socket sends, and what it receives.
+#: What an end of a socket sends, and what it receives.
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Received = TypeVar("Received", bound=msgspec.Struct)
-#: Pieces of a job: its batch and id, the place of the first one from 1, how many, their JSON, and
+#: Pieces of a job: its batch and id, the place of the first piece from 1, how many, their JSON, and
 #: the JSON of their tokens or of the head of the response that begins with them.
 PieceRow = tuple[int, str, int, int, bytes, bytes]
 
@@ -31,8 +31,8 @@ class Traces(NamedTuple):
     """The traces of a batch.
 
     Attributes:
-        jobs: the `traceparent` of each job that has one, by its id.
-        batch: the `traceparent` of the batch's span; "" without one.
+        jobs: the `traceparent` of each job that has a trace, by its id.
+        batch: the `traceparent` of the batch's span; "" without a span.
     """
 
     jobs: dict[str, str]
@@ -100,7 +100,7 @@ class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
     """Profile the process. For a generator, a batch is a step.
 
     Attributes:
-        id: the id of the profile; "" for one that the option `profile` starts.
+        id: the id of the profile; "" if the option `profile` starts it.
         kind: trace or stack.
         batches: how many batches a trace has.
         seconds: how long it waits for them, or how long stacks are sampled.
@@ -125,7 +125,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     Attributes:
         fits: the batch size that fits into memory; 0 for `max_batch_size`.
-        helpers: pids of processes that belong to this one.
+        helpers: pids of processes that belong to this process.
         overlap: its handler works on two batches at once.
         continuous: its handler is a generator.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
@@ -149,8 +149,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """A batch has ended.
 
     Attributes:
-        outcomes: one per job, as `workers.model_process.outcomes` writes them.
-        times: ms of the three stages, then how long the device waited for the first one.
+        outcomes: of each job, as `workers.model_process.outcomes` writes them.
+        times: ms of the three stages, then how long the device waited for the first stage.
         padding: how many inputs were added to reach an allowed batch size.
         fits: how many of the jobs fit into memory together; 0 if all did.
         device_lost: the process has lost its device and ends.
@@ -167,7 +167,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
-    """The process works on this batch too, while another one runs."""
+    """The process works on this batch too, while another runs."""
 
     seq: int
 
@@ -188,7 +188,7 @@ class ItemProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress")
     """Progress that the handler reports.
 
     Attributes:
-        seq: the batch; 0 from a preprocess process, which has one at a time.
+        seq: the batch; 0 from a preprocess process, which has a single batch at a time.
         rows: a job's id and the fields of a `Progress`.
     """
 
@@ -287,7 +287,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     buffers: int
 
 
-#: About a batch that runs, or the next one.
+#: About a batch that runs, or the next batch.
 ToGenerator = Resume | Offline | Quiet
 ToModel = Init | RunBatch | Drop | YieldBatch | ToGenerator | StartProfile | Stop
 FromModel = (
@@ -306,7 +306,7 @@ FROM_PREPROCESS: Final[msgspec.msgpack.Decoder[FromPreprocess]] = msgspec.msgpac
 
 
 class FrameSocket(Generic[Sent, Received]):
-    """One end of a socketpair. Several threads may send; only one may receive.
+    """An end of a socketpair. Several threads may send; only one may receive.
 
     Args:
         received: reads what the other end sends.
@@ -327,7 +327,7 @@ class FrameSocket(Generic[Sent, Received]):
         return self._sock.fileno()
 
     def send(self, frame: Sent) -> None:
-        """Send one frame; block until it is written.
+        """Send a frame; block until it is written.
 
         Raises:
             OSError: the other end is gone.

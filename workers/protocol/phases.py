@@ -26,7 +26,7 @@ from typing import Final
 
 #: Set in every model process and inherited by its children; names the worker: its pid, ":", random.
 PARENT_VARIABLE: Final = "HEADRACE_MODEL_PARENT"
-#: Set likewise; names one start of one model process.
+#: Set likewise; names a start of a model process.
 LIFE_VARIABLE: Final = "HEADRACE_MODEL_LIFE"
 #: Set in a model process that is pinned to cores: their logical CPUs, separated by commas.
 CPUS_VARIABLE: Final = "HEADRACE_MODEL_CPUS"

@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple
 
 from typing_extensions import override
 
-#: Which of how many workers of this host this one is, such as "1/2"; a supervisor that starts
+#: This worker's number among those of its host, such as "1/2"; a supervisor that starts
 #: several workers sets it.
 ENV_SHARE: Final = "HEADRACE_WORKER_SHARE"
 
@@ -46,7 +46,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCores:
-    """The cores of one worker.
+    """The cores of a worker.
 
     Attributes:
         count: how many it computes with; at least 1.
@@ -117,11 +117,12 @@ def worker_cores(
     """
     cores = physical_cores(cpus, sys, nodes)
     limit = min(
-        (one for folder in cgroup_folders(cgroups, own) for one in _limits(folder)), default=None
+        (cores_max for folder in cgroup_folders(cgroups, own) for cores_max in _limits(folder)),
+        default=None,
     )
     number, workers = share = _share(environ)
     own_part = cores[len(cores) * number // workers : len(cores) * (number + 1) // workers]
-    # More workers than cores: some share one.
+    # With more workers than cores, several share a core.
     own_part = own_part or [cores[number % len(cores)]]
     count = float(len(own_part))
     if limit is not None:
@@ -151,11 +152,11 @@ def read_cpus(text: str) -> list[int]:
     Raises:
         ValueError: it is no such list.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return found
+        numbers += range(int(low), int(high or low) + 1)
+    return numbers
 
 
 def write_cpus(cpus: Sequence[int]) -> str:
@@ -173,7 +174,7 @@ def write_cpus(cpus: Sequence[int]) -> str:
 
 
 def _share(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return which of how many workers this one is; 0 of 1 without a valid one."""
+    """Return this worker's number, and how many there are; 0 of 1 without a valid share."""
     match = _SHARE.fullmatch(environ.get(ENV_SHARE, ""))
     number, workers = map(int, match.groups()) if match else (0, 1)
     return (number, workers) if number < workers else (0, 1)
@@ -218,7 +219,7 @@ def _limits(folder: Path) -> Iterator[float]:
 
 #: The setting `pin_cores`.
 Pinning = Literal["off", "cores", "numa"]
-#: The logical CPUs of one core set, in increasing order.
+#: The logical CPUs of a core set, in increasing order.
 CoreSet = tuple[int, ...]
 
 NOT_PINNED: Final[CoreSet] = ()
@@ -238,7 +239,7 @@ class CoreSets:
         return "; ".join(f"CPUs {write_cpus(core_set)}" for core_set in self._taken)
 
     def take(self, preferred: CoreSet = NOT_PINNED) -> CoreSet:
-        """Return the preferred core set, else the one that the fewest processes have."""
+        """Return the preferred core set, else that which the fewest processes have."""
         if not self._taken:
             return NOT_PINNED
         core_set = (
@@ -256,21 +257,21 @@ class CoreSets:
 def core_sets_of(cores: Sequence[Core], threads: int, pinning: Pinning) -> list[CoreSet]:
     """Return the core sets for processes with this number of threads.
 
-    A core set is within one NUMA node, unless a node has too few cores for one.
+    A core set is within a NUMA node, unless a node has too few cores for that.
     """
     nodes = [[core.cpu for core in of] for _, of in groupby(cores, key=attrgetter("node"))]
     if pinning == "off" or not nodes:
         return []
     if pinning == "numa":
         return [tuple(sorted(cpus)) for cpus in nodes]
-    found, left = [], []
+    sets, left = [], []
     for cpus in nodes:
         whole = len(cpus) // threads * threads
-        found += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
+        sets += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
         left += cpus[whole:]
     whole = len(left) // threads * threads
-    found += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
-    return found or [tuple(sorted(left))]
+    sets += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
+    return sets or [tuple(sorted(left))]
 
 
 def why_not_pinned(cores: WorkerCores, pinning: Pinning) -> str:

@@ -1,4 +1,4 @@
-"""What happened to one model's replicas, and when a lost one may be started again.
+"""What happened to a model's replicas, and when a lost replica may be started again.
 
 A lost process costs the device and its other models, because the model is loaded again. So each
 worker restarts a model at most `max_restarts_per_minute` times. Beyond that the model waits, its
@@ -25,21 +25,21 @@ CAUSES_MAX: Final = 30
 
 
 class ReplicaHistory:
-    """The loads, losses and recycles of one model's replicas.
+    """The loads, losses and recycles of a model's replicas.
 
     Args:
-        most: how many lost replicas are restarted at once within `WINDOW_S`.
+        limit: how many lost replicas are restarted at once within `WINDOW_S`.
     """
 
-    def __init__(self, most: int, stats: ModelStats) -> None:
+    def __init__(self, limit: int, stats: ModelStats) -> None:
         self.lost = self.recycled = 0
         self._stats = stats
-        self._most = most
+        self._limit = limit
         # Losses without a known cause: when, and the jobs that the process had.
-        self._unexplained: deque[tuple[float, frozenset[str]]] = deque(maxlen=most)
+        self._unexplained: deque[tuple[float, frozenset[str]]] = deque(maxlen=limit)
         # Since a batch has finished: the jobs that caused losses, and when these were.
         self._causes: set[str] = set()
-        self._explained: deque[float] = deque(maxlen=most)
+        self._explained: deque[float] = deque(maxlen=limit)
         self._why = ""
         self._last_error = ""
 
@@ -59,14 +59,13 @@ class ReplicaHistory:
 
         Args:
             why: the reason; may include its stacks.
-            jobs: the jobs that it had.
             cause: the job that is surely the cause, of this loss and of earlier ones that had it.
         """
         self.lost += 1
         self._why = why
         if cause:
             others = [loss for loss in self._unexplained if cause not in loss[1]]
-            self._unexplained = deque(others, self._most)
+            self._unexplained = deque(others, self._limit)
             if len(self._causes) < CAUSES_MAX:
                 self._causes.add(cause)
             self._explained.append(now)
@@ -90,9 +89,9 @@ class ReplicaHistory:
         losses = [at for at, _ in self._unexplained]
         if len(self._causes) == CAUSES_MAX:
             losses = sorted([*losses, *self._explained])
-        if len(losses) < self._most:
+        if len(losses) < self._limit:
             return now
-        return max(now, losses[-self._most] + WINDOW_S)
+        return max(now, losses[-self._limit] + WINDOW_S)
 
     def wait_reason(self, now: float) -> str:
         """Return why lost replicas are not started yet; empty if they may start."""
@@ -100,7 +99,7 @@ class ReplicaHistory:
         if not wait_s:
             return ""
         return (
-            f"restarting too often: {self._most} model processes were killed or died within "
+            f"restarting too often: {self._limit} model processes were killed or died within "
             f"{WINDOW_S:g} s, and no single job is the cause (max_restarts_per_minute: "
-            f"{self._most}). So the next one starts in {wait_s:.0f} s. The last one: {self._why}"
+            f"{self._limit}). So the next one starts in {wait_s:.0f} s. The last one: {self._why}"
         )

@@ -31,7 +31,9 @@ def available_mib(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
 
 def total_mib(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
     """Return how many MiB the host has, or the limit of the container if that is less."""
-    return min([psutil.virtual_memory().total, *(one for one, _ in _limits(cgroups, own))]) / MIB
+    return (
+        min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(cgroups, own))]) / MIB
+    )
 
 
 def own_mib(pids: list[int]) -> float:

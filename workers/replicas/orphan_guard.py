@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 class OrphanGuard:
-    """The orphan guard of one worker; its process starts when it is first needed."""
+    """The orphan guard of a worker; its process starts when it is first needed."""
 
     def __init__(self, variable: str, mark: str) -> None:
         self.mark = mark
@@ -34,7 +34,7 @@ class OrphanGuard:
         else:
             self._send(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def unwatch(self, group: int) -> None:
         """Stop watching a group that has ended; its number may be used again."""
         self._groups.discard(group)
         self._send(f"-{group}\n")
@@ -88,15 +88,15 @@ def end_marked(variable: str, mark: str) -> None:
 
 def marked(variable: str, mark: str) -> list[int]:
     """Return the processes whose environment has this value, as far as /proc shows it."""
-    wanted, found = f"{variable}={mark}".encode(), []
+    wanted, pids = f"{variable}={mark}".encode(), []
     with contextlib.suppress(OSError):
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
             with contextlib.suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Decides what one worker can host, and with which cores and threads its model processes run."""
+"""Decides what a worker can host, and with which cores and threads its model processes run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB: Final = 1024 * 1024
 
 
 class Placement:
-    """The placement of one worker.
+    """The placement of a worker.
 
     Args:
         models: those at the start, which decide the share of the cores of each process.
@@ -33,7 +33,6 @@ class Placement:
         environ: the environment of its model processes.
         core_sets: the cores that they are pinned to.
         capacity: what the worker can host.
-        labels: of the worker.
         figures: returns what the worker has measured last.
     """
 
@@ -49,15 +48,15 @@ class Placement:
         self.figures: Callable[[], Figures] = Figures
         cores = own_cores()
         self._cores = cores
-        found = list(devices)
+        present = list(devices)
         self.capacity = Capacity(
             device=_device_kind(environ),
-            gpus=[one.gpu for one in found if one.gpu is not None],
+            gpus=[device.gpu for device in present if device.gpu is not None],
             memory_mib=int(total_mib()),
-            gpu_memory_mib=min((one.memory_bytes or 0 for one in found), default=0) // MIB,
+            gpu_memory_mib=min((device.memory_bytes or 0 for device in present), default=0) // MIB,
             cores=cores.count,
             pin_cores=settings.pin_cores,
-            mps=bool(found) and mps_runs(environ),
+            mps=bool(present) and mps_runs(environ),
         )
         resolved = [self.resolve(config) for config in models if not self.misfits(config)]
         processes = _processes(resolved, settings.max_loaded_models or 1)
@@ -96,7 +95,7 @@ class Placement:
     def why_no_room(
         self, config: ModelConfig, device: str, load_mib: float, loading_mib: float
     ) -> str:
-        """Return in words why there is no memory for one more replica; "" if there is, or may be.
+        """Return in words why there is no memory for another replica; "" if there is, or may be.
 
         Args:
             load_mib: what a replica took at the last load; 0 if it was not measured.
@@ -115,7 +114,7 @@ class Placement:
         )
 
     def used_mib(self, device: str, pids: list[int]) -> float:
-        """Return the memory that the processes of one replica have; 0 if it is not known.
+        """Return the memory that the processes of a replica have; 0 if it is not known.
 
         On a GPU it is what the worker has measured last.
         """
@@ -128,9 +127,9 @@ class Placement:
         if device == "cpu":
             return available_mib()
         free = [
-            one.memory_bytes - one.memory_used_bytes
-            for one in self.figures().devices
-            if one.memory_bytes is not None and one.memory_used_bytes is not None
+            gpu.memory_bytes - gpu.memory_used_bytes
+            for gpu in self.figures().devices
+            if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None
         ]
         return min(free) / MIB if free else None
 

@@ -72,7 +72,7 @@ class OomKills:
 
     @property
     def recent(self) -> int:
-        """How many were killed since the last look but one."""
+        """How many were killed since the look before the last."""
         return self._read() - self._before
 
     def _read(self) -> int:
@@ -81,7 +81,7 @@ class OomKills:
 
 def _sources() -> list[Path]:
     """Return the files that may have the count, the best first."""
-    found = []
+    files = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -89,12 +89,12 @@ def _sources() -> list[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+            files.append(_CGROUPS / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+            files.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
             # A container often sees its own group as the root of the tree.
-            found.append(_CGROUPS / "memory" / "memory.oom_control")
-    return [*found, Path("/proc/vmstat")]
+            files.append(_CGROUPS / "memory" / "memory.oom_control")
+    return [*files, Path("/proc/vmstat")]
 
 
 def _count(source: Path) -> int | None:
@@ -113,7 +113,7 @@ LOOK_S: Final = 0.02
 
 
 class StackDump:
-    """The file of the stacks of one process' threads; open until the process has ended.
+    """The file of the stacks of a process' threads; open until the process has ended.
 
     C code writes them at a crash and on a signal, even while something holds the interpreter.
     """
@@ -132,7 +132,7 @@ class StackDump:
         """Signal the first of these processes; what the file gets from now on are their stacks.
 
         Returns:
-            Whether one of them exists.
+            Whether any of them exists.
         """
         self._from = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + STACKS_S
@@ -142,7 +142,7 @@ class StackDump:
     def complete(self, now: float) -> bool:
         """Return whether all stacks are whole, or the time is over; call it every LOOK_S.
 
-        When the stacks of one process are whole, it signals the next one.
+        When the stacks of a process are whole, it signals the next process.
         """
         if now >= self._until:
             return True
@@ -152,7 +152,7 @@ class StackDump:
         return whole and not self._signal_next()
 
     def _signal_next(self) -> bool:
-        # One process after the other, because all write into one file, a line in several pieces.
+        # One process after the other, as all write into the same file, a line in several pieces.
         self._begun = self._seen
         while self._to_signal:
             with contextlib.suppress(ProcessLookupError):
@@ -161,7 +161,7 @@ class StackDump:
         return False
 
     def text(self) -> str:
-        """Return what the processes have written; since the request, if there was one."""
+        """Return what the processes have written, since the request if there was any."""
         return os.pread(self.fileno(), TEXT_MAX_BYTES, self._from).decode("utf-8", "replace")
 
     def close(self) -> None:

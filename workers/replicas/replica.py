@@ -66,7 +66,7 @@ SEND_S: Final = 2
 
 @dataclass(slots=True)
 class Replica:
-    """One model process of one model.
+    """A model process.
 
     Args:
         init: the first frame, with what the process needs to load the handler.
@@ -78,7 +78,7 @@ class Replica:
         core_set: the cores of its process, also after its end; empty if it is not pinned.
         batch: the batch that runs; of several, the oldest.
         joined: the batches that run at the same time, of a generator.
-        staged: the batch that the process already has while it runs another one.
+        staged: the batch that the process already has while it runs another.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
         overlap: its handler works on two batches at once.
@@ -183,7 +183,7 @@ class Replica:
         return [self.batch, *self.joined] if self.batch is not None else []
 
     def batch_of(self, seq: int) -> Batch | None:
-        """Return the batch of this number, also a staged one; None if it has none."""
+        """Return the running or staged batch of this number; None if it has none."""
         batches = self.running if self.staged is None else [*self.running, self.staged]
         return next((batch for batch in batches if batch.seq == seq), None)
 
@@ -249,7 +249,7 @@ class Replica:
         )
 
     def run(self, batch: Batch) -> None:
-        """Send a batch; if another one runs, it joins that of a generator, or is staged.
+        """Send a batch; if another batch runs, it joins that of a generator, or is staged.
 
         If the process is gone, its socket reads EOF, and the batch counts as lost with it.
         """
@@ -326,10 +326,10 @@ class Replica:
         if staged is not None and staged.seq == seq:
             self.staged = None
             return staged
-        found = next((one for one in self.joined if one.seq == seq), None)
-        if found is not None:
-            self.joined.remove(found)
-        return found
+        joined = next((batch for batch in self.joined if batch.seq == seq), None)
+        if joined is not None:
+            self.joined.remove(joined)
+        return joined
 
     def room_reported(self, received: int, room: int, offline_room: int) -> None:
         """Take how many more jobs a generator takes, besides those that it has not received."""

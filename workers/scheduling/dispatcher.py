@@ -25,7 +25,7 @@ from workers.scheduling.isolation import Isolation
 
 @dataclass(slots=True)
 class FairQueue:
-    """The turns on one device, by weighted shares of its time. Reads no clock.
+    """The turns on a device, by weighted shares of its time. Reads no clock.
 
     This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each name has a virtual time,
     which advances by seconds of use over weight, and the name that is furthest behind has the next
@@ -54,7 +54,7 @@ class FairQueue:
     def order(self, wanting: Iterable[str]) -> list[str]:
         """Return these names in the order of their turns.
 
-        Among names that are equally far behind, the one that has waited longest is first.
+        Among names that are equally far behind, the name that has waited longest is first.
         """
         return sorted(wanting, key=lambda name: (self._start(name), self._began.get(name, 0)))
 
@@ -86,8 +86,8 @@ class FairQueue:
         self._used[to] = self._start(to)
         self._now = max(self._now, min(map(self._start, [to, *waiting])))
 
-    def forget(self, name: str) -> None:
-        """Forget a name of which nothing runs."""
+    def remove(self, name: str) -> None:
+        """Remove a name of which nothing runs."""
         self._used.pop(name, None)
         self._began.pop(name, None)
 
@@ -104,7 +104,7 @@ def replica_for_second(
 ) -> Replica | None:
     """Return the replica that gets a second batch of a model now; None if none does.
 
-    Of `models`, one that waits for the device runs first.
+    A model of `models` that waits for the device runs first.
     """
     waiting = model.prepared
     if not waiting or model.idle or model.isolated:
@@ -118,7 +118,7 @@ def replica_for_second(
     early = full and all(other.quiet_for(QUIET_S, now) for other in others)
     if not early and model.batch_ends_in_s(now) > preparation_s(model):
         return None
-    if not online and not all(one.quiet_for(QUIET_S, now) for one in (model, *others)):
+    if not online and not all(served.quiet_for(QUIET_S, now) for served in (model, *others)):
         return None
     wanted = any(other.wants_turn and other.online for other in others)
     return None if wanted else replica
@@ -138,7 +138,7 @@ def preparation_s(model: ServedModel) -> float:
 
 
 def _takes_second(model: ServedModel) -> Replica | None:
-    """Return the replica that can take a second batch and has begun its first one first."""
+    """Return the replica that can take a second batch and has begun its first batch first."""
     ready = [replica for replica in model.replicas if replica.takes_second]
     return min(ready, key=_started_at, default=None)
 
@@ -158,7 +158,7 @@ class Dispatched(NamedTuple):
 
     Attributes:
         turn: the name under which it takes its turn; empty if it joins others in their slot.
-        began_at: when its turn began, with this batch or with one whose slot it took over.
+        began_at: when its turn began, with this batch or with that whose slot it took over.
         since: from when on its turn is not charged yet.
     """
 
@@ -195,7 +195,7 @@ def is_overdue(batch: Batch, now: float) -> bool:
 
 @dataclass(slots=True)
 class _Device:
-    """The models of one device, by name, and their turns."""
+    """The models of a device, by name, and their turns."""
 
     models: dict[str, ServedModel]
     fair_queue: FairQueue
@@ -263,7 +263,7 @@ class Dispatcher:
         device = self._device_of.pop(model.key)
         del device.models[model.key]
         for turn in (model.key, offline_turn(model.key)):
-            device.fair_queue.forget(turn)  # no other model gets this key
+            device.fair_queue.remove(turn)  # no other model gets this key
         self.isolation.remove(model)
         self.set_shares()
 
@@ -289,7 +289,7 @@ class Dispatcher:
         return not wanted and self.may_run(model)
 
     def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
-        """Return whether a staged batch should make way for another one.
+        """Return whether a staged batch should make way for another.
 
         It makes way for another model that waits with an online job and has the next turn. An
         offline batch makes way for every online job, also of its own model, unless it is overdue.
@@ -356,14 +356,14 @@ class Dispatcher:
             if batch is not None:
                 # It shares the slot of those that run.
                 replicas = [turn.replica for turn in turns]
-                replica = max(replicas, key=lambda one: (one.offline_room, one.room))
+                replica = max(replicas, key=lambda replica: (replica.offline_room, replica.room))
                 return Dispatched(model, replica, batch, "", now, now)
         return None
 
     def _goes_on(self, turn: Dispatched, now: float, *, offline: bool) -> bool:
         """Return whether a job of this class may join in the turn of a generator.
 
-        While others wait with online jobs, an offline job joins only in the turn of an overdue one.
+        While others wait with online jobs, an offline job joins only in an overdue job's turn.
         """
         device = self._device_of[turn.model.key]
         shared, rivals = device.rivals(turn.model, now)
@@ -377,7 +377,9 @@ class Dispatcher:
 
     def _used_s(self, turn: str, now: float) -> float:
         """Return for how many seconds the batches of a turn have run that are not charged yet."""
-        return sum(one.used_s(now) for one in self._running if one.turn == turn)
+        return sum(
+            dispatched.used_s(now) for dispatched in self._running if dispatched.turn == turn
+        )
 
     def _next_batch(
         self, model: ServedModel, now: float, draining: bool, claims: bool
@@ -405,20 +407,20 @@ class Dispatcher:
     def _take_slots_back(self, now: float) -> None:
         """Take back the slots of batches that have ended in any way."""
         running = []
-        for one in self._running:
-            name, batch = one.model.key, one.replica.batch
+        for dispatched in self._running:
+            name, batch = dispatched.model.key, dispatched.replica.batch
             fair_queue = self._device_of[name].fair_queue
-            if batch is one.batch:
-                running.append(one)
+            if batch is dispatched.batch:
+                running.append(dispatched)
                 continue
-            self.isolation.batch_ended(one.batch)
+            self.isolation.batch_ended(dispatched.batch)
             if batch is None:
-                fair_queue.end(one.turn, one.used_s(now))
+                fair_queue.end(dispatched.turn, dispatched.used_s(now))
                 continue
             # A batch that was staged behind it, or ran with it, has taken over the slot.
-            turn = turn_of(one.model, batch)
-            shared, offline = self._device_of[name].rivals(one.model, now)
+            turn = turn_of(dispatched.model, batch)
+            shared, offline = self._device_of[name].rivals(dispatched.model, now)
             waiting = [*shared, *offline] if batch.offline else shared
-            fair_queue.pass_on(one.turn, one.used_s(now), turn, waiting)
-            running.append(one._replace(batch=batch, turn=turn, since=now))
+            fair_queue.pass_on(dispatched.turn, dispatched.used_s(now), turn, waiting)
+            running.append(dispatched._replace(batch=batch, turn=turn, since=now))
         self._running = running

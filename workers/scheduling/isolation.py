@@ -61,7 +61,7 @@ class IsolatedRun:
 
 
 class Isolation:
-    """The isolated runs of one worker that have not begun, and the exclusive one.
+    """The isolated runs of a worker that have not begun, and the exclusive run.
 
     Attributes:
         exclusive: the exclusive run that waits for the worker to be idle, that runs, or whose mark
@@ -138,7 +138,7 @@ class Isolation:
 
     def _begin(self, run: IsolatedRun, now: float) -> Batch | None:
         job, model = run.job, run.model
-        if job.withheld and not run.reading and model.take_withheld(job):
+        if job.withheld and not run.reading and model.begin_reading(job):
             run.reading = True
             self._unread.append(run)
         if model.is_prepared_soon(job):
@@ -198,7 +198,7 @@ class Isolation:
         elif run.scope == RESERVED:
             self._reserved(run, now)
         elif code == ISOLATED and self.exclusive is run:
-            # Another job of the host runs exclusively, so this one may have neighbours.
+            # Another job of the host runs exclusively, so this job may have neighbours.
             self.exclusive, run.granted = None, True
             self._runs[run.model.key] = run
         else:

@@ -136,7 +136,7 @@ class BulkSubmitter:
             part = [row for row in allowed if row.outcome is None]
             todo += part
             if part:
-                # Those without room again too, so that no later line takes the place of one.
+                # Those without room again too, so that no later line takes their place.
                 held = await self._try([*held, *part])
         if held:
             await self._hold(held)
@@ -154,7 +154,9 @@ class BulkSubmitter:
             for row in rows
             if row.request is not None
         }
-        waits = {one: await self._services.model_statuses.waiting_for(*one) for one in asked}
+        waits = {
+            target: await self._services.model_statuses.waiting_for(*target) for target in asked
+        }
         return without_line_ends(b"\n".join([*(self._answer(row, waits) for row in rows), b""]))
 
     def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
@@ -262,11 +264,11 @@ class BulkSubmitter:
         together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
         others: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
         if self._services.input_store.together:
-            together = [(*one, one[1].payload) for one in rows if one[1].payload is not None]
-            others = [one for one in rows if one[1].payload is None]
+            together = [(*pair, pair[1].payload) for pair in rows if pair[1].payload is not None]
+            others = [pair for pair in rows if pair[1].payload is None]
         slots = asyncio.Semaphore(THREADS)
         until = asyncio.get_running_loop().time() + KEEP_MAX_S
-        keeping = [self._keep(*one, slots, until) for one in others]
+        keeping = [self._keep(*pair, slots, until) for pair in others]
         if together:
             keeping.append(self._keep_together(together))
         await asyncio.gather(*keeping)
@@ -292,7 +294,7 @@ class BulkSubmitter:
     async def _keep_together(
         self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
     ) -> None:
-        """Write the lines' inputs to the payload store in one call."""
+        """Write the lines' inputs to the payload store in a single call."""
         results = await self._services.input_store.keep_all(
             [(request, payload) for _, request, payload in rows]
         )
@@ -316,12 +318,12 @@ class BulkSubmitter:
             await self._services.input_store.drop(stored)
 
     async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
-        """Submit the lines in one call; return those to try again."""
+        """Submit the lines in a single call; return those to try again."""
         unstored = [(row, row.request) for row in rows if row.job is None and row.request]
         if unstored:
             await self._keep_all(unstored)
         await self._enqueue([row for row in rows if row.job is not None] if unstored else rows)
-        # After the other lines, one of which may be the earlier request.
+        # After the other lines, as one of these may be the earlier request.
         refused = [row for row in unstored if row[0].job is None and row[1].identity.chosen]
         for at in range(0, len(refused), VIEW_MAX_JOBS):
             await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
@@ -344,12 +346,12 @@ class BulkSubmitter:
     async def _look_up(self, rows: Sequence[BulkLine]) -> None:
         """Read the jobs of earlier requests; None where a record has just expired."""
         ids = [row.job.id for row in rows if row.job is not None]
-        found: Sequence[Job | HeadraceError | None]
+        jobs: Sequence[Job | HeadraceError | None]
         try:
-            found = await self._services.queue.view(ids)
+            jobs = await self._services.queue.view(ids)
         except HeadraceError as error:
-            found = [error.kept()] * len(ids)
-        for row, job in zip(rows, found, strict=True):
+            jobs = [error.kept()] * len(ids)
+        for row, job in zip(rows, jobs, strict=True):
             if isinstance(job, Job) and not self._caller.may_see(job.key):
                 row.outcome = id_unavailable(job.id)
             else:
@@ -359,12 +361,12 @@ class BulkSubmitter:
         """Read the jobs of earlier requests whose repeats have an input that cannot be stored."""
         ids = [request.identity.job_id for _, request in refused]
         try:
-            found = await self._services.queue.view(ids)
+            jobs = await self._services.queue.view(ids)
         except HeadraceError as error:
             for row, _ in refused:
                 row.outcome = error.kept()
             return
-        for (row, request), job in zip(refused, found, strict=True):
+        for (row, request), job in zip(refused, jobs, strict=True):
             if job is not None:
                 row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
 

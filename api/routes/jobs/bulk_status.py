@@ -109,8 +109,8 @@ async def read_many(services: Services, request: Request) -> Reply:
     known = [job_id for job_id in ids if is_id(job_id)]
     jobs: dict[str, Job | None] = {}
     for page in pages_of(known, VIEW_MAX_JOBS):
-        found = await services.queue.view(page, results=with_results)
-        visible = (job if job and request.caller.may_see(job.key) else None for job in found)
+        page_jobs = await services.queue.view(page, results=with_results)
+        visible = (job if job and request.caller.may_see(job.key) else None for job in page_jobs)
         jobs.update(zip(page, visible, strict=True))
     objects = [await job_or_null(services, jobs.get(job_id), with_results) for job_id in ids]
     return Reply(200, b'{"jobs":[%s]}' % b",".join(objects), headers=(NO_STORE,))

@@ -82,7 +82,7 @@ def _events(services: Services, job: Job, last_id: str) -> Iterator[_JobEvents]:
 
 
 class _JobEvents:
-    """The events of a watched job, from the last one that the client has."""
+    """The events of a watched job, from the last that the client has."""
 
     def __init__(self, services: Services, job: Job, watch: JobWatch, last_id: str) -> None:
         self._services = services
@@ -143,7 +143,7 @@ def end_id(ended_us: int) -> str:
 
 
 class EventSequence:
-    """The events of a job that one client has received, and those that are due.
+    """The events of a job that a client has received, and those that are due.
 
     Attributes:
         held: a new queue position is held back, as the last was sent less than PLACE_S ago.
@@ -239,6 +239,6 @@ def _schedule(status: JobStatus) -> dict[str, Any]:
     return members
 
 
-def _same_wait(one: str, other: str) -> bool:
+def _same_wait(first: str, other: str) -> bool:
     """Return whether two ids differ in the queue position alone."""
-    return one.rpartition("-")[0] == other.rpartition("-")[0]
+    return first.rpartition("-")[0] == other.rpartition("-")[0]

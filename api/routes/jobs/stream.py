@@ -1,6 +1,6 @@
 """`GET /api/v1/jobs/{id}/stream`: the pieces of a streaming job, while its handler yields them.
 
-The id of an event is the client's place in the log, so any API process can go on where another one
+The id of an event is the client's place in the log, so any API process can go on where another
 stopped. What a client has not read stays in Redis: this process keeps one place for each client.
 """
 
@@ -106,8 +106,8 @@ def prefers_events(accept: bytes) -> bool:
     weights: dict[bytes, float] = {}
     for part in accept.lower().split(b","):
         kind, *parameters = (text.strip() for text in part.split(b";"))
-        found = [_WEIGHT.fullmatch(text) for text in parameters]
-        weights[kind] = next((float(one[1]) for one in found if one), 1.0)
+        weight_matches = [_WEIGHT.fullmatch(text) for text in parameters]
+        weights[kind] = next((float(match[1]) for match in weight_matches if match), 1.0)
     return weights.get(EVENT_STREAM, 0.0) > weights.get(JSON, 0.0)
 
 
@@ -204,7 +204,7 @@ def _stream(
 
 
 class _PieceWriter:
-    """Writes pieces in one format; `cut` if a client would take an incomplete answer for whole."""
+    """Writes pieces in a format; `cut` if a client would take an incomplete answer for whole."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Submit one validated request: store a large input, enqueue the job, and wait for its end.
+"""Submit a validated request: store a large input, enqueue the job, and wait for its end.
 
 Under an id or an idempotency key of the client a repeat is the same job, whatever its state.
 """
@@ -80,7 +80,7 @@ async def validate(
 
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:
-    """Enqueue the job, or find the one that an earlier request enqueued.
+    """Enqueue the job, or find the job that an earlier request enqueued.
 
     Raises:
         BrokerUnavailable: Redis does not answer; the job may be queued.
@@ -117,7 +117,7 @@ async def submit_and_wait(
                     return accepted
             job = await _ended_job(services, accepted.job, ended)
             return AcceptedJob(job, replayed=False)
-    # The end of an earlier request's job is published for that request, not for this one.
+    # The end of an earlier request's job is published for that request, not for this.
     if accepted.job.state.final:
         return accepted
     try:
@@ -235,10 +235,10 @@ async def _earlier_job(
     job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
     if job is None:
         raise error
-    found = answer_to_repeat(job, request.request_hash, request.caller)
-    if isinstance(found, HeadraceError):
-        raise found from None
-    return AcceptedJob(found, replayed=True)
+    earlier = answer_to_repeat(job, request.request_hash, request.caller)
+    if isinstance(earlier, HeadraceError):
+        raise earlier from None
+    return AcceptedJob(earlier, replayed=True)
 
 
 async def _enqueue(
@@ -253,11 +253,11 @@ async def _enqueue(
             if request.shadow is not None and not receipt.repeated:
                 services.shadow_copies.offer(request)
             return AcceptedJob(fresh_job(request, receipt.created_us), replayed=False)
-        found = await services.queue.read(job.id)
-        if found is not None:
-            if not request.caller.may_see(found.key):
+        earlier = await services.queue.read(job.id)
+        if earlier is not None:
+            if not request.caller.may_see(earlier.key):
                 raise id_unavailable(job.id)
-            return AcceptedJob(found, replayed=True)
+            return AcceptedJob(earlier, replayed=True)
         # The record expired between the two calls, so the id is free again.
 
 
@@ -267,9 +267,9 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
     if job.model in services.catalog.pipelines:
         # Only the record has the stages of a pipeline's job.
         with contextlib.suppress(BrokerError):
-            found = await services.queue.read(job.id)
-            if found is not None and found.created_us == job.created_us:
-                return found
+            record = await services.queue.read(job.id)
+            if record is not None and record.created_us == job.created_us:
+                return record
     return _from_notice(job, ended)
 
 

@@ -1,4 +1,4 @@
-"""Submit one job: an input to a model or to one version of it, or JSON to `/api/v1/jobs`.
+"""Submit a job: an input to a model or to a version of it, or JSON to `/api/v1/jobs`.
 
 The endpoints read the request and write the answer. `api.routes.jobs.submission` submits the job. A
 client that prefers events to JSON is answered with the job's pieces.
@@ -139,10 +139,10 @@ def request_of_body(
     form = None
     if is_form(content_type):
         form = read_form(body, content_type, encoding, declared, inline_limit_bytes)
-        found = form.input
+        given = form.input
     else:
-        found = input_of(body, content_type, encoding, inline_limit_bytes)
-    job = request_from_input(model, found, options, identity, request.caller, version)
+        given = input_of(body, content_type, encoding, inline_limit_bytes)
+    job = request_from_input(model, given, options, identity, request.caller, version)
     if form is None and not declared and not model.headers:
         return job
     parameters = {name: query[name] for name in declared if name in query}

@@ -39,18 +39,21 @@ _REDELIVERY: Final = JsonDecoder(WebhookRedelivery)
 
 async def list_deliveries(services: Services, request: Request, job_id: str) -> Reply:
     """List the job's deliveries with their attempts, the oldest first."""
-    found = await _visible(services, request.caller, job_id)
-    deliveries = sorted((one.delivery for one in found.values()), key=lambda one: one.created_us)
-    return json_reply(WebhookDeliveries(job_id, [_shown(one) for one in deliveries]))
+    visible = await _visible(services, request.caller, job_id)
+    deliveries = [pending.delivery for pending in visible.values()]
+    deliveries.sort(key=lambda delivery: delivery.created_us)
+    return json_reply(WebhookDeliveries(job_id, [_shown(delivery) for delivery in deliveries]))
 
 
 async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
     """Send a delivery again within a second, under the same id and with all its retries."""
     wanted = await _requested_id(request)
     for _ in range(TRIES):
-        found = await _visible(services, request.caller, job_id)
-        name = wanted or max(found, key=lambda name: found[name].delivery.created_us, default="")
-        if name not in found:
+        visible = await _visible(services, request.caller, job_id)
+        name = wanted or max(
+            visible, key=lambda name: visible[name].delivery.created_us, default=""
+        )
+        if name not in visible:
             raise WebhookNotFound(
                 f"job {job_id[:128]} has no webhook delivery {name[:64]!r}"
                 if name
@@ -59,13 +62,13 @@ async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
             )
         now_us = time.time_ns() // 1000
         again = msgspec.structs.replace(
-            found[name].delivery.becoming("pending", now_us),
+            visible[name].delivery.becoming("pending", now_us),
             until_us=now_us + services.settings.webhook_retry_s * US_PER_S,
             by_hand=True,
         )
         ttl_s = services.settings.webhook_retry_s + services.settings.webhook_log_ttl_s
         saved = await services.webhook_deliveries.save(
-            found[name], Change(again, delay_s=0), ttl_s=ttl_s
+            visible[name], Change(again, delay_s=0), ttl_s=ttl_s
         )
         if isinstance(saved, PendingDelivery):
             return json_reply(_shown(again), 202)
@@ -85,14 +88,14 @@ async def _visible(services: Services, caller: Caller, job_id: str) -> dict[str,
         JobNotFound: neither a delivery nor the job exists.
     """
     log = await services.webhook_deliveries.read(job_id) if is_id(job_id) else None
-    found = {
+    visible = {
         name: pending
         for name, pending in (log.deliveries if log is not None else {}).items()
         if caller.may_see(pending.delivery.owner)
     }
-    if not found:
+    if not visible:
         await visible_job(services, caller, job_id)
-    return found
+    return visible
 
 
 def _shown(delivery: Delivery) -> WebhookDelivery:
@@ -106,11 +109,11 @@ def _shown(delivery: Delivery) -> WebhookDelivery:
         tries=delivery.tries,
         attempts=[
             WebhookAttempt(
-                at=time_of(one.at_us),
-                duration_ms=one.ms,
-                status=one.status or None,
-                error=one.error or None,
+                at=time_of(tried.at_us),
+                duration_ms=tried.ms,
+                status=tried.status or None,
+                error=tried.error or None,
             )
-            for one in delivery.attempts
+            for tried in delivery.attempts
         ],
     )

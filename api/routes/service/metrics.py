@@ -171,7 +171,7 @@ def _models(
     statuses: Mapping[str, ModelStatus], totals: Totals, names: Names
 ) -> Iterator[MetricSamples]:
     # An unloaded model should have none, so that this is no reason for an alert.
-    statuses = {n: one for n, one in statuses.items() if one.state != UNLOADED_STATE}
+    statuses = {n: status for n, status in statuses.items() if status.state != UNLOADED_STATE}
     labels = [(model,) for model in statuses]
     replicas = [
         sum(served.state.replicas for served in status.workers) for status in statuses.values()
@@ -190,12 +190,14 @@ def _generation(
 ) -> Iterator[MetricSamples]:
     """Yield the metrics of generators; those of other models only once they have any."""
     states = {
-        name: found
+        name: of_workers
         for name, status in statuses.items()
-        if (found := [one.state.generation for one in status.workers if one.state.generation])
+        if (of_workers := [w.state.generation for w in status.workers if w.state.generation])
     }
     for field, family in f.GENERATION.items():
-        values = [sum(getattr(one, field) for one in found) for found in states.values()]
+        values = [
+            sum(getattr(state, field) for state in of_workers) for of_workers in states.values()
+        ]
         yield MetricSamples(family, [(name,) for name in states], values)
 
     def shown(column: Column) -> list[int]:
@@ -232,7 +234,7 @@ def _shared(fields: Fields) -> Iterator[MetricSamples]:
 
 def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
     named: list[Labels] = list(
-        dict.fromkeys((one.node, ",".join(one.labels)) for one in workers if one.node)
+        dict.fromkeys((worker.node, ",".join(worker.labels)) for worker in workers if worker.node)
     )
     yield MetricSamples(f.WORKER, named, [1] * len(named))
     memory = {

@@ -95,8 +95,8 @@ def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
 
 def _half_pair(text: bytes) -> bytes | None:
     """Return the first escape of JSON for a surrogate that has no partner."""
-    found = _HALF_PAIR.match(text)
-    return None if found is None else found[1]
+    pair = _HALF_PAIR.match(text)
+    return None if pair is None else pair[1]
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -235,8 +235,8 @@ def _long_binary(raw: bytes | msgspec.Raw) -> tuple[bytes, str] | None:
 
 def _decoded(value: dict[str, Any], guard: Guard | None) -> tuple[Any, str]:
     """Return the bytes or text of a binary input, or the JSON object itself."""
-    found = _binary(value)
-    return (value, JSON_TYPE) if found is None else _typed(*found, guard)
+    binary = _binary(value)
+    return (value, JSON_TYPE) if binary is None else _typed(*binary, guard)
 
 
 def _binary(value: dict[str, Any]) -> tuple[bytes, str] | None:
@@ -270,9 +270,9 @@ def undecoded_input(raw: bytes, content_type: str = "") -> tuple[bytes, str]:
         return carried
     if b'"base64"' in raw or b'"__value__"' in raw:
         value = loads(raw)
-        found = _binary(value) if isinstance(value, dict) else None
-        if found is not None:
-            return found
+        binary = _binary(value) if isinstance(value, dict) else None
+        if binary is not None:
+            return binary
     return raw, content_type or JSON_TYPE
 
 
@@ -288,10 +288,10 @@ def undecoded_form(raw: bytes) -> tuple[dict[str, Any], dict[str, str]] | None:
     if not isinstance(value, dict):
         return None
     types: dict[str, str] = {}
-    for name, one in value.items():
-        found = _binary(one) if isinstance(one, dict) else None
-        if found is not None:
-            value[name], types[name] = found
+    for name, part in value.items():
+        binary = _binary(part) if isinstance(part, dict) else None
+        if binary is not None:
+            value[name], types[name] = binary
     return value, types
 
 
@@ -305,16 +305,16 @@ def nested_binaries(value: Any, encode: Callable[[Any], bytes | None]) -> Any:
     if isinstance(value, dict):
         changed = {
             name: new
-            for name, one in value.items()
-            if type(one) not in _PLAIN_TYPES and (new := _part(one, encode)) is not one
+            for name, part in value.items()
+            if type(part) not in _PLAIN_TYPES and (new := _part(part, encode)) is not part
         }
         return {**value, **changed} if changed else value
     if isinstance(value, (list, tuple)):
         # Most long lists have numbers only, which need no look at each.
         if _PLAIN_TYPES.issuperset(map(type, value)):
             return value
-        parts = [_part(one, encode) for one in value]
-        same = all(new is one for new, one in zip(parts, value, strict=True))
+        parts = [_part(part, encode) for part in value]
+        same = all(new is part for new, part in zip(parts, value, strict=True))
         return value if same else parts
     return value
 
@@ -344,11 +344,11 @@ def _nested(value: Any, at: str, types: dict[str, str]) -> Any:
     if isinstance(value, list):
         if _PLAIN_TYPES.issuperset(map(type, value)):
             return value
-        return [_nested(one, f"{at}[{n}]", types) for n, one in enumerate(value)]
+        return [_nested(part, f"{at}[{n}]", types) for n, part in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if value.keys() not in BINARY_FORMS:
-        return {name: _nested(one, _member(at, name), types) for name, one in value.items()}
+        return {name: _nested(part, _member(at, name), types) for name, part in value.items()}
     try:
         decoded, kind = _decoded(value, None)
     except InvalidRequest as error:
@@ -380,8 +380,8 @@ def unbase64(text: str | bytes) -> bytes:
         InvalidRequest: it has another form.
     """
     plain = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    if found := _DATA_URL.match(plain):
-        plain = unquote_to_bytes(plain[found.end() :])
+    if data_url := _DATA_URL.match(plain):
+        plain = unquote_to_bytes(plain[data_url.end() :])
     plain = plain.translate(_URL_SAFE, _SPACES).rstrip(b"=")
     if wrong := _NO_BASE64.search(plain):
         shown = plain[wrong.start() :].decode("utf-8", "replace")[:1]
@@ -417,13 +417,13 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
     Raises:
         InvalidRequest: the base64 cannot be read.
     """
-    found = _BINARY_HEAD.match(raw)
-    if found is None:
+    head = _BINARY_HEAD.match(raw)
+    if head is None:
         return None
-    kind = (found["kind"] or BINARY_TYPE.encode()).decode("utf-8", "replace")
-    end = min(len(raw) - len('"}'), found.end() + max_base64_bytes // 4 * 4)
-    text = raw[found.end() : end]
-    if found["coding"] == b"bytes":
+    kind = (head["kind"] or BINARY_TYPE.encode()).decode("utf-8", "replace")
+    end = min(len(raw) - len('"}'), head.end() + max_base64_bytes // 4 * 4)
+    text = raw[head.end() : end]
+    if head["coding"] == b"bytes":
         return kind, text
     try:
         return kind, base64.b64decode(text, validate=True)
@@ -433,31 +433,31 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
 
 def describe_input(raw: bytes) -> str:
     """Return type and size of an input for logs, Flower and `inspect`, never its content."""
-    found = _BINARY_HEAD.match(raw)
-    return f"<json, {len(raw)} bytes>" if found is None else _described_binary(raw, found)
+    head = _BINARY_HEAD.match(raw)
+    return f"<json, {len(raw)} bytes>" if head is None else _described_binary(raw, head)
 
 
 def described_in_json(raw: bytes) -> bytes:
     """The same as `describe_input`, escaped for a JSON string."""
-    found = _BINARY_HEAD.match(raw)
-    if found is None:
+    head = _BINARY_HEAD.match(raw)
+    if head is None:
         return b"<json, %d bytes>" % len(raw)
-    return _encode(_described_binary(raw, found))[1:-1]
+    return _encode(_described_binary(raw, head))[1:-1]
 
 
-def _described_binary(raw: bytes, found: re.Match[bytes]) -> str:
-    kind = found["kind"] or b"bytes"
-    return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, found)} bytes>"
+def _described_binary(raw: bytes, head: re.Match[bytes]) -> str:
+    kind = head["kind"] or b"bytes"
+    return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, head)} bytes>"
 
 
 def input_bytes(raw: bytes) -> int:
     """Return the size of an input: of its JSON text, or of the bytes in it."""
-    found = _BINARY_HEAD.match(raw)
-    return len(raw) if found is None else _binary_bytes(raw, found)
+    head = _BINARY_HEAD.match(raw)
+    return len(raw) if head is None else _binary_bytes(raw, head)
 
 
-def _binary_bytes(raw: bytes, found: re.Match[bytes]) -> int:
-    size = max(0, len(raw) - found.end() - len('"}'))
-    if found["coding"] == b"bytes":
+def _binary_bytes(raw: bytes, head: re.Match[bytes]) -> int:
+    size = max(0, len(raw) - head.end() - len('"}'))
+    if head["coding"] == b"bytes":
         return size
     return max(0, size * 3 // 4 - raw[-4:].count(b"="))

@@ -196,9 +196,11 @@ def check_of(frame: Sequence[Any] | None) -> ValueCheck | None:
     return None if frame is None else ValueCheck(*frame)
 
 
-def summary(mistakes: Sequence[FieldError], most: int = 3) -> str:
+def summary(mistakes: Sequence[FieldError], limit: int = 3) -> str:
     """Return the first mistakes on one line, for a message."""
-    texts = [": ".join(filter(None, (one.path, one.message))) for one in mistakes[:most]]
+    texts = [
+        ": ".join(filter(None, (mistake.path, mistake.message))) for mistake in mistakes[:limit]
+    ]
     left = len(mistakes) - len(texts)
     return "; ".join(texts) + (f"; and {left} more" if left else "")
 
@@ -244,8 +246,8 @@ def _too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH_MAX + 1):
         below: list[Any] = []
-        for one in level:
-            members = one.values() if type(one) is dict else one
+        for container in level:
+            members = container.values() if type(container) is dict else container
             below += [member for member in members if type(member) in (dict, list)]
         if not below:
             return False

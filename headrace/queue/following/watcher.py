@@ -248,8 +248,8 @@ class JobWatcher:
         self._stir.clear()
 
     async def _read(self, ids: Sequence[str]) -> None:
-        for some in pages_of(ids, READ_MAX_JOBS):
-            for job_id, row in zip(some, await self._queue.watched(some), strict=True):
+        for page in pages_of(ids, READ_MAX_JOBS):
+            for job_id, row in zip(page, await self._queue.watched(page), strict=True):
                 status = read_status(row)
                 for watch in list(self._watches.get(job_id, ())):
                     same = status is not None and status.created_us == watch.created_us

@@ -1,4 +1,4 @@
-"""The execution of one pipeline job: each stage starts as soon as its sources have ended.
+"""The execution of a pipeline job: each stage starts as soon as its sources have ended.
 
 Any worker can start it again at any time. The id of a stage's job follows from the pipeline's job
 and its place, so submitting it again finds the job. Stages whose results were freed are known from
@@ -95,18 +95,18 @@ class StageFailed(HeadraceError):
 
 
 class PipelineExecution:
-    """The execution of one claimed pipeline job.
+    """The execution of a claimed pipeline job.
 
     Attributes:
         deadline: until when it must end, in seconds since 1970.
         states: the state of each stage, by name.
         running: the stages' jobs that have not ended: id -> stage.
-        submitted: ids of the jobs that this attempt has submitted, not an earlier one.
+        submitted: ids of the jobs that this attempt has submitted, and no earlier attempt.
         ended: the stages' jobs that have ended: id -> stage and job.
         freed: ids of the ended jobs whose results are not needed any more.
         ending: the job is being settled, which checks its lease at each step.
         saved_at: when states were saved last, in monotonic seconds.
-        saving: held while states are saved, so that none overtakes a newer one.
+        saving: held while states are saved, so that a save does not overtake a newer one.
     """
 
     def __init__(
@@ -272,10 +272,12 @@ class PipelineExecution:
         over = {name for name, state in self.states.items() if state.ended_s}
         if len(over) == len(self.states):
             return []
-        needed = {source for one in self.pipeline.stages if one.name not in over
-                  for source in one.sources}  # fmt: skip
+        needed = {source for stage in self.pipeline.stages if stage.name not in over
+                  for source in stage.sources}  # fmt: skip
         kept = {*needed, *self.pipeline.result, *self._freed_stages}
-        return [one for one in self.pipeline.stages if one.name in over and one.name not in kept]
+        return [
+            stage for stage in self.pipeline.stages if stage.name in over and stage.name not in kept
+        ]
 
     async def _given(self, stage: Stage) -> list[Value]:
         value = self._combined(stage.sources, joined=stage.joined)
@@ -283,10 +285,10 @@ class PipelineExecution:
             return [value]
         short = self._backend.inline_limit_bytes
         values = await follow(value, stage.path, self._backend.read, short)
-        most = self.pipeline.max_items
-        if len(values) > most:
+        max_items = self.pipeline.max_items
+        if len(values) > max_items:
             raise PayloadTooLarge(
-                f"{len(values)} elements, more than the pipeline's max_items of {most}"
+                f"{len(values)} elements, more than the pipeline's max_items of {max_items}"
             )
         return values
 
@@ -330,8 +332,8 @@ class PipelineExecution:
 
 def _chosen(given: dict[str, Any], names: Container[str]) -> bytes:
     """Return the members with these names as JSON text; b"" for none."""
-    found = {name: value for name, value in given.items() if name in names and value is not None}
-    return msgspec.json.encode(found) if found else b""
+    chosen = {name: value for name, value in given.items() if name in names and value is not None}
+    return msgspec.json.encode(chosen) if chosen else b""
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -31,7 +31,7 @@ LOSSES: Final = "1000000000 0 0"
 
 @dataclass(slots=True)
 class PipelineQueue:
-    """The queue of one pipeline, and its jobs that run here.
+    """The queue of a pipeline, and its jobs that run here.
 
     Attributes:
         model: the pipeline as a model of the catalogue.
@@ -70,12 +70,12 @@ class PipelineQueue:
 
     def find(self, job_id: str, token: str) -> PipelineExecution | None:
         """Return the execution of this lease of a job; None if it does not run here."""
-        found = self.executions.get(job_id)
-        return found[0] if found is not None and found[0].job.token == token else None
+        running = self.executions.get(job_id)
+        return running[0] if running is not None and running[0].job.token == token else None
 
 
 class PipelineLeases:
-    """The leases of one background worker's pipeline jobs.
+    """The leases of a background worker's pipeline jobs.
 
     Every method raises BrokerError if Redis does not answer.
     """
@@ -134,7 +134,7 @@ class PipelineLeases:
             return []
         jobs = [execution.job for execution in held]
         codes = await self._jobs.call_once(job_scripts.renew(queue.name, self._lease_us, jobs))
-        return [(one, int(code)) for one, code in zip(held, codes, strict=True)]
+        return [(execution, int(code)) for execution, code in zip(held, codes, strict=True)]
 
     async def sweep(self, queue: PipelineQueue) -> SweepReply:
         """Queue the jobs that are due, and reap expired leases."""

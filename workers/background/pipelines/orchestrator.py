@@ -49,7 +49,7 @@ _AWAY: Final = (RedisError, OSError, HeadraceError)
 
 
 class PipelineOrchestrator:
-    """The pipelines of one background worker; `run` is the body of its thread."""
+    """The pipelines of a background worker; `run` is the body of its thread."""
 
     def __init__(
         self, settings: Settings, catalog: Catalog, redis_url: str, owner: str, node: str
@@ -60,7 +60,8 @@ class PipelineOrchestrator:
         self._url = redis_url
         self._catalog = catalog
         self._queues = [
-            PipelineQueue(one, catalog.get(name)) for name, one in catalog.pipelines.items()
+            PipelineQueue(pipeline, catalog.get(name))
+            for name, pipeline in catalog.pipelines.items()
         ]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
@@ -136,7 +137,7 @@ class PipelineOrchestrator:
             await asyncio.sleep(AWAY_S)
 
     async def _claim_next(self) -> bool:
-        """Claim from queues that may have jobs, until one has given some; whether one has."""
+        """Claim from queues that may have jobs, until a claim has jobs; return whether it has."""
         for n, queue in enumerate(self._queues):
             rooms = queue.rooms
             if not rooms or not (n in self._filled or (queue.skipped_offline and all(rooms))):
@@ -251,8 +252,8 @@ class PipelineOrchestrator:
         await self._stage_jobs.settled(execution, settlement)
 
     def _abandon(self, execution: PipelineExecution) -> None:
-        # This process may have been stopped for a while. The worker with the new lease has found
-        # the stages' jobs under the same ids, so they belong to it.
+        # This process may have been stopped for a while. The stages' jobs have the same ids for
+        # the worker with the new lease, so they belong to it.
         execution.job.dropped = "lost"
         logger.warning("lease lost: another worker has resumed the job", extra=about(execution))
 
@@ -329,9 +330,9 @@ class PipelineOrchestrator:
 
     @staticmethod
     def _stop(queue: PipelineQueue, execution: PipelineExecution) -> None:
-        found = queue.executions.get(execution.job.id)
-        if found is not None and found[0] is execution:
-            found[1].cancel()
+        running = queue.executions.get(execution.job.id)
+        if running is not None and running[0] is execution:
+            running[1].cancel()
 
     async def _release_all(self) -> None:
         """Stop the executions and release their jobs, which another worker resumes."""

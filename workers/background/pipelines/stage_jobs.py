@@ -72,7 +72,7 @@ class StageInput(NamedTuple):
 
 
 class StageJobs:
-    """Runs the jobs of stages, for the executions of one orchestrator."""
+    """Runs the jobs of stages, for the executions of an orchestrator."""
 
     def __init__(
         self,
@@ -119,19 +119,19 @@ class StageJobs:
         async def read() -> bytes:
             try:
                 async with self._save_slots:
-                    found = await self._client.hget(keys.job(execution.job.id), JobField.STAGES)
+                    stages = await self._client.hget(keys.job(execution.job.id), JobField.STAGES)
             except RedisError as error:
                 raise translate(error) from error
-            return found or b""
+            return stages or b""
 
         return await self.patiently(read)
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
         """Return jobs with their results; None for a job that Redis does not have."""
-        found: list[Job | None] = []
+        jobs: list[Job | None] = []
         for chunk in pages_of(ids, VIEW_MAX_JOBS):
-            found += await self.patiently(partial(self._queue.view, chunk))
-        return found
+            jobs += await self.patiently(partial(self._queue.view, chunk))
+        return jobs
 
     async def forget(self, ids: Sequence[str]) -> None:
         """Delete stages' jobs that have ended, so that they can run again."""
@@ -193,9 +193,9 @@ class StageJobs:
 
         async def ended() -> Job:
             while True:
-                found = await self._ended(execution, stage, job_id, value)
-                if found is not None:
-                    return found
+                job = await self._ended(execution, stage, job_id, value)
+                if job is not None:
+                    return job
                 logger.warning(
                     "stage's job lost or outdated: %s; sent again", job_id, extra=about(execution)
                 )
@@ -238,8 +238,8 @@ class StageJobs:
         if job is not None and not job.state.final:
             return  # the id has another job by now, whose stages' jobs have the same ids
         for stage in pipeline.stages:
-            most = pipeline.max_items if stage.spread else 1
-            for chunk in pages_of(range(most), VIEW_MAX_JOBS):
+            count = pipeline.max_items if stage.spread else 1
+            for chunk in pages_of(range(count), VIEW_MAX_JOBS):
                 ids = [stage_job_id(job_id, stage.name, n) for n in chunk]
                 replies = await self.patiently(partial(self._queue.cancel, ids))
                 if all(reply == "unknown" for reply in replies):
@@ -312,13 +312,13 @@ class StageJobs:
         cancelled = job_id not in execution.submitted and await self._cancelled(job_id)
         async with self._waiters.foreign(job_id) as wait:
             wait.watched(receipt.created_us)
-            found = await self._end(wait, model.name, receipt.created_us)
-        if found is not None and (found.freed or (cancelled and found.state is State.CANCELLED)):
+            job = await self._end(wait, model.name, receipt.created_us)
+        if job is not None and (job.freed or (cancelled and job.state is State.CANCELLED)):
             # An attempt without saved states has freed it and could not delete it, or has cancelled
             # it while it ran.
             await self.forget([job_id])
             return None
-        return found
+        return job
 
     async def _cancelled(self, job_id: str) -> bool:
         job = await self._queue.read(job_id)
@@ -386,21 +386,21 @@ class StageJobs:
 
 def _dead_letters(execution: PipelineExecution, over: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the jobs that may be dead letters, by model; the pipeline's own replaces them."""
-    found: dict[str, list[str]] = {}
+    dead_letters: dict[str, list[str]] = {}
     for job_id, (stage, job) in execution.ended.items():
         if job.dead_lettered:
-            found.setdefault(stage.model, []).append(job_id)
+            dead_letters.setdefault(stage.model, []).append(job_id)
     for job_id, word in over.items():
         if word == "ended":  # together with the job that has ended the execution
-            found.setdefault(execution.running[job_id].model, []).append(job_id)
-    return found
+            dead_letters.setdefault(execution.running[job_id].model, []).append(job_id)
+    return dead_letters
 
 
 def _stored(execution: PipelineExecution, names: Iterable[str]) -> list[PayloadEntry]:
     """Return the payloads of those jobs whose results are in a store."""
-    found = [(name, *execution.ended[name]) for name in names if name in execution.ended]
+    ended = [(name, *execution.ended[name]) for name in names if name in execution.ended]
     return [
         PayloadEntry(job.stored.ref, name, stage.model, "r")
-        for name, stage, job in found
+        for name, stage, job in ended
         if job.stored is not None
     ]

@@ -126,29 +126,29 @@ async def read_previous(
     """
     saved_stages, previous, wanted = ended_stages(note), PreviousAttempt(), set(pipeline.result)
     for stage in reversed(pipeline.stages) if saved_stages else ():
-        found = saved_stages.get(stage.name)
-        if found is not None and stage.name not in wanted:
-            previous.ended[stage.name] = found
+        saved = saved_stages.get(stage.name)
+        if saved is not None and stage.name not in wanted:
+            previous.ended[stage.name] = saved
             continue
-        if found is not None:
-            ids = [stage_job_id(job_id, stage.name, n) for n in range(found.jobs)]
+        if saved is not None:
+            ids = [stage_job_id(job_id, stage.name, n) for n in range(saved.jobs)]
             jobs = _whole(stage, await view(ids))
             if jobs is not None:
-                previous.ended[stage.name], previous.jobs[stage.name] = found, jobs
+                previous.ended[stage.name], previous.jobs[stage.name] = saved, jobs
                 continue
             previous.incomplete += ids
         wanted.update(stage.sources)
     return previous
 
 
-def _whole(stage: Stage, found: Sequence[Job | None]) -> list[Job] | None:
+def _whole(stage: Stage, read: Sequence[Job | None]) -> list[Job] | None:
     """Return the jobs if each of them still has its result, else None."""
     jobs = [
         job
-        for job in found
+        for job in read
         if job is not None
         and job.state is State.SUCCEEDED
         and (job.stored is not None or job.result_json is not None)
     ]
-    complete = len(jobs) == len(found) and (stage.spread or len(jobs) == 1)
+    complete = len(jobs) == len(read) and (stage.spread or len(jobs) == 1)
     return jobs if complete else None

@@ -85,7 +85,7 @@ def value_of(job: Job) -> Value:
 
 
 def parts_of(value: Value) -> list[str | PayloadRange]:
-    """Return the parts of the value's JSON text; neighbouring texts are one part."""
+    """Return the parts of the value's JSON text; neighbouring texts are joined."""
     parts: list[str | PayloadRange] = []
     text: list[str] = []
     for part in _parts(value):
@@ -111,15 +111,15 @@ def _parts(value: Value) -> Iterator[str | PayloadRange]:
             raise InvalidRequest("an input_ref can only be passed on whole and alone")
         case ListValue():
             yield "["
-            for n, one in enumerate(value.values):
+            for n, item in enumerate(value.values):
                 yield "," if n else ""
-                yield from _parts(one)
+                yield from _parts(item)
             yield "]"
         case ObjectValue():
             yield "{"
-            for n, (name, one) in enumerate(value.values):
+            for n, (name, item) in enumerate(value.values):
                 yield ("," if n else "") + msgspec.json.encode(name).decode() + ":"
-                yield from _parts(one)
+                yield from _parts(item)
             yield "}"
 
 
@@ -128,7 +128,7 @@ async def follow(
 ) -> list[Value]:
     """Return the values at a path.
 
-    A part of a payload up to `short_bytes` becomes text, a longer one a reference.
+    A part of a payload up to `short_bytes` becomes text, a longer part a reference.
 
     Raises:
         InvalidRequest: the path leads nowhere.
@@ -136,15 +136,15 @@ async def follow(
     done: tuple[Step, ...] = ()
     values = [value]
     for n, step in enumerate(steps):
-        found: list[Value] = []
-        for one in values:
-            if isinstance(one, (ListValue, ObjectValue)):
-                found += _among(one, step, path_text((*done, step)))
+        reached: list[Value] = []
+        for container in values:
+            if isinstance(container, (ListValue, ObjectValue)):
+                reached += _among(container, step, path_text((*done, step)))
                 continue
             return [
                 leaf for each in values for leaf in await _rest(each, steps[n:], read, short_bytes)
             ]
-        values, done = found, (*done, step)
+        values, done = reached, (*done, step)
     return values
 
 
@@ -173,10 +173,10 @@ async def _rest(value: Value, steps: tuple[Step, ...], read: Read, short_bytes: 
 
 def _among(value: ListValue | ObjectValue, step: Step, shown: str) -> list[Value]:
     if isinstance(value, ObjectValue):
-        found = [one for name, one in value.values if name == step]
-        if not found:
+        members = [member for name, member in value.values if name == step]
+        if not members:
             raise InvalidRequest(f"{shown} not found")
-        return found
+        return members
     if step is None:
         return list(value.values)
     if isinstance(step, str) or step >= len(value.values):

@@ -76,10 +76,9 @@ DELIVERED, RETRIED, FAILED = (f"{COUNTER}:{outcome}" for outcome in OUTCOMES)
 
 
 class WebhookDeliverer:
-    """Delivers the webhooks of one background worker.
+    """Delivers the webhooks of a background worker.
 
     Args:
-        settings: of webhooks.
         redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
 
@@ -113,7 +112,7 @@ class WebhookDeliverer:
             asyncio.run_coroutine_threadsafe(self._drained(), self._loop).result()
 
     def deliver(self, task: WebhookTask) -> None:
-        """Begin one attempt, or delay it; call it from any other thread.
+        """Begin an attempt, or delay it; call it from any other thread.
 
         Raises:
             BrokerError: Redis does not answer; run the task again.
@@ -141,7 +140,7 @@ class WebhookDeliverer:
             except BrokerError as error:
                 logger.warning("due webhooks wait for Redis", extra={"reason": error.message})
                 due = waiting = 0
-            self._throttle.forget(time.monotonic())
+            self._throttle.prune(time.monotonic())
             if due < SWEEP_MAX:
                 await asyncio.sleep(TURNS_S if waiting else SWEEP_S)
 
@@ -177,11 +176,11 @@ class WebhookDeliverer:
     async def _pending(self, task: WebhookTask, log: DeliveryLog) -> PendingDelivery | None:
         """Return the task's delivery with its body; None if there is nothing to do."""
         if task.delivery:
-            found = log.deliveries.get(task.delivery)
-            if found is None:
+            pending = log.deliveries.get(task.delivery)
+            if pending is None:
                 logger.warning("webhook delivery has expired", extra={"webhook": task.delivery})
                 return None
-            delivery = found.delivery
+            delivery = pending.delivery
             if task.turn != delivery.turn:
                 # A repeat of a task that has begun an attempt.
                 return None
@@ -195,17 +194,17 @@ class WebhookDeliverer:
                 logger.warning("webhook dropped: the job's end is unknown", extra={"job": task.job})
                 return None
             event = known
-            found = self._begun(task, event, log)
-            if found.text:
+            pending = self._begun(task, event, log)
+            if pending.text:
                 # A repeat: the delivery has its time in `hr:hooks`, or has ended.
                 return None
-        if found.delivery.state != "pending" or found.body:
-            return found
+        if pending.delivery.state != "pending" or pending.body:
+            return pending
         # A delivery that is sent again on request is made of the job's record once more.
         if task.delivery:
-            delivery, record = found.delivery, await self._queue.read(task.job)
+            delivery, record = pending.delivery, await self._queue.read(task.job)
             job = own_job(record, delivery.owner, before_us=delivery.at_us)
-        return msgspec.structs.replace(found, body=body_of(found.delivery, event, job))
+        return msgspec.structs.replace(pending, body=body_of(pending.delivery, event, job))
 
     def _begun(self, task: WebhookTask, event: WebhookEvent, log: DeliveryLog) -> PendingDelivery:
         name = delivery_id(task.message_id, 0 if event.state is None else event.at_us)
@@ -316,7 +315,7 @@ class WebhookDeliverer:
 
 
 def _replaces(ours: Delivery, stored: bytes) -> bool:
-    """Return whether our outcome replaces one that another worker has stored meanwhile.
+    """Return whether our outcome replaces that which another worker has stored meanwhile.
 
     Both may have made an attempt after a lost connection. A delivery that has arrived stays
     delivered; in every other case the other worker continues.
@@ -354,7 +353,7 @@ class WebhookEvent(msgspec.Struct, frozen=True):
 
 
 def own_job(job: Job | None, owner: str, *, before_us: int = 0) -> Job | None:
-    """Return the job that an id has now; None if it is not the one that the webhook is about.
+    """Return the job that an id has now; None if the webhook is about another job.
 
     Args:
         job: what the id's record holds: once a record is gone, any API key may use its id.

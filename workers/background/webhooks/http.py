@@ -1,4 +1,4 @@
-"""Sends one webhook over HTTP, to an address that was checked.
+"""Sends a webhook over HTTP, to an address that was checked.
 
 The host is looked up once, and every address is checked. The connection goes to an allowed address
 under the URL's name (Host, SNI, certificate), so a later change of the name has no effect.
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 #: How much of a response's body is read, so that the receiver is not cut off. It is not used.
 BODY_MAX_BYTES: Final = 16 * 1024
 BODY_MAX_S: Final = 1.0
-#: How many names are looked up at once for one API key: one that hangs holds a thread.
+#: How many names are looked up at once for an API key: a look-up that hangs holds a thread.
 LOOK_UPS_MAX: Final = 16
 #: The longest Retry-After that is followed, in seconds. The receiver's other webhooks wait too.
 RETRY_AFTER_MAX_S: Final = 3600.0
@@ -37,7 +37,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class WebhookResponse(NamedTuple):
-    """The outcome of one attempt.
+    """The outcome of an attempt.
 
     Attributes:
         status: the status of the response; 0 without a response.
@@ -59,12 +59,12 @@ class _Refused(Exception):
 
 async def look_up(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a name, from the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 class WebhookSender:
-    """Sends webhooks, for one event loop; `resolve` replaces the system's resolver.
+    """Sends webhooks, for an event loop; `resolve` replaces the system's resolver.
 
     Raises:
         ConfigError: webhook_ca_file cannot be read.
@@ -104,7 +104,7 @@ class WebhookSender:
     async def send(
         self, url: str, headers: Mapping[str, str], body: bytes, *, owner: str = ""
     ) -> WebhookResponse:
-        """Make one attempt. Every failure is in the returned response."""
+        """Make an attempt. Every failure is in the returned response."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 target = read_target(url, allow_http=self._allow_http)
@@ -130,12 +130,11 @@ class WebhookSender:
         return outcome
 
     async def _addresses(self, target: Endpoint, owner: str) -> Sequence[Address]:
-        """Return the host's allowed addresses."""
         if target.literal is not None:
-            found = [target.literal]
+            addresses = [target.literal]
         else:
-            found = [read_address(text) for text in await self._look_up(target, owner)]
-        good = [address for address in found if may_reach(address, self._allowed)]
+            addresses = [read_address(text) for text in await self._look_up(target, owner)]
+        good = [address for address in addresses if may_reach(address, self._allowed)]
         if not good:
             raise _Refused(
                 f"{target.host[:64]} is in a private or reserved network; "

@@ -1,4 +1,4 @@
-"""Limits the attempts of one background worker, per receiver and per API key.
+"""Limits the attempts of a background worker, per receiver and per API key.
 
 A receiver is a host and port, per API key, so that a slow or failing receiver delays no other. All
 receivers of a key share its places, so that a key with many receivers delays no other key.
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-#: How many attempts may run for one receiver at once, ...
+#: How many attempts may run for a receiver at once, ...
 PER_ENDPOINT: Final = 4
-#: ... and for one that answers within QUICK_S seconds.
+#: ... and for a receiver that answers within QUICK_S seconds.
 PER_QUICK_ENDPOINT: Final = 8
 QUICK_S: Final = 0.2
 #: How many attempts run at once: keys with attempts share them, ...
@@ -49,10 +49,10 @@ class Places:
     next_at: float = 0.0
     took_s: float = 0.5
 
-    def delay_s(self, now: float, most: int, begin: float) -> float:
+    def delay_s(self, now: float, places: int, begin: float) -> float:
         """Return the seconds by which to delay an attempt that has no place before `begin`."""
         # Delayed attempts follow each other at this pace, so that each finds a place.
-        free_at = max(now, begin, self.next_at) + self.took_s / most
+        free_at = max(now, begin, self.next_at) + self.took_s / places
         self.next_at = min(free_at, max(now, begin) + QUEUE_MAX_S)
         return self.next_at - now
 
@@ -63,7 +63,7 @@ class Places:
 
 @dataclass(slots=True)
 class EndpointState(Places):
-    """One receiver, as this process' attempts have found it.
+    """A receiver, as this process' attempts know it.
 
     Attributes:
         failures: failed attempts since the last success.
@@ -82,12 +82,12 @@ class EndpointState(Places):
         """
         if by_hand:
             return 0.0 if self.running < PER_QUICK_ENDPOINT else self.took_s
-        most = PER_QUICK_ENDPOINT if self.took_s < QUICK_S else PER_ENDPOINT
+        places = PER_QUICK_ENDPOINT if self.took_s < QUICK_S else PER_ENDPOINT
         if self.failures >= TRIP:
-            most = 1
-        if now >= self.closed_until and self.running < most:
+            places = 1
+        if now >= self.closed_until and self.running < places:
             return 0.0
-        return self.delay_s(now, most, self.closed_until)
+        return self.delay_s(now, places, self.closed_until)
 
     def ended(self, now: float, took_s: float, *, answers: bool, hold_s: float = 0.0) -> None:
         """Note that an attempt has ended; `answers` if the receiver works, whatever it replied.
@@ -113,7 +113,7 @@ class EndpointThrottle:
     """The receivers and the API keys of this process.
 
     Attributes:
-        known: the receivers; the one that had an attempt last comes last.
+        known: the receivers, in the order of their latest attempts.
         owners: the API keys that have attempts, or had some a moment ago.
     """
 
@@ -130,12 +130,12 @@ class EndpointThrottle:
         if wait_s > 0:
             return wait_s
         owner = self._owner(endpoint)
-        counts = [one.running for one in self.owners.values() if one.running]
-        most = PER_OWNER_MIN
+        counts = [user.running for user in self.owners.values() if user.running]
+        places = PER_OWNER_MIN
         if sum(counts) < ATTEMPTS_MAX:
             busy = len(counts) + (not owner.running)
-            most = max(PER_OWNER_MIN, min(PER_OWNER, ATTEMPTS_MAX // busy))
-        return 0.0 if owner.running < most else owner.delay_s(now, most, now)
+            places = max(PER_OWNER_MIN, min(PER_OWNER, ATTEMPTS_MAX // busy))
+        return 0.0 if owner.running < places else owner.delay_s(now, places, now)
 
     def begin(self, endpoint: EndpointKey) -> None:
         """Count an attempt that begins, until `leave`."""
@@ -155,7 +155,7 @@ class EndpointThrottle:
         self.of(endpoint).ended(now, took_s, answers=answers, hold_s=hold_s)
         self._owner(endpoint).took(took_s)
 
-    def forget(self, now: float) -> None:
+    def prune(self, now: float) -> None:
         """Drop what need not be known any more."""
         for endpoint in [endpoint for endpoint, state in self.known.items() if state.idle(now)]:
             del self.known[endpoint]
@@ -164,7 +164,7 @@ class EndpointThrottle:
         for endpoint in still[:surplus]:
             del self.known[endpoint]
         for name in [
-            name for name, one in self.owners.items() if not one.running and one.next_at < now
+            name for name, user in self.owners.items() if not user.running and user.next_at < now
         ]:
             del self.owners[name]
 

@@ -4,7 +4,7 @@ Each job is a batch of one for the worker, with a number of its own. So a job is
 it ends, and is cancelled, timed out and lost like any batch. The worker sends a job only if the
 last frame `room` had room for it.
 
-An online request that finds no room puts offline ones back, and the newest request is put back when
+An online request without room puts offline ones back, and the newest request is put back when
 the memory runs out. It waits in this process with its tokens, and goes on after them.
 """
 
@@ -72,16 +72,16 @@ class TokenMeter:
         self._sent: tuple[int, int, int] | None = None
         self._due_at = 0.0
 
-    def take(self, piece: Piece) -> None:
-        """Count the tokens of a piece; one that has none but a delta counts as one token."""
-        count = len(piece.tokens) or int(piece.delta is not None)
-        if not count:
+    def count(self, piece: Piece) -> None:
+        """Count the tokens of a piece; a delta without tokens counts as a token."""
+        tokens = len(piece.tokens) or int(piece.delta is not None)
+        if not tokens:
             return
         now = clock()
         last_at = self._last_at.get(piece.id)
         self._last_at[piece.id] = now
         if last_at is not None:
-            self._counts[bisect_left(SECONDS_BOUNDS, (now - last_at) / count)] += count
+            self._counts[bisect_left(SECONDS_BOUNDS, (now - last_at) / tokens)] += tokens
             self._sum_s += now - last_at
 
     def ended(self, request_id: str) -> None:
@@ -174,7 +174,7 @@ class ContinuousExecutor:
         """Serve until `stop`, which the worker sends when no job runs."""
         self._report_room()
         self._meter.report(running=False)
-        while self._take_frames():
+        while self._read_frames():
             self._drop_cancelled()
             self._relieve()
             self._admit()
@@ -184,10 +184,10 @@ class ContinuousExecutor:
             self._report_room()
             self._meter.report(running=bool(self._running))
 
-    def _take_frames(self) -> bool:
-        """Take the frames that have come; wait for one if nothing runs. False at the end."""
+    def _read_frames(self) -> bool:
+        """Read the frames that have come; wait for a frame if nothing runs. False at the end."""
         idle = not self._running and not self._waiting
-        if self._yielding() and self._limit.most(clock()) is not None:
+        if self._yielding() and self._limit.at(clock()) is not None:
             time.sleep(READ_S)
         while True:
             try:
@@ -210,7 +210,7 @@ class ContinuousExecutor:
                     self._prepare(frame.seq, frame.items, frame.dropped)
 
     def _prepare(self, seq: int, items: list[Any], dropped: set[int]) -> None:
-        """Let a job wait for room; one whose input is bad, or too large, ends."""
+        """Let a job wait for room; end it if its input is bad or too large."""
         deltas, tokens = self._logs.pop(seq, ([], []))
         yield_s = self._offline.pop(seq, None)
         quiet = seq in self._quiet
@@ -222,43 +222,43 @@ class ContinuousExecutor:
         (read,) = state.readable.values()
         started = clock()
         try:
-            request, cost = self._request(read)
+            prepared, cost = self._prepared(read)
         except BaseException as error:  # noqa: BLE001 - whatever it raises becomes the job's error
-            request, cost = error, 0
-        if isinstance(request, BaseException):
-            self._send_outcome(seq, failure(request), state.times)
+            prepared, cost = error, 0
+        if isinstance(prepared, BaseException):
+            self._send_outcome(seq, failure(prepared), state.times)
             return
         state.times.preprocess = (clock() - started) * 1000
-        one = Request(seq, self._received, read[0], request, cost, dropped, state.times)
-        one.deltas, one.tokens = deltas, tokens
-        one.quiet = quiet
+        request = Request(seq, self._received, read[0], prepared, cost, dropped, state.times)
+        request.deltas, request.tokens = deltas, tokens
+        request.quiet = quiet
         if yield_s is not None:
-            one.offline, one.yields_until = True, clock() + yield_s
-        self._waiting.add(one)
+            request.offline, request.yields_until = True, clock() + yield_s
+        self._waiting.add(request)
 
-    def _request(self, read: Input) -> tuple[Any, int]:
+    def _prepared(self, read: Input) -> tuple[Any, int]:
         """Return the request of an input, and its cost; an error in its place ends its job."""
-        (request,) = checked_list(self._executor.own_preprocess([read]), 1, "preprocess")
+        (prepared,) = checked_list(self._executor.own_preprocess([read]), 1, "preprocess")
         # What `preprocess` returns as an error has no traceback that helps.
-        if isinstance(request, BaseException):
-            return request, 0
-        cost = self._handler.cost(request)
-        return (too_large(cost, self._whole) if cost > self._whole else request), cost
+        if isinstance(prepared, BaseException):
+            return prepared, 0
+        cost = self._handler.cost(prepared)
+        return (too_large(cost, self._whole) if cost > self._whole else prepared), cost
 
     def _drop_cancelled(self) -> None:
-        for one in [one for one in self._waiting if one.dropped]:
-            self._waiting.remove(one)
-            if one.began:
-                self._note_used(one, one.usage)
-            self._end(one, CANCELLED)
-        for one in [one for one in self._running.values() if one.dropped]:
-            self._note_used(one, self._handler.cancel(one.job_id))
-            self._end(one, CANCELLED)
+        for request in [request for request in self._waiting if request.dropped]:
+            self._waiting.remove(request)
+            if request.began:
+                self._note_used(request, request.usage)
+            self._end(request, CANCELLED)
+        for request in [request for request in self._running.values() if request.dropped]:
+            self._note_used(request, self._handler.cancel(request.job_id))
+            self._end(request, CANCELLED)
 
-    def _note_used(self, one: Request, usage: Mapping[str, int] | None) -> None:
+    def _note_used(self, request: Request, usage: Mapping[str, int] | None) -> None:
         """Note what a request took that leaves before its end."""
         try:
-            one.used = self._meter.used(usage)
+            request.used = self._meter.used(usage)
         except (AttributeError, TypeError, ValueError) as error:
             logger.warning("what a request took that has no result is unknown: %s", error)
 
@@ -266,106 +266,106 @@ class ContinuousExecutor:
         """Put requests back until the memory has room for the next step of the others."""
         while self._running and self._handler.lacks_memory():
             running = put_back_first(self._running.values())
-            one = next((one for one in running[:-1] if not one.forgets), None)
-            if one is not None:
-                one.outgrew = True
-                self._put_back(one)
+            newest = next((request for request in running[:-1] if not request.cannot_resume), None)
+            if newest is not None:
+                newest.outgrew = True
+                self._put_back(newest)
                 continue
             # It is alone, or none could go on.
             self._note_used(running[0], self._handler.cancel(running[0].job_id))
             self._end(running[0], failure(HandlerError(_NO_MEMORY)))
 
-    def _put_back(self, one: Request) -> None:
-        one.usage = self._handler.cancel(one.job_id)
-        del self._running[one.job_id]
-        one.ran_s += clock() - one.began_at
-        one.put_back = True
-        self._waiting.add(one)
+    def _put_back(self, request: Request) -> None:
+        request.usage = self._handler.cancel(request.job_id)
+        del self._running[request.job_id]
+        request.ran_s += clock() - request.began_at
+        request.put_back = True
+        self._waiting.add(request)
 
     def _admit(self) -> None:
-        """Let waiting requests join, as long as one has room."""
+        """Let waiting requests join while there is room."""
         self._waiting.favour(self._running.values(), clock())
-        while any(self._joins(one) for one in self._waiting.candidates()):
+        while any(self._joins(request) for request in self._waiting.candidates()):
             pass
         self._pause_offline()
 
-    def _joins(self, one: Request) -> bool:
+    def _joins(self, request: Request) -> bool:
         """Let a request join if there is room; return whether it waits no more."""
-        if one.job_id in self._running:
+        if request.job_id in self._running:
             return False  # an attempt that the worker has lost; it leaves first
-        if one.yields and (self._awaited() or not self._offline_may_join()):
+        if request.yields and (self._awaited() or not self._offline_may_join()):
             return False
-        room = room_for(self._handler, one.request, bool(self._running), self._likely(one))
-        if room is False and not (self._make_room(one) and self._fits(one)):
+        room = self._room_for(request)
+        if room is False and not (self._make_room(request) and self._room_for(request) is True):
             return False
-        self._waiting.joined(one)
+        self._waiting.joined(request)
         if isinstance(room, InputError):
-            self._end(one, failure(room))
+            self._end(request, failure(room))
         else:
-            self._join(one)
+            self._join(request)
         return True
 
-    def _fits(self, one: Request) -> bool:
-        found = room_for(self._handler, one.request, bool(self._running), self._likely(one))
-        return found is True
+    def _room_for(self, request: Request) -> bool | InputError:
+        return room_for(self._handler, request.prepared, bool(self._running), self._likely(request))
 
-    def _likely(self, one: Request) -> int:
+    def _likely(self, request: Request) -> int:
         """Return what a request probably takes of the budget."""
-        if one.outgrew:
-            return one.cost
-        return self._handler.likely_cost(one.request, len(one.tokens))
+        if request.outgrew:
+            return request.cost
+        return self._handler.likely_cost(request.prepared, len(request.tokens))
 
-    def _make_room(self, one: Request) -> bool:
-        """Put offline requests back if an online one then fits; return whether any was."""
-        if one.yields:
+    def _make_room(self, request: Request) -> bool:
+        """Put offline requests back if this online request then fits; return whether any was."""
+        if request.yields:
             return False
         budget = self._handler.budget()
         leaving = that_make_room(
-            self._running.values(), self._likely(one), budget.slots, budget.tokens, self._likely
+            self._running.values(), self._likely(request), budget.slots, budget.tokens, self._likely
         )
-        for other in leaving:
-            self._put_back(other)
+        for offline in leaving:
+            self._put_back(offline)
         return bool(leaving)
 
-    def _join(self, one: Request) -> None:
-        resumed = (list(one.tokens),) if one.tokens else ()
+    def _join(self, request: Request) -> None:
+        resumed = (list(request.tokens),) if request.tokens else ()
         try:
-            self._handler.add(one.job_id, one.request, *resumed)
+            self._handler.add(request.job_id, request.prepared, *resumed)
         except BaseException as error:  # noqa: BLE001 - as above
-            self._end(one, failure(error))
+            self._end(request, failure(error))
             return
-        one.used = None
-        one.began_at, one.produced, one.put_back = clock(), False, False
-        if not one.offline:
-            self._limit.online_came(one.began_at)
-        self._offline_joined = self._offline_joined or one.yields
-        self._running[one.job_id] = one
-        if not one.began:
-            one.began = True
-            self._pieces.begin(one.seq, [one.job_id])
+        request.used = None
+        request.began_at, request.produced, request.put_back = clock(), False, False
+        if not request.offline:
+            self._limit.online_came(request.began_at)
+        self._offline_joined = self._offline_joined or request.yields
+        self._running[request.job_id] = request
+        if not request.began:
+            request.began = True
+            self._pieces.begin(request.seq, [request.job_id])
             if resumed:
-                self._pieces.resume(one.seq, one.job_id)
+                self._pieces.resume(request.seq, request.job_id)
 
     def _awaited(self) -> bool:
         """Return whether an online request that joined a moment ago has no piece yet."""
         since = clock() - AWAITED_S
         return any(
-            not one.offline and not one.produced and one.began_at > since
-            for one in self._running.values()
+            not request.offline and not request.produced and request.began_at > since
+            for request in self._running.values()
         )
 
     def _offline_may_join(self) -> bool:
         """Return whether one more offline request may join before the next step."""
-        most = self._limit.most(clock())
-        if most is None:
+        offline_max = self._limit.at(clock())
+        if offline_max is None:
             return True
         # One at a time, so that a step does not read many prompts.
-        return not self._offline_joined and len(self._yielding()) < most
+        return not self._offline_joined and len(self._yielding()) < offline_max
 
     def _yielding(self) -> list[Request]:
         """Return the offline requests that run, the oldest first."""
         return sorted(
-            (one for one in self._running.values() if one.yields), key=lambda one: one.number
+            (request for request in self._running.values() if request.yields),
+            key=lambda request: request.number,
         )
 
     def _pause_offline(self) -> None:
@@ -375,38 +375,38 @@ class ContinuousExecutor:
         """
         if not self._can_pause:
             return
-        yielding = [one.job_id for one in self._yielding()]
-        most = self._limit.most(clock())
-        self._held = frozenset() if most is None else frozenset(yielding[most:])
+        yielding = [request.job_id for request in self._yielding()]
+        offline_max = self._limit.at(clock())
+        self._held = frozenset() if offline_max is None else frozenset(yielding[offline_max:])
         paused = frozenset(yielding) if self._awaited() else self._held
         if paused != self._paused:
             self._paused = paused
             self._handler.pause(paused)
 
     def _step(self) -> None:
-        taken: list[tuple[int, str, bytes, list[int]]] = []
+        rows: list[tuple[int, str, bytes, list[int]]] = []
         ended: dict[str, Outcome] = {}
         self._offline_joined, started = False, clock()
-        offline = sum(one.yields for one in self._running.values()) - len(self._paused)
+        offline = sum(request.yields for request in self._running.values()) - len(self._paused)
         pieces: list[Piece] = []
         try:
             pieces = self._pieces_of_step()
             for piece in pieces:
-                one = self._running.get(piece.id)
-                if one is None or piece.id in ended:
+                request = self._running.get(piece.id)
+                if request is None or piece.id in ended:
                     continue
-                if not one.offline:
-                    self._meter.take(piece)
-                outcome, text = self._take(one, piece)
+                if not request.offline:
+                    self._meter.count(piece)
+                outcome, text = self._add_piece(request, piece)
                 if text:
-                    taken.append((one.seq, one.job_id, text, one.unsent))
-                    one.unsent = []
+                    rows.append((request.seq, request.job_id, text, request.unsent))
+                    request.unsent = []
                 if outcome is not None:
                     ended[piece.id] = outcome
         except BaseException as error:  # noqa: BLE001 - as above
             self._lost(error)
-        if taken:
-            self._pieces.add(taken)
+        if rows:
+            self._pieces.add(rows)
         for job_id, outcome in ended.items():
             self._end(self._running[job_id], outcome)
         if pieces and offline:
@@ -421,43 +421,43 @@ class ContinuousExecutor:
         return pieces
 
     def _send_piece(self, job_id: str, piece: bytes, head: bytes) -> None:
-        """Take a piece that the handler sends during a step; see `pieces.SendPiece`."""
-        one = self._running.get(job_id)
-        if one is not None:
-            one.produced = one.forgets = True
-            if not one.quiet:
-                self._pieces.send(one.seq, job_id, piece, head)
+        """Send a piece that the handler sends during a step; see `pieces.SendPiece`."""
+        request = self._running.get(job_id)
+        if request is not None:
+            request.produced = request.cannot_resume = True
+            if not request.quiet:
+                self._pieces.send(request.seq, job_id, piece, head)
 
-    def _take(self, one: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
-        """Return the outcome of a job if this piece ends it, and the piece as JSON, if any."""
+    def _add_piece(self, request: Request, piece: Piece) -> tuple[Outcome | None, bytes]:
+        """Add a piece to a job; return its outcome if it ends, and the piece as JSON, if any."""
         ends = piece.error is not None or piece.finish is not None
         text = b""
-        if not one.offline:
+        if not request.offline:
             now = clock()
             self._limit.online_came(now)
-            if not one.produced:
-                self._limit.first_piece(now - one.began_at)
-        one.produced = True
-        one.tokens += piece.tokens
-        one.unsent += piece.tokens
+            if not request.produced:
+                self._limit.first_piece(now - request.began_at)
+        request.produced = True
+        request.tokens += piece.tokens
+        request.unsent += piece.tokens
         try:
             if piece.delta is not None:
-                if not one.quiet:
+                if not request.quiet:
                     text = piece_json(piece.delta)
-                one.deltas.append(piece.delta)
-                one.forgets = one.forgets or not one.unsent
-                if one.quiet:
-                    one.unsent = []
+                request.deltas.append(piece.delta)
+                request.cannot_resume = request.cannot_resume or not request.unsent
+                if request.quiet:
+                    request.unsent = []
             if not ends:
                 return None, text
             if piece.error is not None:
-                self._note_used(one, piece.usage)
+                self._note_used(request, piece.usage)
                 return failure(piece.error), text
-            one.used = self._meter.used(piece.usage)
-            return encode_result(self._result(generated(one.deltas, piece))), text
+            request.used = self._meter.used(piece.usage)
+            return encode_result(self._result(generated(request.deltas, piece))), text
         except BaseException as error:  # noqa: BLE001 - as above
             if not ends:
-                self._note_used(one, self._handler.cancel(one.job_id))
+                self._note_used(request, self._handler.cancel(request.job_id))
             return failure(error), text
 
     def _result(self, output: Generated) -> Any:
@@ -466,15 +466,15 @@ class ContinuousExecutor:
             raise result
         return result
 
-    def _end(self, one: Request, outcome: Outcome) -> None:
-        if self._running.get(one.job_id) is one:
-            del self._running[one.job_id]
-            one.ran_s += clock() - one.began_at
-        if one.job_id not in self._running:
-            self._meter.ended(one.job_id)
-        one.times.inference = one.ran_s * 1000
-        self._pieces.close(one.seq, [one.job_id])
-        self._send_outcome(one.seq, outcome, one.times, one.used)
+    def _end(self, request: Request, outcome: Outcome) -> None:
+        if self._running.get(request.job_id) is request:
+            del self._running[request.job_id]
+            request.ran_s += clock() - request.began_at
+        if request.job_id not in self._running:
+            self._meter.ended(request.job_id)
+        request.times.inference = request.ran_s * 1000
+        self._pieces.close(request.seq, [request.job_id])
+        self._send_outcome(request.seq, outcome, request.times, request.used)
 
     def _send_outcome(
         self, seq: int, outcome: Outcome, times: StageTimes, used: int | None = 0
@@ -485,22 +485,22 @@ class ContinuousExecutor:
         """End the process because a step raised. A job that ran alone fails with the error."""
         logger.critical("a step of the generator raised; the process ends", exc_info=error)
         if len(self._running) == 1:
-            (one,) = self._running.values()
-            self._end(one, failure(error))
+            (request,) = self._running.values()
+            self._end(request, failure(error))
         os._exit(SOFTWARE_ERROR_STATUS)
 
     def _state(self) -> tuple[int, int, int]:
         """Return how many requests run, what they take of the budget, and the budget."""
-        used = sum(self._likely(one) for one in self._running.values())
+        used = sum(self._likely(request) for request in self._running.values())
         return len(self._running), int(used), int(self._whole)
 
     def _report_waiting(self) -> None:
         """Report which requests wait, and which wait no more: a timeout counts only what runs."""
-        held = ((one, one.job_id in self._held) for one in self._running.values())
-        for one, waits in (*((one, True) for one in self._waiting), *held):
-            if waits != one.reported:
-                one.reported = waits
-                self._send(Waits(one.seq, waits))
+        held = ((request, request.job_id in self._held) for request in self._running.values())
+        for request, waits in (*((request, True) for request in self._waiting), *held):
+            if waits != request.reported:
+                request.reported = waits
+                self._send(Waits(request.seq, waits))
 
     def _report_room(self) -> None:
         """Report how many more online and offline jobs may come, and how many have by now."""
@@ -508,13 +508,15 @@ class ContinuousExecutor:
         if not self._running:
             self._whole = budget.tokens
         free = max(0, budget.slots) if budget.tokens > 0 else 0
-        yielding = sum(one.yields and not one.forgets for one in self._running.values())
+        yielding = sum(
+            request.yields and not request.cannot_resume for request in self._running.values()
+        )
         online = self._more(free + yielding, self._waiting.online)
         offline = self._more(free, len(self._waiting))
-        most = self._limit.most(clock())
-        if most is not None:
-            offline = max(0, min(offline, most - len(self._yielding()) - len(self._waiting)))
-        if any(one.put_back and one.offline for one in self._waiting):
+        offline_max = self._limit.at(clock())
+        if offline_max is not None:
+            offline = max(0, min(offline, offline_max - len(self._yielding()) - len(self._waiting)))
+        if any(request.put_back and request.offline for request in self._waiting):
             offline = 0
         room = Room(self._received, int(online), int(offline))
         if room != self._room:
@@ -528,5 +530,4 @@ class ContinuousExecutor:
 
 
 def _values(arrays: list[bytes]) -> list[Any]:
-    """Return the values of several JSON arrays."""
     return [value for text in arrays for value in msgspec.json.decode(text)]

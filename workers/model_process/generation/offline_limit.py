@@ -81,8 +81,8 @@ class OfflineLimit:
 
     def stepped(self, seconds: float, offline: int, now: float) -> None:
         """Note how long a step took that so many offline requests ran in."""
-        most = self.most(now)
-        if most is None:
+        limit = self.at(now)
+        if limit is None:
             return
         measured = self._measures
         self._since_alone += 1
@@ -96,10 +96,10 @@ class OfflineLimit:
         if self._slow and offline <= 1:
             change = min(change, _ALONE_CHANGE)
         # A short step of fewer requests does not show that more fit.
-        if change < 0 or offline >= most:
+        if change < 0 or offline >= limit:
             self._count = max(1.0, self._count + _CHANGE_MAX * max(-1.0, min(1.0, change)))
 
-    def most(self, now: float) -> int | None:
+    def at(self, now: float) -> int | None:
         """Return how many offline requests may run in a step; None for all."""
         if now >= self._online_until:
             return None

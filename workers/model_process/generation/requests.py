@@ -1,7 +1,7 @@
 """The requests of a generator: which of those that wait joins next, and which is put back first.
 
-Online requests join before offline ones. Of a class, the oldest and the cheapest join in turns. One
-that finds no room lets others pass, but only a limited number. Does no I/O and reads no clock.
+Online requests join before offline ones. Of a class, the oldest and the cheapest join in turns. A
+request without room lets others pass, but only a limited number. Does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Request:
     Attributes:
         seq: the number of its batch.
         number: its place in the order in which they came.
-        request: what `preprocess` returned for its input.
+        prepared: what `preprocess` returned for its input.
         cost: the most that it takes of the budget.
         offline: it makes way for online requests until `yields_until`.
         quiet: it has no log, so its pieces are not sent.
@@ -35,12 +35,12 @@ class Request:
         deltas: the pieces of its result, with those of earlier attempts.
         tokens: those of all its pieces; it goes on after them.
         unsent: those of pieces without a delta; they are sent with the next one.
-        forgets: a piece had no tokens, so it cannot go on elsewhere.
+        cannot_resume: a piece had no tokens, so it cannot go on elsewhere.
         began: it has joined before in this process.
         produced: it has had a piece since it joined last.
         began_at: when it joined last.
         ran_s: how long it ran before that.
-        passes: how many younger ones have joined before it, since it came or was put back.
+        passes: how many younger requests have joined before it, since it came or was put back.
         put_back: it has run before, and waits to come back.
         outgrew: it was put back for want of memory, so it counts with its whole cost.
         reported: the worker knows that it waits.
@@ -51,7 +51,7 @@ class Request:
     seq: int
     number: int
     job_id: str
-    request: Any
+    prepared: Any
     cost: int
     dropped: set[int]
     times: StageTimes
@@ -62,7 +62,7 @@ class Request:
     deltas: list[Any] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
-    forgets: bool = False
+    cannot_resume: bool = False
     began: bool = False
     produced: bool = False
     began_at: float = 0.0
@@ -97,13 +97,13 @@ class WaitingRequests:
     @property
     def online(self) -> int:
         """How many of them do not make way for others."""
-        return sum(not one.yields for one in self._waiting)
+        return sum(not request.yields for request in self._waiting)
 
     def add(self, request: Request) -> None:
         """Add a request that has come, or was put back; the older ones stay before it."""
         request.passes = 0
         self._waiting.append(request)
-        self._waiting.sort(key=lambda one: one.number)
+        self._waiting.sort(key=lambda waiting: waiting.number)
 
     def remove(self, request: Request) -> None:
         """Remove a request that will not join."""
@@ -111,43 +111,43 @@ class WaitingRequests:
 
     def candidates(self) -> list[Request]:
         """Return which may join now, the first one first; any of them may overtake the others."""
-        found: list[Request] = []
+        candidates: list[Request] = []
         for yields in (False, True):
-            group = [one for one in self._waiting if one.yields == yields]
-            late = next((one for one in group if one.passes >= PASSES_MAX), None)
-            if late is not None:
-                return [*found, late]
+            group = [request for request in self._waiting if request.yields == yields]
+            stuck = next((request for request in group if request.passes >= PASSES_MAX), None)
+            if stuck is not None:
+                return [*candidates, stuck]
             if self._cheapest_next:
-                group.sort(key=lambda one: one.cost)
-            found += group
-        return found
+                group.sort(key=lambda request: request.cost)
+            candidates += group
+        return candidates
 
     def joined(self, request: Request) -> None:
         """Note that a request has joined those that run."""
         self._waiting.remove(request)
         self._cheapest_next = not self._cheapest_next
         self._since_favoured += 1
-        for one in self._waiting:
-            if one.yields == request.yields and one.number < request.number:
-                one.passes += 1
+        for other in self._waiting:
+            if other.yields == request.yields and other.number < request.number:
+                other.passes += 1
 
     def favour(self, running: Iterable[Request], now: float) -> None:
         """Favour the oldest offline request if it has yielded for too long; one at a time."""
-        requests = [one for one in (*running, *self._waiting) if one.offline]
-        if self._since_favoured < OVERDUE_EVERY or any(one.favoured for one in requests):
+        requests = [request for request in (*running, *self._waiting) if request.offline]
+        if self._since_favoured < OVERDUE_EVERY or any(request.favoured for request in requests):
             return
-        late = [one for one in requests if now >= one.yields_until]
+        late = [request for request in requests if now >= request.yields_until]
         if late:
-            min(late, key=lambda one: one.number).favoured = True
+            min(late, key=lambda request: request.number).favoured = True
             self._since_favoured = 0
 
 
 def put_back_first(running: Iterable[Request]) -> list[Request]:
     """Return the requests that run, in the order in which they are put back.
 
-    The newest offline one goes first, and the oldest online one last: so that one comes to its end.
+    The newest offline request goes first, and the oldest online one last: so that one ends.
     """
-    return sorted(running, key=lambda one: (not one.yields, -one.number))
+    return sorted(running, key=lambda request: (not request.yields, -request.number))
 
 
 def that_make_room(
@@ -160,17 +160,16 @@ def that_make_room(
     """Return the offline requests to put back so that an online one fits; none if it never would.
 
     Args:
-        running: those that run.
-        needed: what the online one takes.
+        needed: what the online request takes.
         slots: how many more may join now.
         tokens: how much they may cost.
-        cost: returns what a running one takes.
+        cost: returns what a running request takes.
     """
     leaving: list[Request] = []
-    for one in put_back_first(running):
-        if one.yields and not one.forgets:
-            leaving.append(one)
-            slots, tokens = slots + 1, tokens + cost(one)
+    for request in put_back_first(running):
+        if request.yields and not request.cannot_resume:
+            leaving.append(request)
+            slots, tokens = slots + 1, tokens + cost(request)
             # Alone it has the whole memory.
             if slots > 0 and (needed <= tokens or len(leaving) == len(running)):
                 return leaving

@@ -1,6 +1,6 @@
 """Runs `preprocess` in several threads or processes; this is the model process' side.
 
-Processes are spawned, never forked, before the handler is initialised. When one of them dies, the
+Processes are spawned, never forked, before the handler is initialised. When any of them dies, the
 model process ends too, and its worker runs each item of the batch alone next, as after any crash.
 """
 
@@ -44,7 +44,7 @@ from workers.threads import SOFTWARE_ERROR_STATUS
 logger = logging.getLogger("headrace.model")
 
 Prepare = Callable[[list[Input]], Any]
-#: A file descriptor is sent with one byte.
+#: A file descriptor is sent with a byte.
 _BYTE: Final = 1
 
 
@@ -182,9 +182,9 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class PreprocessPool:
-    """Runs `preprocess` of one batch in several workers, each on a share of the items.
+    """Runs `preprocess` of a batch in several workers, each on a share of the items.
 
-    Each worker runs `preprocess` on a share. Unless `per_item`, a batch is not split.
+    Unless `per_item`, a batch is not split.
     """
 
     def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:
@@ -197,7 +197,7 @@ class PreprocessPool:
         """Return what `preprocess` returns for all inputs, in order.
 
         Raises:
-            Exception: the error of one of the shares, after all shares have ended.
+            Exception: the error of a share, after all shares have ended.
         """
         shares = self._shares(inputs)
         futures = []

@@ -33,7 +33,7 @@ _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
 
 @dataclass(slots=True)
 class SharedBuffer:
-    """A buffer of shared memory that one process fills."""
+    """A buffer of shared memory that a single process fills."""
 
     fd: int
     size: int = 0

@@ -1,4 +1,4 @@
 """What a model process reports while it runs: pieces, progress, spans, stacks and profiles.
 
-Each module has one of them. May import what model_process may.
+Each module has one of these. May import what model_process may.
 """

@@ -35,7 +35,7 @@ SendPiece = Callable[[str, bytes, bytes], None]
 
 @dataclass(slots=True)
 class _JobPieces:
-    """The pieces of one job in this attempt.
+    """The pieces of a job in this attempt.
 
     Attributes:
         sent: how many were sent, restart marks included.
@@ -89,7 +89,7 @@ class PieceSender:
             self._send([(seq, job_id, 1, 0, b"", b"")])
 
     def add(self, step: Iterable[tuple[int, str, bytes, Sequence[int]]]) -> None:
-        """Take the pieces of one step: batch, job's id, JSON and tokens of each."""
+        """Add the pieces of a step: batch, job's id, JSON and tokens of each."""
         with self._changed:
             for seq, job_id, text, tokens in step:
                 known = self._waiting[seq, job_id] = self._jobs[seq, job_id]
@@ -108,7 +108,7 @@ class PieceSender:
                 self._changed.notify()
 
     def send(self, seq: int, job_id: str, text: bytes, head: bytes) -> None:
-        """Take one piece of a job, and the head of the response that begins with it, or b""."""
+        """Add a piece of a job, and the head of the response that begins with it, or b""."""
         with self._changed:
             if head:
                 self._jobs[seq, job_id].head = head
@@ -198,12 +198,12 @@ class ItemPieces:
         self._pieces: list[list[Any]] = [[] for _ in range(len(self.ids) + sub_batch.padding)]
         self._errors: dict[int, BaseException] = {}
 
-    def take(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
+    def add_step(self, step: list[Any]) -> list[tuple[int, str, bytes, tuple[int, ...]]]:
         """Return the pieces of a step, for `PieceSender.add`; keep them for the results.
 
         An item whose piece is an exception, or no JSON, fails with it. It takes no more pieces.
         """
-        taken: list[tuple[int, str, bytes, tuple[int, ...]]] = []
+        added: list[tuple[int, str, bytes, tuple[int, ...]]] = []
         for row, piece in enumerate(step):
             if piece is None or row in self._errors:
                 continue
@@ -217,8 +217,8 @@ class ItemPieces:
                 continue
             self._pieces[row].append(piece)
             if row < len(self.ids):
-                taken.append((self.seq, self.ids[row], text, ()))
-        return taken
+                added.append((self.seq, self.ids[row], text, ()))
+        return added
 
     def outputs(self, returned: Any) -> Any:
         """Return the outputs of the items without an error, and of the padding.

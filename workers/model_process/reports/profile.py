@@ -53,7 +53,7 @@ class ProfileFailed(Exception):
 
 
 class Profiler:
-    """Takes the requests of one model process. At the start it removes what killed ones have left.
+    """Takes the requests of a model process. At the start it removes what killed processes left.
 
     Attributes:
         executor: runs the batches; set when the handler is loaded.
@@ -66,8 +66,8 @@ class Profiler:
         self._busy = threading.Lock()
         _remove_left_folders()
 
-    def take(self, request: StartProfile) -> None:
-        """Start a profile in a thread. It waits for an automatic one, and none waits for it."""
+    def start(self, request: StartProfile) -> None:
+        """Start a profile in a thread. It waits for an automatic profile, and none waits for it."""
         if request.id or not self._busy.locked():
             threading.Thread(target=self._run, args=(request,), name="profile", daemon=True).start()
 
@@ -80,7 +80,7 @@ class Profiler:
 
         def due(count: int) -> None:
             if count % batches == 0:
-                self.take(request)
+                self.start(request)
 
         self.executor.span = _Counting(inner, due)
 
@@ -127,9 +127,9 @@ class Profiler:
             if batches >= request.batches:
                 enough.set()
 
-        one, many = "batch", "batches"
+        unit, units = "batch", "batches"
         if isinstance(self.executor.handler, Generator):
-            one, many = "step", "steps"
+            unit, units = "step", "steps"
         inner = self.executor.span
         counting = _Counting(_marked(inner, record_function), count)
 
@@ -149,10 +149,10 @@ class Profiler:
             profile.stop()
         if not ended:
             raise ProfileFailed(
-                f"no {one} ended within {request.seconds:g} s; send jobs while it runs, or give it "
-                "more time with --seconds"
+                f"no {unit} ended within {request.seconds:g} s; send jobs while it runs, or give "
+                "it more time with --seconds"
             )
-        what = f"{ended} {many if ended > 1 else one}"
+        what = f"{ended} {units if ended > 1 else unit}"
         # Its mark is in the table too.
         return _files_of(profile, f"{what} and a step that had not ended" if open_steps else what)
 
@@ -161,23 +161,23 @@ class Profiler:
             paths = [folder / str(n) for n in range(len(self.processes))]
             for process, path in zip(self.processes, paths, strict=True):
                 process.frames.send(SampleStacks(str(path), request.seconds))
-            found = {"model process": stacks.sample(request.seconds)}
+            sampled = {"model process": stacks.sample(request.seconds)}
             until = time.monotonic() + _LATE_S
             for n, path in enumerate(paths):
                 while not path.exists() and time.monotonic() < until:
                     time.sleep(_LOOK_S)
                 if path.exists():
-                    found[f"preprocess process {n + 1}"] = stacks.read(path)
+                    sampled[f"preprocess process {n + 1}"] = stacks.read(path)
                 else:
                     logger.warning("a preprocess process was too busy to be sampled")
-        if not any(found.values()):
+        if not any(sampled.values()):
             raise ProfileFailed(
                 f"no verb ran within {request.seconds:g} s; send jobs while it runs, or give it "
                 "more time with --seconds"
             )
-        text = stacks.functions_table(found.values())
+        text = stacks.functions_table(sampled.values())
         return _bounded(
-            {"functions.txt": text.encode(), "stacks.folded": stacks.folded(found).encode()}
+            {"functions.txt": text.encode(), "stacks.folded": stacks.folded(sampled).encode()}
         )
 
 
@@ -232,9 +232,9 @@ def _marked(inner: SpanOf, record_function: Callable[[str], Any]) -> SpanOf:
             with record_function(f"step: {size} requests"), inner(verb, size):
                 yield
             return
-        name, found = f"{verb}: {size} items, batch {_batch()}", TRACES.get()
-        if found is not None:
-            ids = dict.fromkeys(Trace(parent).trace_id for parent in found.jobs.values())
+        name, traces = f"{verb}: {size} items, batch {_batch()}", TRACES.get()
+        if traces is not None:
+            ids = dict.fromkeys(Trace(parent).trace_id for parent in traces.jobs.values())
             name += f", trace {' '.join(list(ids)[:_TRACE_IDS])}"
         with record_function(name), inner(verb, size):
             yield
@@ -248,7 +248,7 @@ def _torch_profiler() -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     try:
-        # The verbs run in several threads, and the profiler is started in another one.
+        # The verbs run in several threads, and the profiler is started in another.
         config = _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
         raise ProfileFailed(
@@ -326,7 +326,7 @@ def _locked(folder: Path) -> int | None:
 def _remove_left_folders() -> None:
     """Remove the folders of processes that were killed while they were profiled."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with suppress(OSError):  # one of another user
+        with suppress(OSError):  # that of another user
             if (lock := _locked(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)

@@ -30,7 +30,7 @@ Inputs = Sequence[tuple[str, *tuple[Any, ...]]]
 
 @dataclass(slots=True, eq=False)
 class BatchProgress:
-    """The unsent reports of one batch.
+    """The unsent reports of a batch.
 
     Attributes:
         latest: the newest unsent report of each job, by its id.
@@ -95,8 +95,8 @@ class ProgressReporter:
         if current is not None and current[1] is not inputs:
             self._own.set((current[0], inputs, None, 0))
 
-    def take(self, item: Any, report: Progress) -> None:
-        """Take the handler's report about one item; None means all of them."""
+    def report(self, item: Any, report: Progress) -> None:
+        """Note the handler's report about an item; None means all of them."""
         progress, inputs, places, padding = self._current()
         if progress is None:
             return
@@ -153,8 +153,8 @@ class ProgressReporter:
                 # Under the lock, so that no batch ends in between; see `close`.
                 for progress in self._waiting:
                     rows = [
-                        [job_id, one.fraction, one.done, one.total, one.message]
-                        for job_id, one in progress.latest.items()
+                        [job_id, report.fraction, report.done, report.total, report.message]
+                        for job_id, report in progress.latest.items()
                     ]
                     progress.latest = {}
                     try:

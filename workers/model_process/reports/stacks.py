@@ -48,16 +48,16 @@ _IDLE: Final = (threading.__file__, queue.__file__, selectors.__file__, thread._
 
 def sample(seconds: float) -> Counter[Stack]:
     """Sample the other threads of this process for some seconds."""
-    found: Counter[Stack] = Counter()
+    counts: Counter[Stack] = Counter()
     cpu_s: dict[int, float] = {}
     own, until = threading.get_ident(), time.monotonic() + seconds
     while time.monotonic() < until:
-        names = {one.ident: one.name for one in threading.enumerate()}
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             if ident != own and (stack := _stack(frame, ident, names.get(ident), cpu_s)):
-                found[stack] += 1
+                counts[stack] += 1
         time.sleep(INTERVAL_S)
-    return found
+    return counts
 
 
 def _stack(
@@ -109,18 +109,18 @@ def sample_to(path: Path, seconds: float) -> None:
 
 def read(path: Path) -> Counter[Stack]:
     """Return the stacks that `sample_to` has written."""
-    found: Counter[Stack] = Counter()
+    counts: Counter[Stack] = Counter()
     for *stack, count in json.loads(path.read_text()):
-        found[tuple(stack)] = count
-    return found
+        counts[tuple(stack)] = count
+    return counts
 
 
 def folded(stacks: Mapping[str, Mapping[Stack, int]]) -> str:
     """Return the stacks of processes, by their names, in the folded form of flame graphs."""
     return "".join(
         f"{';'.join((process, *stack))} {count}\n"
-        for process, found in stacks.items()
-        for stack, count in sorted(found.items())
+        for process, counts in stacks.items()
+        for stack, count in sorted(counts.items())
     )
 
 
@@ -129,8 +129,8 @@ def functions_table(stacks: Iterable[Mapping[Stack, int]]) -> str:
     samples: defaultdict[str, int] = defaultdict(int)
     own: defaultdict[str, Counter[str]] = defaultdict(Counter)
     total: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for found in stacks:
-        for (part, *functions), count in found.items():
+    for counts in stacks:
+        for (part, *functions), count in counts.items():
             samples[part] += count
             for function in set(functions):
                 total[part][function] += count

@@ -79,7 +79,7 @@ def test_nothing_is_remembered_for_nothing() -> None:
     busy, failing, quiet = (endpoints.of(("", host, 0)) for host in "abc")
     busy.running, failing.failures = 1, 1
     assert endpoints.of(("", "c", 0)) is quiet
-    endpoints.forget(1.0)
+    endpoints.prune(1.0)
     assert [place[1] for place in endpoints.known] == ["a", "b"]
 
 
@@ -89,9 +89,9 @@ def test_a_failure_is_forgotten_once_it_is_long_ago() -> None:
         endpoints.begin(("", "down", 0))
         endpoints.leave(("", "down", 0))
         endpoints.ended(("", "down", 0), 10.0, 0.1, answers=False, hold_s=0.0)
-    endpoints.forget(10.0 + CLOSED_MAX_S + 1)
+    endpoints.prune(10.0 + CLOSED_MAX_S + 1)
     assert endpoints.known
-    endpoints.forget(10.0 + FORGET_S + 1)
+    endpoints.prune(10.0 + FORGET_S + 1)
     assert not endpoints.known
 
 
@@ -100,7 +100,7 @@ def test_only_so_many_failures_are_remembered() -> None:
     for number in range(ENDPOINTS_MAX + 3):
         endpoints.of(("", str(number), 0)).failures = 1
     endpoints.known["", "0", 0].running = 1
-    endpoints.forget(1.0)
+    endpoints.prune(1.0)
     first, second, *_ = endpoints.known
     assert len(endpoints.known) == ENDPOINTS_MAX
     assert (first[1], second[1]) == ("0", "4"), "the oldest go, except what runs"

@@ -82,7 +82,7 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
     job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:
-        notifier.take(model)
+        notifier.begin(model)
         assert select.select([notifier.fileno()], [], [], SENT_MAX_S)[0], "the callbacks are sent"
         notifier.deliver(cast(LeaseManager, books))
     assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)

@@ -157,7 +157,7 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
         return at_its_end(brings=0)
 
     assert [lone_job() for _ in range(5)] == [True] * WRONG_MAX + [False] * 2
-    one._backlog.found(Place(OWN, 0))
+    one._backlog.missed(Place(OWN, 0))
     assert said([one], "claim"), "a length says so"
     came(one, 1)
     one.read_claims(NOW)

@@ -59,7 +59,7 @@ def test_an_unexpected_error_ends_neither_sweeps_nor_deletions() -> None:
             transfer.sweep(now)
         assert stores.swept.is_set()
         for _ in range(THREADS + 1):
-            transfer.take(model)
+            transfer.begin(model)
         assert stores.dropped.wait(WAIT_S)
     finally:
         transfer.close()

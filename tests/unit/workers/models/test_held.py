@@ -47,7 +47,7 @@ def test_the_least_time_is_half_of_the_shortest_of_enough_fresh_batches() -> Non
     assert least.at(1) == 0.1
     # Of the long ago nothing is said, so that what refused everybody is tried again.
     assert least.at(LEAST_AGE_S + 1) == 0
-    least.forget()
+    least.clear()
     assert least.at(1) == 0
 
 
@@ -74,14 +74,14 @@ def test_what_expires_is_ended_in_time_and_what_has_left_is_not() -> None:
     early, later, gone = job("early", 5), job("later", 9), job("gone", 4)
     deadlines, batcher = prepared(later, early, gone)
     assert deadlines.next_at == 4
-    deadlines.forget([gone, job("nobody")])
+    deadlines.unwatch([gone, job("nobody")])
     deadlines.expire(3.9)
     assert deadlines.take_ended() == []
     deadlines.expire(5)
     assert [settlement.id for settlement in deadlines.take_ended()] == ["early"]
     assert batcher.take_all() == [later, gone]
     assert deadlines.next_at == 9
-    deadlines.forget([later])
+    deadlines.unwatch([later])
     assert deadlines.next_at == NEVER
     deadlines.expire(100)
     assert deadlines.take_ended() == []

@@ -115,7 +115,7 @@ def test_nothing_is_guessed_of_versions_until_jobs_were_found() -> None:
     one = Backlog()
     one.guess(PLACES)
     assert claim(one) == {OWN: ROOM}
-    one.found(Place(VERSION, 0))
+    one.missed(Place(VERSION, 0))
     one.claim_sent(ROOM, NOW)
     one.claim_answered(1, [0] * 4, NOW, VERSION)
     one.guess(PLACES)

@@ -117,6 +117,6 @@ def test_who_is_behind_is_next_when_the_running_one_is_charged() -> None:
 def test_a_name_that_is_gone_leaves_nothing() -> None:
     turns = FairQueue({"a": 1, "b": 1}, slots=1)
     flood(turns, {"a", "b"}, {"a": 1.0, "b": 1.0}, 4)
-    turns.forget("a")
-    turns.forget("never")
+    turns.remove("a")
+    turns.remove("never")
     assert set(turns._used) == set(turns._began) == {"b"}

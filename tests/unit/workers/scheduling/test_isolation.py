@@ -236,7 +236,7 @@ def test_a_withheld_job_is_read_once_nothing_else_goes_on() -> None:
     sent.replica.batch = None
     dispatch(at)
     assert at.isolation.take_requests() == [], "its result may be on the way to the store"
-    model.forget([suspect])
+    model.let_go([suspect])
     dispatch(at)
     assert asked(at).scope == ISOLATION_ENDS
 

@@ -23,7 +23,7 @@ def learnt(
     limit.online_came(0.0)
     limit.first_piece(first_s)
     for _ in range(steps):
-        most = limit.most(0.0)
+        most = limit.at(0.0)
         assert most is not None
         found.append(most)
         limit.stepped(step_s(min(most, offline)), min(most, offline), 0.0)
@@ -33,10 +33,10 @@ def learnt(
 def test_without_online_requests_there_is_no_limit() -> None:
     limit = OfflineLimit()
     limit.stepped(9.0, 32, 0.0)
-    assert limit.most(0.0) is None
+    assert limit.at(0.0) is None
     limit.online_came(1.0)
-    assert limit.most(0.9 + ONLINE_S) is not None
-    assert limit.most(1.0 + ONLINE_S) is None
+    assert limit.at(0.9 + ONLINE_S) is not None
+    assert limit.at(1.0 + ONLINE_S) is None
 
 
 @pytest.mark.parametrize("each_s", [0.0002, 0.0005, 0.001])
@@ -78,7 +78,7 @@ def test_the_time_of_a_step_with_one_request_is_learnt_again() -> None:
 
     def run(fixed_s: float) -> float:
         for _ in range(1500):
-            most = limit.most(0.0)
+            most = limit.at(0.0)
             assert most is not None
             limit.stepped(fixed_s + 0.0001 * most, most, 0.0)
         return limit.step_s
@@ -96,11 +96,11 @@ def test_one_long_step_lowers_the_limit_by_one_at_most() -> None:
     limit = OfflineLimit()
     limit.online_came(0.0)
     for _ in range(40):
-        most = limit.most(0.0)
+        most = limit.at(0.0)
         assert most is not None
         limit.stepped(0.0, most, 0.0)
-    before = limit.most(0.0)
+    before = limit.at(0.0)
     assert before is not None
     assert before > 10
     limit.stepped(60.0, before, 0.0)
-    assert limit.most(0.0) in (before, before - 1)
+    assert limit.at(0.0) in (before, before - 1)

@@ -20,10 +20,10 @@ def request(number: int, cost: int = 1, *, offline: bool = False, until: float =
 
 
 def waiting(*requests: Request) -> WaitingRequests:
-    found = WaitingRequests()
-    for one in requests:
-        found.add(one)
-    return found
+    waiting_requests = WaitingRequests()
+    for request in requests:
+        waiting_requests.add(request)
+    return waiting_requests
 
 
 def order(requests: WaitingRequests) -> list[int]:
@@ -115,7 +115,7 @@ def test_as_few_offline_requests_are_put_back_as_make_room() -> None:
     assert leaving(15, 0, 0) == [5, 4]
     assert leaving(40, 0, 0) == [5, 4, 3, 1]
     assert leaving(41, 0, 0) == []
-    running[4].forgets = True
+    running[4].cannot_resume = True
     assert leaving(5, 0, 100) == [4]
     # Without company it has the whole memory.
     assert that_make_room([running[0]], 99, 0, 0, lambda one: one.cost) == [running[0]]

@@ -22,7 +22,7 @@ class Site:
 
     def piece(self, after_s: float, *tokens: int, delta: str | None = None, of: str = "a") -> None:
         self.now += after_s
-        self.meter.take(Piece(of, delta, tokens))
+        self.meter.count(Piece(of, delta, tokens))
 
 
 @pytest.fixture

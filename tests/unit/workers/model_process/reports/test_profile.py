@@ -70,7 +70,7 @@ def profiled(batches: int, steps: int, over: threading.Event | None = None) -> s
     executor = Executor()
     profiler = Profiler(send)
     profiler.executor = cast("BatchExecutor", executor)
-    profiler.take(StartProfile("x", "trace", batches, 600))
+    profiler.start(StartProfile("x", "trace", batches, 600))
     while executor.span is no_span:
         assert not answered.wait(0.001)
     for n in range(steps + 1):

@@ -17,8 +17,8 @@ from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
 from api.services import Describe, Services
-from api.submission.input_checks import InputChecks
 from api.submission.input_store import build_input_store
+from api.submission.job_request import InputChecks
 from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model.catalog import Catalog

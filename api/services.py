@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
-    from api.submission.input_checks import InputChecks
     from api.submission.input_store import InputStore
+    from api.submission.job_request import InputChecks
     from api.submission.shadow import ShadowCopies
     from api.submission.waiting import PendingWaits
     from headrace.config.model.catalog import Catalog

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Final
 
-from api.http.messages import Message, Request, Scope, Send
+from api.http.messages import REQUEST_ID, Message, Request, Scope, Send
 from headrace.jobs.serialization import JOBS_PATH
 
-REQUEST_ID: Final = b"x-request-id"
-#: A request id of any other form is ignored.
-_ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 #: The status in the log if the client closed the connection before the answer.
 CLIENT_GONE: Final = 499
 _JOBS_PATH: Final = JOBS_PATH.encode()
@@ -63,11 +59,3 @@ class RequestTrace:
         elif message["type"] == "http.response.body":
             self.size += len(message.get("body", b""))
         await self._send(message)
-
-
-def incoming_request_id(scope: Scope) -> bytes:
-    """Return the id that a request brings; empty if it has none or one of another form."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID:
-            return value if _ID.fullmatch(value) else b""
-    return b""

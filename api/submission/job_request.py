@@ -1,9 +1,12 @@
-"""Decode and validate a submit request: its model, input, options and id."""
+"""Decode and validate a submit request: its model, input, options and id.
+
+`InputChecks` checks the input against the `inputs` of its model, before it is queued.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,17 +15,19 @@ from msgspec import Meta
 from api.components.model_status import ModelStatuses
 from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
-from api.submission.decoding import JsonDecoder, check_options
+from api.submission.decoding import OPTION_NAMES, JsonDecoder, invalid_member
 from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.inputs.input_schema import InputSection
 from headrace.config.inputs.parameters import check_parameters
 from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
 from headrace.config.suggestions import listing
-from headrace.errors import InvalidRequest, ModelNotFound
+from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
+from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of
 from headrace.queue.submission import hash_request
 
@@ -111,6 +116,56 @@ def no_header(_: bytes) -> bytes:
 
 SUBMIT: Final = JsonDecoder(JobRequest)
 LINE: Final = JsonDecoder(BulkLineRequest)
+
+
+def options_from_query(given: Mapping[str, str]) -> JobOptions:
+    """Return the options among a query's parameters.
+
+    Raises:
+        InvalidRequest: an option is not valid.
+    """
+    if not given:
+        return DEFAULT_OPTIONS
+    values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
+    if not values:
+        return DEFAULT_OPTIONS
+    for name, text in values.items():
+        # msgspec would take it for an absent option; it is rather an unset variable.
+        if text.lower() == "null":
+            raise InvalidRequest(
+                f"query parameter {name}: null is not a value", hint="Leave it out for the default."
+            )
+    if "metadata" in values:
+        try:
+            values["metadata"] = msgspec.json.decode(values["metadata"])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"the query parameter metadata is not JSON: {error}",
+                hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
+            ) from None
+    if "webhook_events" in values:
+        values["webhook_events"] = values["webhook_events"].split(",")
+    try:
+        options = msgspec.convert(values, JobOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_member(error, "query parameter", JobOptions) from None
+    return check_options(options)
+
+
+def check_options(options: JobOptions) -> JobOptions:
+    """Check what the types of the options cannot express, and return them.
+
+    Raises:
+        InvalidRequest: the metadata is too large.
+    """
+    if options.metadata is not None:
+        size = len(msgspec.json.encode(options.metadata))
+        if size > METADATA_MAX_BYTES:
+            raise InvalidRequest(
+                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
+                hint="Keep large data elsewhere and its key in metadata.",
+            )
+    return options
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):
@@ -400,3 +455,53 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
             "content_type is empty", hint="Leave it out to derive it from the name."
         )
     return InputSource(origin=reference, type=type_of(reference) if kind is None else kind)
+
+
+class InputChecks:
+    """The checks of one process; each schema is compiled once.
+
+    Args:
+        models: the models at the start, whose schemas are compiled now.
+
+    Raises:
+        ConfigError: the library that checks schemas is not installed.
+    """
+
+    def __init__(self, models: Iterable[ModelConfig] = ()) -> None:
+        self._checks: dict[tuple[str, str], tuple[InputSection, ValueCheck]] = {}
+        for model in models:
+            if model.inputs is not None:
+                self._check_of(model, model.inputs)
+
+    def check(self, request: ValidatedRequest) -> None:
+        """Check the input of a request; of an `input_ref`, only the type is known.
+
+        Raises:
+            InvalidInput: it does not fit.
+            InvalidRequest: it cannot be decoded.
+        """
+        if request.model.inputs is None:
+            return
+        check = self._check_of(request.model, request.model.inputs)
+        payload, source = request.payload, request.source
+        if source is not None:
+            mistakes = check.of_reference(source.type)
+        elif payload is not None:
+            mistakes = check.of_payload(payload.body, payload.kind)
+        else:
+            mistakes = check.of_input(request.input_json)
+        if mistakes:
+            name = request.model.name
+            raise InvalidInput(
+                f"the input does not fit model {name}: {summary(mistakes)}",
+                hint=f"GET /api/v1/models/{name} shows its inputs.",
+                errors=mistakes,
+            )
+
+    def _check_of(self, model: ModelConfig, inputs: InputSection) -> ValueCheck:
+        key = (model.name, model.version)
+        known = self._checks.get(key)
+        # The models may change while the server runs.
+        if known is None or known[0] is not inputs:
+            known = self._checks[key] = (inputs, inputs.value_check())
+        return known[1]

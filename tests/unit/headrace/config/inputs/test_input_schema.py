@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.submission.input_checks import InputChecks
+from api.submission.job_request import InputChecks
 from headrace.cli.main import check_config as command
 from headrace.config.model.catalog import Catalog, check_config, load_catalog
 from headrace.errors import ConfigError

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.submission.input_checks import InputChecks
-from api.submission.job_request import JobIdentity, request_from_input
+from api.submission.job_request import InputChecks, JobIdentity, request_from_input
 from headrace.config.inputs.input_schema import InputSection
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import InvalidInput

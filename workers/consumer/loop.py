@@ -20,7 +20,6 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import Command
@@ -40,6 +39,7 @@ from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
 from workers.observability.worker_report import WorkerReporter
+from workers.protocol.frames import batch_name, batch_tag
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
 from workers.replicas.replica import Replica

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.errors import HandlerError, InputError
 from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
-from workers.model_process.batch_state import StageTimes
+from workers.model_process.batch_state import Inbox, ReceivedBatch, Send, StageTimes
 from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
 from workers.model_process.generation.offline_limit import OfflineLimit
@@ -33,7 +33,6 @@ from workers.model_process.generation.requests import (
 )
 from workers.model_process.generation.token_meter import TokenMeter
 from workers.model_process.outcomes import Outcome, encode_result, failure
-from workers.model_process.overlap import Inbox, ReceivedBatch, Send
 from workers.model_process.reports.pieces import PieceSender, SendsPieces, piece_json
 from workers.protocol.frames import Done, Offline, Pieces, Quiet, Resume, Room, Stop, Waits
 from workers.threads import SOFTWARE_ERROR_STATUS

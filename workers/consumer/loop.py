@@ -376,7 +376,8 @@ class Consumer:
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
             self._woken(self._notifications.read_changes())
-            self._held_jobs.read_cancels(self._notifications.take_messages())
+            if messages := self._notifications.take_messages():
+                self._held_jobs.read_cancels(messages)
 
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
@@ -389,7 +390,8 @@ class Consumer:
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
                     model.found(place)
-                if self._held_jobs.read_cancels(self._notifications.take_messages()):
+                if messages := self._notifications.take_messages():
+                    self._held_jobs.read_cancels(messages)
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
             if not held and any(model.claim_request() for model in self.models):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.scheduling.fair_queue import FairQueue
+from workers.scheduling.dispatcher import FairQueue
 
 
 def flood(turns: FairQueue, wanting: set[str], took: dict[str, float], count: int) -> list[str]:

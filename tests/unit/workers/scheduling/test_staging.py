@@ -13,8 +13,7 @@ from workers.models.backlog import OWN, Place
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
-from workers.scheduling.dispatcher import Dispatcher
-from workers.scheduling.staging import QUIET_S, replica_for_second, stage_at
+from workers.scheduling.dispatcher import QUIET_S, Dispatcher, replica_for_second, stage_at
 
 NOW = 1000.0
 numbers = itertools.count(1)

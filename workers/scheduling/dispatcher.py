@@ -368,7 +368,9 @@ class Dispatcher:
             if batch is one.batch:
                 running.append(one)
                 continue
-            self.isolation.batch_ended(one.batch)
+            exclusive = self.isolation.exclusive
+            if exclusive is not None and exclusive.batch is one.batch:
+                exclusive.ended = True
             if batch is None:
                 fair_queue.end(one.turn, one.used_s(now))
                 continue

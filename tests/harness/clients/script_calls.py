@@ -14,8 +14,7 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from headrace.jobs.ids import new_id
-from headrace.jobs.message import InputSource
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import InputSource, write_message
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import Arg, Command, script

@@ -35,7 +35,7 @@ CHANGES: Final = {
 #: Code appended to a module: it wraps what other modules import.
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
-    "headrace/jobs/message_writer.py": """
+    "headrace/jobs/message.py": """
 _this_write, _this_quiet = write_message, quiet_message
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace import Client, errors
 from headrace.config.model.catalog import load_catalog
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import write_message
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.proxy import proxy

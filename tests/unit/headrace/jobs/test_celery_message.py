@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.message import LAST_INSTANT_S, decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import LAST_INSTANT_S, decode_message, write_message
 from headrace.redis.keys import TASK_NAME
 from tests.harness.clients.celery_client import caught
 

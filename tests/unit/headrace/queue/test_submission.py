@@ -11,8 +11,7 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull, TokensUsed
 from headrace.jobs.ids import new_ids
-from headrace.jobs.message import InputSource, decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import InputSource, decode_message, write_message
 from headrace.jobs.options import JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.queue.submission import (

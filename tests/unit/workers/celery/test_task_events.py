@@ -16,8 +16,7 @@ from kombu.clocks import LamportClock
 
 from headrace.config.model.catalog import load_catalog
 from headrace.errors import InputError, TransientError
-from headrace.jobs.message import decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import decode_message, write_message
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.encoding import binary_input
 from headrace.redis.keys import TASK_NAME

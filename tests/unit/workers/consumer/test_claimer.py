@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import ClaimReply
 from workers.consumer.claimer import Claimer
 from workers.jobs.settlement import Settlement

@@ -12,8 +12,7 @@ import pytest
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
-from headrace.jobs.message import decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import decode_message, write_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
 from workers.consumer.held_jobs import HeldJobs
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob

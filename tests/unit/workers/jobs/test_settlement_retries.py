@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from headrace.jobs.job import State
-from headrace.jobs.message import decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import decode_message, write_message
 from headrace.jobs.options import JobOptions
 from headrace.redis.scripts.jobs import DEAD
 from workers.jobs.leased_job import LeasedJob

@@ -11,8 +11,7 @@ from redis.exceptions import ResponseError
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.errors import ResultNotStored
-from headrace.jobs.message import InputSource
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import InputSource, write_message
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import NAMES, Command, script

@@ -8,8 +8,7 @@ from collections import deque
 import msgspec
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message import decode_message
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import decode_message, write_message
 from headrace.observability.worker_report import ModelStats
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.batching.estimates import LEAST_AGE_S, LEAST_BATCHES, LeastTime

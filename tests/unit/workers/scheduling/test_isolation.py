@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message_writer import write_message
+from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import (
     EXCLUSIVE,
     FENCED,

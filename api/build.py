@@ -15,7 +15,7 @@ from api.extension import api_parts
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
-from api.observability.spans import api_spans
+from api.observability.request_trace import api_spans
 from api.services import Describe, Services
 from api.submission.input_store import build_input_store
 from api.submission.job_request import InputChecks
@@ -86,7 +86,11 @@ def build(
         authenticator=Authenticator(settings, queue, subscription)
         if settings.asks_for_keys
         else None,
-        webhook_policy=WebhookPolicy(settings),
+        webhook_policy=WebhookPolicy(
+            on=bool(settings.webhook_secrets),
+            allow_http=settings.webhook_allow_http,
+            networks=settings.webhook_allow_networks,
+        ),
         webhook_deliveries=DeliveryStore(queue),
         client=client,
         pending_waits=PendingWaits(),

@@ -11,15 +11,16 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from typing_extensions import override
 
 from api.app import Application, create_app
-from api.http.tls import check_certificate, renew
 from api.http.uvicorn_protocol import protocol_with, watch
 from api.observability.access_log import access_log
 from headrace.access.key_store import api_keys_at
@@ -32,6 +33,71 @@ from headrace.redis.compatibility import check_broker
 from headrace.registry.catalog import declared_of
 from headrace.server.ports import BACKLOG, http_url, plain
 
+logger = logging.getLogger("api")
+
+#: Seconds between two checks of the files.
+CHECK_S: Final = 10.0
+
+
+def check_certificate(settings: Settings) -> None:
+    """Refuse to start with a certificate that cannot be used.
+
+    Raises:
+        ConfigError: a file is missing or not valid, or the key does not belong to the certificate.
+    """
+    certificate, key = settings.tls_cert_file, settings.tls_key_file
+    if certificate is None:
+        if key is not None:
+            raise ConfigError("tls_key_file is set, but tls_cert_file is not", hint="Set both.")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        named = f"{certificate}" if key is None else f"{certificate} with the key {key}"
+        raise ConfigError(
+            f"the certificate {named} cannot be used: {error}",
+            hint="tls_cert_file is the certificate and its chain in PEM, tls_key_file its key, "
+            "without a passphrase.",
+        ) from None
+
+
+async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Reload the files whenever they change, until cancelled.
+
+    New connections use the new certificate; open connections continue. Files that cannot be used,
+    for example because only one of them is written yet, are ignored until they can.
+    """
+    files = [certificate] if key is None else [certificate, key]
+    known = _stamps(files)
+    while True:
+        await asyncio.sleep(CHECK_S)
+        found = _stamps(files)
+        if found == known or None in found:
+            continue
+        try:
+            # Loaded separately first: half a change would pair an old certificate with a new key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("changed certificate %s not usable yet: %s", certificate, error)
+        else:
+            known = found
+            logger.info("certificate %s reloaded", certificate)
+
+
+def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
+    """Return the time of change and the inode of each file; None for a missing file."""
+    found: list[tuple[int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_ino))
+    return found
+
+
 #: Seconds for which a stop waits for requests in progress.
 SHUTDOWN_MAX_S: Final = 4
 KEEP_ALIVE_S: Final = 75
@@ -42,8 +108,6 @@ _NO_KEY: Final = (
     "API keys are required (`auth`), but no key exists: make one with `headrace keys create`"
 )
 _OPEN: Final = "auth is off: everybody with access to %s may submit, read results and purge queues"
-
-logger = logging.getLogger("api")
 
 
 class ApiProcess(uvicorn.Server):

@@ -9,7 +9,6 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from api.auth.admission import admit
 from api.auth.authenticator import Needs
 from api.extension import api_parts, hint_of, path_parameters
 from api.http.answers import send_reply, send_stream
@@ -27,6 +26,7 @@ from api.http.messages import (
     segments_of,
 )
 from api.http.problems import internal_error, problem
+from api.routes.admission import admit
 from api.routes.table import Endpoint, Operation
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from api.http.send_buffer import SendBuffers
     from api.observability.counters import CounterReporter, Counters
     from api.observability.exposition import Exposition
-    from api.observability.spans import ApiSpans
+    from api.observability.request_trace import ApiSpans
     from api.submission.input_store import InputStore
     from api.submission.job_request import InputChecks
     from api.submission.shadow import ShadowCopies

@@ -23,15 +23,14 @@ from msgspec import Meta
 from typing_extensions import override
 
 from handlers.common.images import read_options
+from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, whole
 from handlers.generation.chat import chat_tokens
-from handlers.generation.detokenizer import Detokenizer
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.inputs import (
     GenerationInput,
     is_far_too_long,
     read_input,
 )
-from handlers.generation.logprobs import AnswerLogprobs, TokenTexts, whole
 from handlers.generation.sampling import Sampling
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece

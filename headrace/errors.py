@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from headrace.jobs.response import ErrorResponse
+    from headrace.response import ErrorResponse
 
 #: The message of JobExpired.
 NOT_STARTED: Final = "the job was not started before its `expires`"

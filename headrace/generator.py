@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Generator as Steps
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -270,3 +270,8 @@ def too_large(cost: int, tokens: int) -> InputError:
         f"the request needs {cost:,} tokens of the model's memory, which has {tokens:,}; "
         "make the prompt shorter, or ask for fewer new tokens"
     )
+
+
+#: The most texts that end an answer, and the most characters of each.
+STOPS_MAX: Final = 16
+STOP_MAX_CHARS: Final = 1024

@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.servers.api_process import ApiProcess
 from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, nothing_leaks, redis_server
 from tests.harness.workers.worker import Worker
@@ -73,6 +77,7 @@ SLOW: Final = (
     "extensions/torchserve/integration/test_model_config.py",
     "extensions/torchserve/integration/test_model_process.py",
     "extensions/torchserve/integration/test_sequences.py",
+    "extensions/tuning/e2e",
     "extensions/tuning/integration/tune",
     "integration/webhooks/test_kills.py",
     "integration/workers/test_on_demand.py",
@@ -98,6 +103,8 @@ LONGEST: Final = (
     "e2e/test_compose.py",
 )
 TESTS: Final = Path(__file__).parent
+#: Torch takes two seconds to import. One process runs all unit tests that need it.
+_IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -144,6 +151,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
+    """The tests of a module run in one process, and so do all modules that import torch."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "torch" if imports_torch(TESTS.parent / file) else file
+
+
+@cache
+def imports_torch(path: Path) -> bool:
+    """Whether this is a module of fast unit tests that imports torch."""
+    if "unit" not in path.parts or is_slow(path):
+        return False
+    return _IMPORTS_TORCH.search(path.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | None:
+    return ByModule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -194,6 +222,16 @@ def _servers() -> Iterator[dict[str, RedisServer]]:
     yield servers
     for context in contexts:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def shared_deployment(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SharedDeployment]:
+    """An API and a worker for all modules of this test process that ask for them."""
+    deployment = SharedDeployment(tmp_path_factory.mktemp("shared"))
+    yield deployment
+    deployment.close()
 
 
 def _cleaned(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[RedisServer]:

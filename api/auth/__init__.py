@@ -1,4 +1,4 @@
 """Authenticates API keys, checks scopes and limits rates.
 
-Start with authenticator.py. May import http and services.
+Start with authenticator.py. May import http.
 """

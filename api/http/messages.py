@@ -226,3 +226,47 @@ async def hung_up(receive: Receive) -> None:
     """Wait until the client hangs up; use `HangUp`."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+_ONE_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*(\d{0,19})[ \t]*-[ \t]*(\d{0,19})[ \t]*")
+
+
+class ByteRange(NamedTuple):
+    """The bytes from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class UnsatisfiableRange(Exception):
+    """The requested range has no byte of the content."""
+
+
+def requested_range(
+    range_header: bytes, if_range: bytes, etag: bytes, size: int
+) -> ByteRange | None:
+    """Return the range that a request wants; None for all bytes.
+
+    Several ranges, other units and invalid headers are ignored, as the RFC allows. So is a range
+    whose If-Range names another version of the content.
+
+    Raises:
+        UnsatisfiableRange: the range begins after the end.
+    """
+    if not range_header or (if_range and if_range.strip() != etag):
+        return None
+    found = _ONE_RANGE.fullmatch(range_header.strip())
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        length = int(found[2])
+        if not length or not size:
+            raise UnsatisfiableRange
+        return ByteRange(max(0, size - length), size)
+    start = int(found[1])
+    last = int(found[2]) if found[2] else size - 1
+    if found[2] and last < start:
+        return None
+    if start >= size:
+        raise UnsatisfiableRange
+    return ByteRange(start, min(last, size - 1) + 1)

@@ -29,8 +29,7 @@ from headrace.errors import (
     Unauthorized,
     drop_tracebacks,
 )
-from headrace.jobs.failure import JobFailure
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, JobFailure
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The access log, spans and metrics of the API.
+"""The access log, spans and counters of the API.
 
-Start with metrics.py. May import components, http and services.
+Start with counters.py. May import components and http.
 """

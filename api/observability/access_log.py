@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from api.http.messages import REQUEST_TRACE, Receive, Scope, Send
-from api.observability.request_trace import RequestTrace
-from api.observability.spans import ApiSpans
+from api.observability.request_trace import ApiSpans, RequestTrace
 from headrace.config.settings import Settings
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs

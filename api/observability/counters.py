@@ -31,9 +31,8 @@ from headrace.observability.worker_report import (
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.following.waiters import Waiters
 from headrace.redis import keys
-from headrace.redis.fast_connection import exchange, pack_all
+from headrace.redis.fast_connection import TRAFFIC, exchange, pack_all
 from headrace.redis.scripts import Command
-from headrace.redis.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ from api.openapi.schemas import (
     ref,
     request_schemas,
 )
-from api.routes.examples import QUEUED_JOB
-from api.routes.media import STRING, Body, Header, Schema, Success
+from api.routes.media import QUEUED_JOB, STRING, Body, Header, Schema, Success
 from api.routes.table import Operation
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import ModelConfig

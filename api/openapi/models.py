@@ -15,8 +15,7 @@ from msgspec import UNSET
 
 from api.http.bodies import MULTIPART_TYPE
 from api.openapi.schemas import ref
-from api.routes.examples import QUEUED_JOB, SUCCEEDED_JOB
-from api.routes.media import BINARY, STRING, Schema
+from api.routes.media import BINARY, QUEUED_JOB, STRING, SUCCEEDED_JOB, Schema
 from headrace.config.inputs.input_schema import TYPES, InputSection, OutputSection
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.values.media_types import JSON_TYPE

@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from api.routes.examples import EXAMPLES
-from api.routes.media import Schema
+from api.routes.media import EXAMPLES, Schema
 
 _TEMPLATE: Final = "#/components/schemas/{name}"
 #: What the members of a request require of each other, by the name of its type.

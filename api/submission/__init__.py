@@ -1,4 +1,4 @@
-"""From a validated request to a queued job, and waiting for its end.
+"""A submit request, checked; its input, stored; how long it waits; its copies for shadow versions.
 
-Start with submit.py and job_request.py. May import auth, http and services.
+Start with job_request.py. May import auth, observability, components and http.
 """

@@ -12,7 +12,7 @@ import msgspec
 
 from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
-from headrace.config.choices import not_a_choice
+from headrace.config.suggestions import not_a_choice
 from headrace.errors import InvalidParameter
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.media_types import BOM

@@ -23,9 +23,8 @@ from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
-from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource
-from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, InputDetails, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of

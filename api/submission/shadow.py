@@ -22,9 +22,8 @@ import msgspec
 from api.submission.job_request import JobIdentity
 from headrace.access.api_key import EVERYBODY
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
-from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
-from headrace.jobs.job import Job, State
+from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import JobOptions
 from headrace.observability.worker_report import ShadowResult, shadow_field
 from headrace.queue.asyncio_tasks import cancel_and_wait

@@ -24,7 +24,7 @@ from typing import Final
 from benchmarks.common.systems import core_shares
 from benchmarks.common.tables import Table, write_tables
 from headrace import Client as HttpClient
-from headrace.queue.depth import read_depths
+from headrace.queue.job_queue import read_depths
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts.queues import depth

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.config.inputs.generation_input import STOP_MAX_CHARS, STOPS_MAX
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import InputError
+from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
 
 #: The most of the likeliest tokens, as in OpenAI's API.
 LOGPROBS_MAX: Final = 20

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from handlers.optimize.forms import Args, floats
-from handlers.optimize.medians import median_interval
+
+#: Half the width of the 95 % interval of a median, in places, for the root of the count.
+_HALF: Final = 0.98
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median of ascending values, by their ranks."""
+    middle, half = (len(ordered) - 1) / 2, _HALF * math.sqrt(len(ordered))
+    low, high = math.floor(middle - half), math.ceil(middle + half)
+    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
+
 
 #: The least share of calibration inputs whose best class must be that of the module.
 AGREEMENT_MIN: Final = 0.98

@@ -10,7 +10,9 @@ import importlib.util
 import logging
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,13 +23,43 @@ from torch import nn
 
 from handlers.optimize import cache, runtimes, torch_backends
 from handlers.optimize.check import Verdict, compare
-from handlers.optimize.failures import cause, failure
 from handlers.optimize.forms import Args, Form, Replacement, form_of
 from handlers.optimize.source import Source
 from headrace.config.model.optimize import EXTRAS, Optimize
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
+
+_SHOWN_CHARS: Final = 600
+_TRACEBACK: Final = "traceback.txt"
+
+
+def cause(error: BaseException) -> str:
+    """Return an error in words: our own message and remedy, else its type, text and place."""
+    if isinstance(error, HeadraceError):
+        return "; ".join(filter(None, (error.message, error.hint)))
+    text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+    text = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
+
+
+def failure(problem: str, error: BaseException, folder: Path) -> str:
+    """Return what failed, the cause, the remedy, and the file with the traceback, which is written.
+
+    Args:
+        problem: the step that failed, such as "it cannot be built".
+        error: the cause.
+        folder: the folder of the build.
+    """
+    file = folder / _TRACEBACK
+    with suppress(OSError):
+        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return (
+        f"{problem}: {cause(error)}; use another backend, or mend the cause and run `headrace "
+        f"optimize` with --again; the traceback is in {file}"
+    )
+
 
 logger = logging.getLogger("headrace.model")
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from headrace.config.paths import server_root
+from headrace.config.environment import server_root
 
 _PRIVATE: Final = "headrace._server"
 _ROOT: Final = str(server_root())

@@ -1,6 +1,6 @@
 """Runs a module of the servers in a process with a user's code: `launch MODULE ARGUMENTS`.
 
-`headrace.config.user_environment` has the command. A process that a handler spawns imports this
+`headrace.config.environment` has the command. A process that a handler spawns imports this
 module too, as it is the main module, so that names mean the same there.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 
 from headrace._server import imports
 from headrace.config import handler_files
-from headrace.config.paths import package_root, server_root
-from headrace.config.user_environment import restore_user_environment
+from headrace.config.environment import package_root, restore_user_environment, server_root
 
 if __name__ in ("__main__", "__mp_main__"):
     imports.install()

@@ -26,16 +26,14 @@ from headrace.cli.admin.keys import keys_group
 from headrace.cli.admin.models import models_group
 from headrace.cli.admin.queues import queues_group
 from headrace.cli.admin.webhooks import webhooks_group
-from headrace.cli.jobs.failures import retry
-from headrace.cli.jobs.jobs import cancel, jobs, watch
+from headrace.cli.jobs.jobs import cancel, jobs, retry, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
 from headrace.cli.runs.run import run
 from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
-from headrace.cli.shared.options import argument, flag, option
-from headrace.cli.shared.usage_errors import NumbersCommand
+from headrace.cli.shared.options import NumbersCommand, argument, flag, option
 from headrace.config.extensions import Command, found, loaded
 from headrace.errors import ConfigError, HeadraceError
 

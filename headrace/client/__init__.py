@@ -12,7 +12,7 @@ awaits. Neither connects to Redis.
 
 from headrace.client.async_client import AsyncClient
 from headrace.client.http.events import JobEvent
-from headrace.client.inputs import InputRef
+from headrace.client.inputs import InputRef, Options
 from headrace.client.models import (
     Cancelled,
     DeadLetter,
@@ -27,7 +27,6 @@ from headrace.client.models import (
     Run,
 )
 from headrace.client.registry import ModelChange
-from headrace.client.requests import Options
 from headrace.client.sync_client import Client
 from headrace.jobs.progress import Progress
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.client.calls import Page, list_pages
-from headrace.client.http.errors import decoded
-from headrace.client.http.retries import Session, exchange, fetch
+from headrace.client.http.retries import Session, decoded, exchange, fetch
+from headrace.client.inputs import JSON_HEADERS, job_request
 from headrace.client.models import (
     DeadLetter,
     Job,
@@ -23,7 +23,6 @@ from headrace.client.models import (
     VersionQueue,
     WebhookDelivery,
 )
-from headrace.client.requests import JSON_HEADERS, job_request
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys

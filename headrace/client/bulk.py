@@ -10,18 +10,19 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.http.errors import Problem, decoded, problem_error
 from headrace.client.http.retries import (
     TRANSIENT,
+    Problem,
     RetryDeadline,
     Session,
+    decoded,
     exchange,
     fetch,
     known_wait_s,
     limit_of,
+    problem_error,
 )
-from headrace.client.models import Cancelled, Job
-from headrace.client.requests import (
+from headrace.client.inputs import (
     JOBS,
     JSON_HEADERS,
     NDJSON_HEADERS,
@@ -29,6 +30,7 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
+from headrace.client.models import Cancelled, Job
 from headrace.client.sansio import (
     HttpRequest,
     HttpResponse,

@@ -11,18 +11,17 @@ from urllib.parse import quote
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.http.errors import decoded, job_error
-from headrace.client.http.retries import Session, exchange, fetch
-from headrace.client.inputs import InputRef
-from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
-from headrace.client.requests import (
+from headrace.client.http.retries import Session, decoded, exchange, fetch, job_error
+from headrace.client.inputs import (
     JOBS,
     JSON_HEADERS,
+    InputRef,
     Options,
     job_line,
     job_request,
     trace_headers,
 )
+from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id

@@ -17,16 +17,30 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
+from urllib.parse import quote
 
 import msgspec
 from typing_extensions import override
 
+from headrace.client.models import Job
+from headrace.client.sansio import HttpRequest
+from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
-from headrace.jobs.orientation import ORIENTATION_TAG, UPRIGHT, exif_orientation, upright
 from headrace.jobs.values.encoding import binary_input, nested_binaries
-from headrace.jobs.values.media_types import BINARY_TYPE, BOM, image_type, is_json, type_by_name
+from headrace.jobs.values.media_types import (
+    BINARY_TYPE,
+    BOM,
+    ORIENTATION_TAG,
+    UPRIGHT,
+    exif_orientation,
+    image_type,
+    is_json,
+    type_by_name,
+    upright,
+)
 from headrace.jobs.values.plain_values import plain
 
 NPY_TYPE: Final = "application/x-npy"
@@ -230,3 +244,91 @@ def _is(value: Any, module: str, name: str) -> bool:
 def _named(value: Any) -> str:
     kind = type(value)
     return f"a value of type {kind.__module__}.{kind.__qualname__}"
+
+
+JOBS: Final = "/api/v1/jobs"
+JSON_HEADERS: Final = {"content-type": "application/json"}
+NDJSON_HEADERS: Final = {"content-type": "application/x-ndjson"}
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the trace context headers for a submit, if the caller uses OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
+
+
+class Options(TypedDict, total=False):
+    """A job's options, documented in docs/api.md. None means the server's default."""
+
+    priority: int | None
+    expires: float | None
+    countdown: float | None
+    timeout: float | None
+    result_ttl: int | None
+    max_retries: int | None
+    retry_backoff: float | None
+    retry_backoff_max: float | None
+    metadata: dict[str, Any] | None
+    webhook: str | None
+    webhook_events: Sequence[str] | None
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    model: str
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input_ref: str | None = None
+    content_type: str | None = None
+    id: str | None = None
+    version: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    options: dict[str, Any] | None = None
+
+
+def job_line(
+    model: str,
+    value: Any,
+    content_type: str | None,
+    version: str | None,
+    options: Options,
+    job_id: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return one job as JSON: the body of a submit, or a line of a bulk request.
+
+    Raises:
+        InvalidRequest: the input, a parameter or an option cannot be sent.
+    """
+    set_options = {name: option for name, option in options.items() if option is not None}
+    unknown = set_options.keys() - Options.__annotations__.keys()
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        near = did_you_mean(min(unknown), Options.__annotations__)
+        raise InvalidRequest(
+            f"unknown option: {names}{near}",
+            hint=f"Valid options: {', '.join(Options.__annotations__)}.",
+        )
+    line = _Line(
+        model=model, id=job_id, version=version, parameters=parameters or None,
+        options=set_options or None,
+    )  # fmt: skip
+    if isinstance(value, InputRef):
+        line.input_ref, line.content_type = value.ref, value.content_type or content_type
+    else:
+        line.input = msgspec.Raw(encode_input(value, content_type))
+    try:
+        return msgspec.json.encode(line, enc_hook=plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "a parameter or an option" if parameters else "an option"
+        raise InvalidRequest(f"{what} cannot be sent: {error}") from None
+
+
+def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> HttpRequest:
+    """Return a request for one job, or for the path `below` it."""
+    job_id = job if isinstance(job, str) else job.id
+    query = {"wait": f"{wait_s:g}"} if wait_s else {}
+    return HttpRequest(method, f"{JOBS}/{quote(job_id, safe='')}{below}", query, wait_s=wait_s)

@@ -9,10 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.http.errors import decoded
 from headrace.client.http.events import ServerEvent, follow
-from headrace.client.http.retries import Session, exchange, fetch
-from headrace.client.requests import JSON_HEADERS
+from headrace.client.http.retries import Session, decoded, exchange, fetch
+from headrace.client.inputs import JSON_HEADERS
 from headrace.client.sansio import HttpRequest, Plan, Stream
 
 

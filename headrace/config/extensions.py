@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from headrace.config.paths import server_root
+from headrace.config.environment import server_root
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -1,10 +1,14 @@
-"""The most similar known name, for messages about an unknown one."""
+"""What a wrong name or value should have been, for messages."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Final
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
 
 from headrace.errors import ModelNotFound
 
@@ -33,3 +37,65 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFound:
         f"no model {name[:64]!r} is registered{did_you_mean(name[:64], names)}",
         hint=f"use one of {listing(names)}",
     )
+
+
+#: What msgspec reports of a value that is not in an enumeration, and where.
+_NOT_ONE: Final = re.compile(r"Invalid enum value (.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_STEP: Final = re.compile(r"[^.\[\]]+|\[\.\.\.\]")
+
+
+def not_a_choice(error: msgspec.ValidationError, kind: Any) -> str:
+    """Return an error about a value that is not in an enumeration, with the values that are.
+
+    Args:
+        error: the error.
+        kind: the type of which the value should be.
+
+    Returns:
+        Such as `expected true, false or auto, got 'off'`; "" if the error is about something else.
+    """
+    found = _NOT_ONE.fullmatch(str(error))
+    if found is None:
+        return ""
+    value, where = found[1], found[2] or ""
+    allowed = [
+        word
+        for one in _types_at(inspect.type_info(kind), _STEP.findall(where))
+        for word in _words(one)
+    ]
+    if not allowed:
+        return ""
+    *others, last = dict.fromkeys(allowed)
+    text = f"{', '.join(others)} or {last}" if others else last
+    return f"{where}: expected {text}, got {value}" if where else f"expected {text}, got {value}"
+
+
+def _types_at(info: inspect.Type, path: Sequence[str]) -> Iterator[inspect.Type]:
+    """Yield the types that a value at a path may have."""
+    if isinstance(info, inspect.Metadata):
+        yield from _types_at(info.type, path)
+    elif isinstance(info, inspect.UnionType):
+        for one in info.types:
+            yield from _types_at(one, path)
+    elif not path:
+        yield info
+    elif isinstance(info, inspect.StructType):
+        for field in info.fields:
+            if field.encode_name == path[0]:
+                yield from _types_at(field.type, path[1:])
+    elif isinstance(info, inspect.DictType):
+        yield from _types_at(info.value_type, path[1:])
+    elif isinstance(info, inspect.CollectionType):
+        yield from _types_at(info.item_type, path[1:])
+
+
+def _words(info: inspect.Type) -> Iterator[str]:
+    if isinstance(info, inspect.LiteralType):
+        yield from map(str, info.values)
+    elif isinstance(info, inspect.EnumType):
+        yield from (str(member.value) for member in info.cls)
+    elif isinstance(info, inspect.BoolType):
+        yield from ("true", "false")
+    elif isinstance(info, (inspect.IntType, inspect.FloatType)):
+        least = "" if info.ge is None else f" >= {info.ge}"
+        yield f"{'int' if isinstance(info, inspect.IntType) else 'float'}{least}"

@@ -14,8 +14,7 @@ import msgspec
 import yaml
 from typing_extensions import override
 
-from headrace.config.choices import not_a_choice
-from headrace.config.suggestions import did_you_mean
+from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import ConfigError
 
 FILE_MAX_BYTES: Final = 4 * 1024 * 1024

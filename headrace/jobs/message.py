@@ -7,22 +7,57 @@ of Redis and HTTP.
 from __future__ import annotations
 
 import base64
+import bz2
 import json
+import lzma
+import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.ids import PAYLOAD_REFERENCE, VERSION
-from headrace.jobs.input_details import InputDetails
-from headrace.jobs.options import DEFAULT_OPTIONS, BackoffSeconds, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, BackoffSeconds, InputDetails, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace, read_trace
-from headrace.jobs.values import compression
-from headrace.jobs.values.celery_types import MARK
 from headrace.jobs.values.encoding import describe_input, described_in_json, loads
+from headrace.jobs.values.plain_values import MARK
 from headrace.redis.keys import TASK_NAME
+
+#: How many bytes one compressed body may become.
+DECOMPRESSED_MAX_BYTES: Final = 256 * 1024 * 1024
+#: How much memory an LZMA header may request; its strongest preset needs 65 MiB.
+LZMA_MAX_BYTES: Final = 128 * 1024 * 1024
+#: What makes a decompressor of each method.
+METHODS: Final[dict[str, Callable[[], Any]]] = {
+    "application/x-gzip": zlib.decompressobj,  # kombu's name; its bytes are a zlib stream
+    "application/x-bz2": bz2.BZ2Decompressor,
+    "application/x-lzma": partial(lzma.LZMADecompressor, memlimit=LZMA_MAX_BYTES),
+}
+
+
+def decompress(body: bytes, method: str) -> bytes:
+    """Decompress a body by its `compression` header.
+
+    Raises:
+        InvalidRequest: an unknown method, broken data, or more than DECOMPRESSED_MAX_BYTES.
+    """
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise InvalidRequest(f"compression {method!r} is not supported; use one of {known}")
+    stream = METHODS[method]()
+    try:
+        text: bytes = stream.decompress(body, DECOMPRESSED_MAX_BYTES)
+    except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
+        raise InvalidRequest(f"the body is not {method}: {error}") from None
+    if not stream.eof:
+        raise InvalidRequest(
+            f"the compressed body is incomplete, or has more than {DECOMPRESSED_MAX_BYTES} bytes"
+        )
+    return text
+
 
 #: A model's name in a stock client's message may have any length; this much is shown.
 SHOWN_MAX_CHARS: Final = 128
@@ -477,13 +512,13 @@ def body_text(text: str, coding: str | None, compressed: str | None, encoding: s
 
     Raises:
         ValueError, LookupError: it cannot be read.
-        InvalidRequest: as for `compression.decompress`.
+        InvalidRequest: as for `decompress`.
     """
     body = text.encode()
     if coding == "base64":
         body = base64.b64decode(body, validate=True)
     if compressed:
-        body = compression.decompress(body, compressed)
+        body = decompress(body, compressed)
     encoding = (encoding or "utf-8").lower()
     if encoding in ("utf-8", "utf8", "us-ascii", "binary"):
         return body

@@ -11,23 +11,24 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import (
     NO_WAIT,
     Count,
     Job,
+    JobFailure,
     State,
     Status,
     Time,
     True_,
+    error_of,
     iso,
     result_in,
 )
 from headrace.jobs.progress import Progress
-from headrace.jobs.response import split_details
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
+from headrace.response import split_details
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 

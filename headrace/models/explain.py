@@ -12,10 +12,9 @@ import msgspec
 from headrace.config.extensions import handler_extension
 from headrace.config.model.handler_reference import handler_problem, parse_handler
 from headrace.errors import ConfigError
-from headrace.models.archive import is_archive, read_archive
+from headrace.models.archive import Limits, is_archive, read_archive
 from headrace.models.extension import ModelFolder, models_parts
 from headrace.models.folder import examine_folder, read_file
-from headrace.models.members import Limits
 from headrace.models.source import digest_of
 
 #: Files up to this size are read; of larger ones only the name counts here.

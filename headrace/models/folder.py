@@ -21,8 +21,8 @@ from headrace.config.model.problems import read_options
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
+from headrace.models.archive import is_of_system
 from headrace.models.extension import ModelFolder, descriptions, pipeline_readers
-from headrace.models.members import is_of_system
 
 logger = logging.getLogger(__name__)
 

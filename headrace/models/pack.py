@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from headrace.errors import ConfigError
-from headrace.models.archive import ARCHIVES, is_archive
+from headrace.models.archive import ARCHIVES, Limits, MemberRules, is_archive, is_of_system
 from headrace.models.folder import read_folder
-from headrace.models.members import Limits, MemberRules, is_of_system
 
 #: The first time that a zip can express.
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)

@@ -21,11 +21,10 @@ from typing_extensions import override
 from headrace.config.allowed_urls import read_prefix
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.archive import ARCHIVES, is_archive, unpack
+from headrace.models.archive import ARCHIVES, Limits, is_archive, unpack
 from headrace.models.download import Download, Downloader, Unreachable
 from headrace.models.extension import ModelFolder
 from headrace.models.folder import PROGRAMS, read_file, read_folder
-from headrace.models.members import Limits
 from headrace.models.store import Note, UnpackedModels
 from headrace.payloads.s3_client import NO_ANSWER, Bucket, S3Failure, s3_client
 

@@ -10,19 +10,37 @@ holds what concerns no model.
 
 from __future__ import annotations
 
+import platform
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, chain
 from operator import add
 from typing import Final
 
 import msgspec
 
+from headrace._version import __version__
 from headrace.config.model.capacity import Capacity
 from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.redis.clock import US_PER_S
+
+#: Packages that all components should have in the same version. None of them is imported.
+PACKAGES: Final = ("celery", "kombu", "redis", "torch")
+
+
+def running_versions() -> dict[str, str]:
+    """Return the versions of Headrace, Python and the installed packages."""
+    found = {"headrace": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 #: For times from 1 ms to 10 min.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.failure import ErrorRecord, read_error_record
+from headrace.jobs.job import ErrorRecord, read_error_record
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from headrace.access.api_key import ApiKey, key_from
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import new_id
-from headrace.jobs.job import Job, job_from_record
+from headrace.jobs.job import FINAL_STATES, Job, State, job_from_record
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.queue.coalescer import Coalescer
-from headrace.queue.depth import Depth, read_depths
-from headrace.queue.outcomes import read_outcomes
 from headrace.queue.submission import (
     JobSubmission,
     Receipt,
@@ -25,10 +25,170 @@ from headrace.queue.submission import (
 )
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S, RedisClock
+from headrace.redis.fast_connection import exchange
+from headrace.redis.fields import JobField
 from headrace.redis.script_client import AsyncScriptClient
+from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
-from headrace.redis.scripts import script
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The state of one queue.
+
+    Attributes:
+        waiting: how many jobs wait, by step: {0: …, 3: …, 6: …, 9: …}.
+        scheduled: how many jobs wait for a countdown or a retry.
+        in_flight: how many jobs a worker has leased.
+        dead: how many dead letters there are.
+        oldest_age_s: how long the oldest waiting job has waited; None if none waits, or only
+            messages of stock clients, which have no time.
+        oldest_ages_s: the same for each step, if it is known.
+        tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
+            tokens.
+    """
+
+    queue: str
+    waiting: dict[int, int]
+    scheduled: int
+    in_flight: int
+    dead: int
+    oldest_age_s: float | None
+    oldest_ages_s: dict[int, float]
+    tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        """The jobs that count for admission: waiting and scheduled."""
+        return sum(self.waiting.values()) + self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """The state of many queues by column, in the order of the queues; see `Depth`.
+
+    Attributes:
+        oldest_ages_s: for each step; 0 if it is unknown.
+    """
+
+    waiting: Sequence[Sequence[int]]
+    scheduled: Sequence[int]
+    in_flight: Sequence[int]
+    dead: Sequence[int]
+    oldest_ages_s: Sequence[Sequence[float]]
+    tokens: Sequence[int]
+
+
+def read_columns(answer: Sequence[Any]) -> Depths:
+    """Read the reply for many queues by column, which costs a third of a `Depth` for each."""
+    now, *rows = answer
+    columns = list(zip(*rows, strict=True)) or [()] * 12
+    now_us = int(now)
+    ages = [[_age_s(now_us, since) for since in column] for column in columns[7:11]]
+    return Depths(columns[:4], columns[4], columns[5], columns[6], ages, columns[11])
+
+
+def _age_s(now_us: int, since: bytes) -> float:
+    return max(0.0, (now_us - int(since)) / US_PER_S) if since else 0
+
+
+def read_depths(queues: Sequence[str], answer: Sequence[Any]) -> list[Depth]:
+    """Read the reply for these queues."""
+    now, *rows = answer
+    return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
+
+
+def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
+    waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
+    ages = {
+        step: _age_s(now_us, since)
+        for step, since in zip(keys.STEPS, row[7:11], strict=True)
+        if since
+    }
+    oldest = max(ages.values(), default=None)
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages, int(row[11]))
+
+
+#: In the order of jobs/outcomes.lua.
+_FIELDS: Final = (
+    JobField.STATE,
+    JobField.ATTEMPTS,
+    JobField.TIMINGS,
+    JobField.CREATED,
+    JobField.ENDED,
+    JobField.DEVICE_WAIT,
+    JobField.RESULT,
+)
+_RESULT: Final = len(_FIELDS) - 1
+#: The reply of jobs/outcomes.lua for an unknown job.
+_UNKNOWN: Final = 0
+_LEASED: Final = State.RUNNING.value.encode()
+_NO_OWNER: Final = b"-"
+_FINAL: Final = frozenset(state.value.encode() for state in FINAL_STATES)
+
+
+def _blank(fields: Sequence[str]) -> bytes:
+    """Return a packed HMGET of a record, with blanks for the length of its key and the id."""
+    key = keys.job("").encode()
+    names = b"".join(b"$%d\r\n%b\r\n" % (len(name), name.encode()) for name in fields)
+    return b"*%d\r\n$5\r\nHMGET\r\n$%%d\r\n%b%%b\r\n%b" % (len(fields) + 2, key, names)
+
+
+_KEY_BYTES: Final = len(keys.job(""))
+_ALL: Final = _blank(_FIELDS)
+_WITH_OWNER: Final = _blank((*_FIELDS, JobField.KEY))
+
+
+async def read_outcomes(
+    client: redis.asyncio.Redis,
+    call: Callable[[Command], Awaitable[Any]],
+    ids: Sequence[str],
+    owner: str | None,
+) -> list[Any]:
+    """Return how jobs have ended, as jobs/outcomes.lua does.
+
+    Args:
+        call: calls the script, for jobs whose records do not hold the result.
+        owner: the API key whose jobs are known; None for all.
+
+    Raises:
+        BrokerError: as calling the script does.
+    """
+    try:
+        rows = await _records(client, ids, owner)
+    except RedisError:
+        return list(await call(job_scripts.outcomes(ids, owner)))
+    left = [at for at, row in enumerate(rows) if _is_rare(row)]
+    if left:
+        rows_of_script = await call(job_scripts.outcomes([ids[at] for at in left], owner))
+        for at, row in zip(left, rows_of_script, strict=True):
+            rows[at] = row
+    return rows
+
+
+async def _records(client: redis.asyncio.Redis, ids: Sequence[str], owner: str | None) -> list[Any]:
+    blank = _WITH_OWNER if owner else _ALL
+    names = [job_id.encode() for job_id in ids]
+    commands = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
+    rows = await exchange(client, commands, len(names))
+    for at, row in enumerate(rows):
+        if not isinstance(row, list):
+            continue
+        state = row[0]
+        if state is None or (owner and (row.pop() or _NO_OWNER) != owner.encode()):
+            rows[at] = _UNKNOWN
+        elif state not in _FINAL:
+            rows[at] = state
+    return rows
+
+
+def _is_rare(row: Any) -> bool:
+    """Return whether a row is an error, a leased job, or an end without a result in the record."""
+    if isinstance(row, list):
+        return row[_RESULT] is None
+    return isinstance(row, Exception) or row == _LEASED
+
 
 __all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 

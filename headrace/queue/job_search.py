@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.access.api_key import NO_OWNER
-from headrace.jobs.failure import read_error_record
-from headrace.jobs.job import Job, State
+from headrace.jobs.job import Job, State, read_error_record
 from headrace.redis.fields import JobField
 
 #: The fields of a record that `JobSearch.may_fit` takes.

@@ -24,7 +24,7 @@ from headrace.observability.worker_report import (
     field_of,
     read_report,
 )
-from headrace.queue.depth import Depths, read_columns
+from headrace.queue.job_queue import Depths, read_columns
 from headrace.redis import keys
 from headrace.redis.fast_connection import pack_all
 from headrace.redis.outages import translate

@@ -23,10 +23,9 @@ from headrace.errors import (
     TokensUsed,
     TooManyInFlight,
 )
-from headrace.jobs.input_details import NO_DETAILS, InputDetails
 from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource, quiet_message, quiet_pieces, write_message
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, NO_DETAILS, InputDetails, JobOptions
 from headrace.jobs.tokens import NO_PREFIX, estimate, token_field, usual_deadline_s
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import redis.asyncio
@@ -26,7 +27,35 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
 from headrace.redis.scripts import Command
-from headrace.redis.traffic import TRAFFIC
+
+#: Fields of `hr:stats:`; a colon and the part of the system follow.
+ROUND_TRIPS: Final = "redis_round_trips"
+ERRORS: Final = "redis_errors"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts since the last `take`.
+
+    Attributes:
+        round_trips: writes to Redis, of any number of commands each.
+        errors: exchanges that failed: a connection was lost, or Redis refused a command.
+    """
+
+    round_trips: int = 0
+    errors: int = 0
+
+    def take(self, part: str) -> dict[str, int]:
+        """Return the counts as fields of `hr:stats:`, and reset them; part: `api` or `worker`."""
+        taken = {f"{ROUND_TRIPS}:{part}": self.round_trips, f"{ERRORS}:{part}": self.errors}
+        # Counts that another thread adds meanwhile stay for the next call.
+        self.round_trips -= taken[f"{ROUND_TRIPS}:{part}"]
+        self.errors -= taken[f"{ERRORS}:{part}"]
+        return {name: count for name, count in taken.items() if count}
+
+
+TRAFFIC: Final = Traffic()
+
 
 #: Return a command as it is sent. The type stub of hiredis requires a tuple of one element.
 pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]

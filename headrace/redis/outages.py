@@ -1,9 +1,4 @@
-"""Which errors of Redis are outages that pass, and which are refusals.
-
-A server that has become a replica, that loads its data or cannot write to its disk answers each
-write with an error. Nothing was written then, and the same command succeeds later, or on another
-connection, which finds the new primary.
-"""
+"""Which errors of Redis are outages that pass, which are refusals, and when to try again."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from redis.exceptions import (
 )
 
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
-from headrace.redis.traffic import TRAFFIC
+from headrace.redis.fast_connection import TRAFFIC
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +109,25 @@ def translate(error: RedisError) -> HeadraceError:
             f"Redis refused a command ({code})", hint="See the log of the API process."
         )
     return BrokerUnavailable("Redis does not answer", hint=hint)
+
+
+MIN_S: Final = 0.05
+MAX_S: Final = 2.0
+
+
+class Backoff:
+    """Delays in seconds that double from MIN_S to `max_s`."""
+
+    def __init__(self, max_s: float = MAX_S) -> None:
+        self._max_s = max_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again at MIN_S, after a success."""
+        self._next_s = MIN_S
+
+    def next_s(self) -> float:
+        """Return the delay before the next attempt."""
+        delay_s = self._next_s
+        self._next_s = max(MIN_S, min(delay_s * 2, self._max_s))
+        return delay_s

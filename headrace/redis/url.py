@@ -7,10 +7,11 @@ in the one form that all of them read alike. No error has a part of the URL but 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import ConfigError
@@ -223,3 +224,44 @@ def _number(db: str) -> int:
 
 def _wrong(what: str, hint: str) -> ConfigError:
     return ConfigError(f"the Redis URL cannot be used: {what}", hint=hint)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CeleryUrl:
+    """Where Celery finds Redis, for its broker and for its results.
+
+    Attributes:
+        url: the URL in kombu's form.
+        transport_options: options that a URL cannot hold.
+    """
+
+    url: str = dataclasses.field(repr=False)
+    database: int
+    transport_options: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+
+def celery_url(url: str) -> CeleryUrl:
+    """Translate a redis://, rediss://, unix:// or sentinel:// URL.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    address = read_url(url)
+    if address.master:
+        hosts = [f"sentinel://{address.userinfo}{written_host(host)}" for host in address.hosts]
+        transport: dict[str, Any] = {"master_name": address.master}
+        if address.sentinel_password:
+            transport["sentinel_kwargs"] = {"password": address.sentinel_password}
+        urls = ";".join(f"{host}/{address.db}" for host in hosts)
+        return CeleryUrl(urls, address.db, transport)
+    if address.path:
+        path = quote(address.path)
+        return CeleryUrl(
+            f"redis+socket://{address.userinfo}{path}?virtual_host={address.db}", address.db
+        )
+    if address.scheme == "rediss":
+        # Without this kombu accepts any certificate; redis-py accepts only a valid one.
+        options = {**address.options}
+        options.setdefault("ssl_cert_reqs", "required")
+        address = dataclasses.replace(address, options=options)
+    return CeleryUrl(address.text, address.db)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.payloads.file_store import sync_folder
+from headrace.payloads.stores import sync_folder
 from headrace.runs.interfaces import CheckpointStore
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from headrace.client.requests import Options
+from headrace.client.inputs import Options
 from headrace.client.sync_client import Client
 from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import BATCH_PRIORITY, IN_FLIGHT, RunProgress, RunSpec
+from headrace.runs.interfaces import LimitedSource, SourceOptions
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.sources.limited import LimitedSource
-from headrace.runs.sources.options import SourceOptions
 
 
 def run_offline(

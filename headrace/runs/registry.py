@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError
-from headrace.runs.interfaces import Sink, Source
+from headrace.runs.interfaces import Sink, Source, SourceOptions
 from headrace.runs.sinks.jsonl import JsonlSink
 from headrace.runs.sinks.s3 import OutputFormat, S3Target, spool_path
 from headrace.runs.sinks.spooled import SpooledSink
 from headrace.runs.sources.csv import CsvSource
 from headrace.runs.sources.files import SourceFile, local_files
 from headrace.runs.sources.jsonl import JsonlSource
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.paths import FolderSource, PathsSource
 from headrace.runs.sources.patterns import is_pattern
 from headrace.runs.sources.s3 import SCHEME, RunBucket, S3Objects, s3_files, split

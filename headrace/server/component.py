@@ -14,7 +14,7 @@ from headrace.models.catalog import load_models
 from headrace.observability import logs
 from headrace.redis.compatibility import BrokerInfo, check_broker
 from headrace.redis.connection import redact_url
-from headrace.server import background_workers, components, state_dir
+from headrace.server import components, recovery, state_dir
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
@@ -51,7 +51,7 @@ def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
     """
     require_extras("background", "worker")
     url = _prepare(settings, "background")
-    console = _console([background_workers.NODE], settings, check_broker(url))
+    console = _console([recovery.NODE], settings, check_broker(url))
     report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
     child = components.background_child(settings, variables, report)

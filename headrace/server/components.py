@@ -17,20 +17,18 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from headrace.config.paths import ENV_URL
-from headrace.config.service_links import is_service_link
+from headrace.config.environment import ENV_URL, is_service_link, with_server_path
 from headrace.config.settings import ENV_CONFIG, Settings
-from headrace.config.user_environment import with_server_path
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.observability.extension import LogFiles, logs_parts
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
-from headrace.server import background_workers
+from headrace.server import recovery
 from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
+from headrace.server.recovery import release_incarnation
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
@@ -262,7 +260,7 @@ def background_child(
     settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
     """Return the background worker. Each start has an incarnation of its own."""
-    node = background_workers.node_name()
+    node = recovery.node_name()
     url = environ["HEADRACE_REDIS_URL"]
 
     def new_environment() -> dict[str, str]:
@@ -273,7 +271,7 @@ def background_child(
         release_background_tasks(url, end.environment[INCARNATION], report)
 
     return _celery_worker(
-        background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings,
+        recovery.NODE, [*_worker("workers.background.app"), "-n", node], settings,
         new_environment, release,
         lambda env: _has_key(url, keys.background_alive(env[INCARNATION])),
     )  # fmt: skip
@@ -401,7 +399,7 @@ def release_background_tasks(redis_url: str, owner: str, report: Callable[[str],
     # Pipelines run no user code, so a crash is not charged to their jobs.
     release_leases(redis_url, owner, None, report)
     try:
-        back = background_workers.requeue_tasks(redis_url, owner)
+        back = recovery.requeue_tasks(redis_url, owner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         report(f"tasks of {owner} not requeued, the next background worker does it: {error}")
         return

@@ -21,7 +21,7 @@ from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.redis import keys
 from headrace.redis.connection import connect, redact_url
-from headrace.server import background_workers, components
+from headrace.server import components, recovery
 from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import http_get, http_url
@@ -99,8 +99,8 @@ def check_redis(url: str) -> str:
 
 def check_background(url: str) -> str:
     """Check that the background worker of this host is alive."""
-    node = background_workers.node_name()
-    if node not in {alive.node for alive in _ask(url, background_workers.live_workers)}:
+    node = recovery.node_name()
+    if node not in {alive.node for alive in _ask(url, recovery.live_workers)}:
         raise HeadraceError(f"not seen in the last {keys.BACKGROUND_TTL_S} s: {node}")
     return f"serving: {node}"
 

@@ -16,7 +16,7 @@ from headrace.observability import logs
 from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
-from headrace.server import background_workers, components, embedded_redis, state_dir
+from headrace.server import components, embedded_redis, recovery, state_dir
 from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import SERVER_EXTRAS, require_extras
@@ -169,7 +169,7 @@ class Up:
         """Release what a killed `headrace up` held; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
-            if incarnation.startswith(f"{background_workers.NODE}@"):
+            if incarnation.startswith(f"{recovery.NODE}@"):
                 components.release_background_tasks(self._broker_url, incarnation, self._report)
                 continue
             process = processes().get(incarnation.rpartition("-")[0])

@@ -6,15 +6,12 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.options import WEBHOOK_URL_MAX_CHARS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
-
-if TYPE_CHECKING:
-    from headrace.config.settings import Settings
 
 _PORTS: Final = {"http": 80, "https": 443}
 #: The characters of a URL, without those that parsers treat differently.
@@ -97,10 +94,10 @@ def _literal(host: str, *, bracketed: bool) -> Address | None:
 class WebhookPolicy:
     """Checks the webhook of a request."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._on = bool(settings.webhook_secrets)
-        self._allow_http = settings.webhook_allow_http
-        self._allowed = read_networks(settings.webhook_allow_networks)
+    def __init__(self, *, on: bool, allow_http: bool = False, networks: Sequence[str] = ()) -> None:
+        self._on = on
+        self._allow_http = allow_http
+        self._allowed = read_networks(networks)
 
     def check(self, options: JobOptions) -> None:
         """Check the options of a request.

@@ -10,8 +10,8 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from headrace.errors import BrokerUnavailable
 from headrace.payloads.index import PayloadIndex
-from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadMissing, new_entry
+from headrace.payloads.stores import RedisPayloadStore
 from headrace.redis import keys
 from headrace.redis.outages import outage_code, translate
 from headrace.redis.scripts import NAMES, Arg, script

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.config import extension_settings
+from headrace.config import settings
 from headrace.config.extensions import settings_types
 from headrace.config.inputs.input_schema import TYPES, OutputSection
 from headrace.config.model.catalog import check_config
@@ -38,7 +38,7 @@ MODEL_ROWS = rows(_MODELS)
 INPUT_ROWS = rows(_BELOW.partition("\n### ")[0])
 SETTING_ROWS = rows(section("Settings"))
 OTHER_ROWS = rows(section("Other variables"))
-EXTENSION_VARIABLES = extension_settings.variables(ENV_PREFIX)
+EXTENSION_VARIABLES = settings.variables(ENV_PREFIX)
 
 
 def written(default: Any) -> str:

@@ -10,9 +10,8 @@ import pytest
 from api.routes.admin.registry import TUNING
 from headrace.config.model.catalog import load_catalog
 from headrace.config.model.handler_reference import BUILTIN_HANDLERS
-from headrace.models.archive import ARCHIVES
+from headrace.models.archive import ARCHIVES, MIB, Limits
 from headrace.models.folder import MODEL_FILE, PROGRAMS, read_folder
-from headrace.models.members import MIB, Limits
 from headrace.models.store import UNUSED_KEEP_S
 from headrace.registry.model import HIDDEN_OPTIONS
 

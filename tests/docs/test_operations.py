@@ -12,8 +12,7 @@ import yaml
 
 from api.observability.metric_families import FAMILIES
 from headrace.cli.main import every_command
-from headrace.config.extension_settings import variables
-from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, VARIABLES
+from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, VARIABLES, variables
 from headrace.errors import BY_CODE
 
 ROOT = Path(__file__).parents[2]

@@ -26,8 +26,8 @@ from headrace.observability.worker_report import Figures
 from headrace.server.components import log_files
 from tests.harness.extensions import installed
 from workers.extension import WorkerPart, observers_of, worker_parts
-from workers.jobs.raised import read_raised
-from workers.model_process.reports.author_frames import leads_to_author
+from workers.jobs.settlement import read_raised
+from workers.model_process.outcomes import leads_to_author
 
 
 def extension(**points: Any) -> Extension:

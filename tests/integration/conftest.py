@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from tests.harness.deployments.deployment import Deployment, deployment
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -57,9 +58,11 @@ def hasty(_hasty: ApiServer, redis_db: RedisServer) -> ApiServer:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One worker and both kinds of client; one deployment a test module."""
-    with deployment(tmp_path_factory.mktemp("interop")) as running:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    """One worker and both kinds of client."""
+    with deployment(shared_deployment, tmp_path_factory.mktemp("interop")) as running:
         yield running
 
 

@@ -27,10 +27,10 @@ from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.redis import keys
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from headrace.redis.outages import OUTAGE_LINES
-from headrace.server import background_workers
+from headrace.redis.url import celery_url
+from headrace.server import recovery
 from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
@@ -137,7 +137,7 @@ class LivenessStep(StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._liveness = background_workers.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
+        self._liveness = recovery.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
         self._client = connect(
             self.redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
         )
@@ -172,7 +172,7 @@ class LivenessStep(StartStopStep):
             logger.warning("heartbeat failed: %s", error)
 
     def _report(self, *dead: str) -> None:
-        requeued = background_workers.report_alive(self._client, self.owner, self._liveness, *dead)
+        requeued = recovery.report_alive(self._client, self.owner, self._liveness, *dead)
         if requeued:
             logger.warning("%d tasks of dead workers or lost connections requeued", requeued)
 

@@ -22,8 +22,8 @@ from celery.canvas import Signature as CelerySignature
 from kombu import pools as kombu_pools
 from typing_extensions import override
 
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S
+from headrace.redis.url import celery_url
 from workers.jobs.canvas import Signature, parts
 
 #: The type of our chords, by which Celery finds their class again when it clones them.

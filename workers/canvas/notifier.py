@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.failure import read_error
-from headrace.jobs.job import State, read_meta
+from headrace.jobs.job import State, read_error, read_meta
 from headrace.redis.scripts.jobs import CANCELLED, FENCED
 from workers.canvas.sender import (
     FAILURE,
@@ -42,7 +41,7 @@ from workers.jobs.settlement import (
     with_children,
 )
 from workers.leases.manager import LeaseManager
-from workers.models.pending_work import OrphanedEnd, UnsentCallbacks
+from workers.models.held import OrphanedEnd, UnsentCallbacks
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
-from headrace.redis.celery_url import celery_url
 from headrace.redis.keys import TASK_NAME, queue_name
+from headrace.redis.url import celery_url
 from headrace.signals import SignalSocket
 from workers.celery import remote_control
 from workers.celery.build import build_consumer

@@ -24,8 +24,8 @@ from headrace.observability.worker_report import DeviceFigures, Figures, ModelSt
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.url import celery_url
 from headrace.registry.catalog import RegisteredConfig
 from workers.canvas.notifier import CanvasNotifier
 from workers.canvas.sender import CanvasSender
@@ -39,7 +39,7 @@ from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
 from workers.lifecycle.registry_reader import Found, RegistryReader
-from workers.models.pending_work import PendingPayloads
+from workers.models.held import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter

@@ -16,8 +16,8 @@ from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, load_settings
 from headrace.models.catalog import load_models
 from headrace.observability import logs
-from headrace.redis.celery_url import CeleryUrl
 from headrace.redis.connection import SOCKET_TIMEOUT_S
+from headrace.redis.url import CeleryUrl
 from workers.celery.celery_internals import set_commands
 from workers.threads import run_critical
 

@@ -24,8 +24,7 @@ import msgspec
 from celery.utils.time import utcoffset
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.failure import read_error
-from headrace.jobs.job import State, iso, read_meta
+from headrace.jobs.job import State, iso, read_error, read_meta
 from headrace.jobs.message import arguments_repr
 from headrace.jobs.values.encoding import kombu_size
 from headrace.observability.worker_report import UNTOLD, ModelStats

@@ -22,13 +22,12 @@ from headrace.errors import (
 from headrace.jobs.message import InputSource
 from headrace.jobs.values.encoding import from_kombu
 from headrace.payloads.input_ref import InputRefs
-from headrace.payloads.ranges import read_parts
 from headrace.payloads.store import PayloadEntry, PayloadMissing
-from headrace.payloads.stores import THREADS, PayloadStores
+from headrace.payloads.stores import THREADS, PayloadStores, read_parts
 from headrace.redis.outages import is_outage
 from workers.jobs.leased_job import LeasedJob
 from workers.leases.manager import LeaseManager
-from workers.models.pending_work import PendingResult, TransferOutcome
+from workers.models.held import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 

@@ -17,10 +17,9 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from headrace.redis.fast_connection import pack_all, socket_of
+from headrace.redis.fast_connection import TRAFFIC, pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.scripts import NAMES, Command, Script, script
-from headrace.redis.traffic import TRAFFIC
 from workers.jobs.leased_job import NEVER
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.redis.fast_connection import set_push_handlers
+from headrace.redis.fast_connection import TRAFFIC, set_push_handlers
 from headrace.redis.outages import DISCONNECTED, outage_code
-from headrace.redis.traffic import TRAFFIC
 from workers.leases.connection import PooledConnection
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,7 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.jobs.input_details import GivenDetails, read_details
-from headrace.jobs.values.celery_types import decode_celery_types
+from headrace.jobs.options import GivenDetails, read_details
 from headrace.jobs.values.encoding import (
     decode_input,
     decode_nested,
@@ -38,6 +37,7 @@ from headrace.jobs.values.encoding import (
     undecoded_form,
     undecoded_input,
 )
+from headrace.jobs.values.plain_values import decode_celery_types
 from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.observability import logs
 from workers.model_process.batch_state import BatchState, SubBatch, rows_of
@@ -181,7 +181,7 @@ class BatchExecutor:
         Args:
             raw: the input's JSON text, or its bytes with a content type.
             content_type: see `raw`; "" for JSON text.
-            details: see `headrace.jobs.input_details`; b"" for nothing.
+            details: see `headrace.jobs.options`; b"" for nothing.
 
         Raises:
             InvalidRequest: it cannot be decoded.

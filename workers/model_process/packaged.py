@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from headrace.config.user_environment import launch_command, with_packages, with_server_path
+from headrace.config.environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
 from headrace.models.requirements import installed
 from workers.protocol.frames import TO_MODEL, FrameSocket, FromModel, NotLoaded, ToModel

@@ -19,7 +19,7 @@ import msgspec
 from handlers.loader import load_handler
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Context, Handler
-from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import InputDetails
 from headrace.jobs.values.encoding import binary_input, nested_binaries
 from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 from workers.model_process.batch_state import StageTimes, SubBatch
@@ -27,11 +27,11 @@ from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
 from workers.model_process.outcomes import (
     encode_result,
+    leads_to_author,
     out_of_memory,
     text_of,
     without_secrets,
 )
-from workers.model_process.reports.author_frames import leads_to_author
 from workers.protocol.phases import CPUS_VARIABLE
 
 logger = logging.getLogger("headrace.model")

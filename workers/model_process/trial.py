@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from headrace.handler import Context
-from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import InputDetails
 from headrace.jobs.progress import Progress
 from headrace.jobs.values.encoding import from_kombu
 from headrace.jobs.values.value_check import ERRORS_MAX, check_of, summary

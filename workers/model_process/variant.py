@@ -16,7 +16,7 @@ import msgspec
 from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError, InputError, InvalidRequest
 from headrace.handler import Exportable
-from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import InputDetails
 from headrace.jobs.values.encoding import binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 from headrace.observability import logs

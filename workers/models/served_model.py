@@ -28,19 +28,21 @@ from workers.batching.input_cost import InputCost
 from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob
 from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
 from workers.models.backlog import OWN, Backlog, Place
-from workers.models.claims import C, Claims
-from workers.models.deadlines import Deadlines
-from workers.models.pending_work import (
+from workers.models.held import (
+    C,
+    Claims,
+    Deadlines,
     OrphanedEnd,
     PendingCallbacks,
     PendingPayloads,
     PendingResult,
     TransferOutcome,
     UnsentCallbacks,
+    cancel,
 )
-from workers.models.replica_history import ReplicaHistory
-from workers.models.settling import BatchResult, cancel, discarded, settle_batch
+from workers.models.settling import BatchResult, discarded, settle_batch
 from workers.protocol.phases import Phase
+from workers.replicas.history import ReplicaHistory
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from workers.jobs.settlement import (
     RetryPolicy,
     Settlement,
     began,
-    cancelled,
     date_done,
     failed,
     since_claim,
@@ -24,7 +23,7 @@ from workers.jobs.settlement import (
     stored,
     succeeded,
 )
-from workers.models.pending_work import PendingPayloads, PendingResult
+from workers.models.held import PendingPayloads, PendingResult
 
 UNKNOWN: Final = -1.0
 
@@ -101,9 +100,3 @@ def discarded(job: LeasedJob, batch: int | str, took: str, start: Began) -> Sett
     # `cancelled` would undo the attempt, which this job has used. Redis knows of the cancel.
     why = "the job was cancelled"
     return failed(job, JobCancelled.code, why, batch=batch, timings=took, began=start)
-
-
-def cancel(job: LeasedJob) -> Settlement:
-    """Mark a job as cancelled before it ran, and return its settlement."""
-    job.dropped = "cancelled"
-    return cancelled(job)

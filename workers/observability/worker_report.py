@@ -11,7 +11,6 @@ import msgspec
 from msgspec.structs import astuple
 
 from headrace.config.model.capacity import Capacity
-from headrace.observability.versions import running_versions
 from headrace.observability.worker_report import (
     BEST_FIRST,
     CLOCK,
@@ -19,10 +18,11 @@ from headrace.observability.worker_report import (
     REGISTRY,
     UNLOADED,
     RegistryProgress,
+    running_versions,
 )
 from headrace.redis import keys
+from headrace.redis.fast_connection import TRAFFIC
 from headrace.redis.scripts import Arg, Command, script
-from headrace.redis.traffic import TRAFFIC
 from workers.models.backlog import VERSION
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import Phase

@@ -14,8 +14,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -212,3 +214,71 @@ def _limits(folder: Path) -> Iterator[float]:
         quota = (folder / "cpu.cfs_quota_us").read_text()
         if int(quota) > 0:
             yield int(quota) / int((folder / "cpu.cfs_period_us").read_text())
+
+
+#: The setting `pin_cores`.
+Pinning = Literal["off", "cores", "numa"]
+#: The logical CPUs of one core set, in increasing order.
+CoreSet = tuple[int, ...]
+
+NOT_PINNED: Final[CoreSet] = ()
+
+
+class CoreSets:
+    """Gives each model process of a worker a core set; without core sets, none is pinned."""
+
+    def __init__(self, core_sets: Sequence[CoreSet] = ()) -> None:
+        self._taken = dict.fromkeys(core_sets, 0)
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    @override
+    def __str__(self) -> str:
+        return "; ".join(f"CPUs {write_cpus(core_set)}" for core_set in self._taken)
+
+    def take(self, preferred: CoreSet = NOT_PINNED) -> CoreSet:
+        """Return the preferred core set, else the one that the fewest processes have."""
+        if not self._taken:
+            return NOT_PINNED
+        core_set = (
+            preferred if preferred in self._taken else min(self._taken, key=self._taken.__getitem__)
+        )
+        self._taken[core_set] += 1
+        return core_set
+
+    def free(self, core_set: CoreSet) -> None:
+        """Note that a process no longer uses a core set."""
+        if core_set in self._taken:
+            self._taken[core_set] -= 1
+
+
+def core_sets_of(cores: Sequence[Core], threads: int, pinning: Pinning) -> list[CoreSet]:
+    """Return the core sets for processes with this number of threads.
+
+    A core set is within one NUMA node, unless a node has too few cores for one.
+    """
+    nodes = [[core.cpu for core in of] for _, of in groupby(cores, key=attrgetter("node"))]
+    if pinning == "off" or not nodes:
+        return []
+    if pinning == "numa":
+        return [tuple(sorted(cpus)) for cpus in nodes]
+    found, left = [], []
+    for cpus in nodes:
+        whole = len(cpus) // threads * threads
+        found += [tuple(cpus[at : at + threads]) for at in range(0, whole, threads)]
+        left += cpus[whole:]
+    whole = len(left) // threads * threads
+    found += [tuple(sorted(left[at : at + threads])) for at in range(0, whole, threads)]
+    return found or [tuple(sorted(left))]
+
+
+def why_not_pinned(cores: WorkerCores, pinning: Pinning) -> str:
+    """Return in words why a worker does not pin its processes; "" if it can or should not."""
+    if pinning != "off" and cores.limit is not None and cores.limit < cores.allowed:
+        return (
+            f"pin_cores is {pinning}, but the container's limit of {cores.limit:g} cores is a "
+            "share of time. So others may pin to the same cores; give it cores of its own "
+            "(docker run --cpuset-cpus)"
+        )
+    return ""

@@ -13,8 +13,7 @@ from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.observability.worker_report import DeviceFigures, Figures
 from headrace.server.gpus import mps_runs
-from workers.replicas.core_sets import CoreSets, core_sets_of, why_not_pinned
-from workers.replicas.cores import own_cores
+from workers.replicas.cores import CoreSets, core_sets_of, own_cores, why_not_pinned
 from workers.replicas.devices import device_of, has_gpu, model_environ, threads_of
 from workers.replicas.memory import available_mib, own_mib, total_mib
 

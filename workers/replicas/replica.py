@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headrace.config.user_environment import launch_command, with_server_path
+from headrace.config.environment import launch_command, with_server_path
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import (
@@ -43,10 +43,10 @@ from workers.protocol.phases import (
     TRACE_SIGNAL,
     Phase,
 )
-from workers.replicas.core_sets import NOT_PINNED, CoreSet, CoreSets
+from workers.replicas.cores import NOT_PINNED, CoreSet, CoreSets
 from workers.replicas.memory import MIB, resident_bytes
 from workers.replicas.orphan_guard import end_marked
-from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
+from workers.replicas.process_end import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 from headrace.jobs.ids import VERSION
 from headrace.jobs.job import Amount, Count
-from headrace.queue.depth import Depth as QueueDepth
+from headrace.queue.job_queue import Depth as QueueDepth
 from headrace.redis import keys
 
 _VERSION: Final = re.compile(VERSION)

@@ -15,7 +15,9 @@ from typing import Final
 import msgspec
 
 from api.components.model_registry import ModelRegistry
-from api.http.event_stream import (
+from api.http.messages import Request, StreamingReply
+from api.routes.admin.registry import registry_of
+from api.routes.event_stream import (
     EVENT_STREAM,
     HEAD,
     STREAM_HEADERS,
@@ -24,8 +26,6 @@ from api.http.event_stream import (
     StreamEvent,
     take_stream,
 )
-from api.http.messages import Request, StreamingReply
-from api.routes.admin.registry import registry_of
 from api.routes.jobs.events import EventsQuery
 from api.routes.jobs.job import write_nothing
 from api.services import Services

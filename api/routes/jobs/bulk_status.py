@@ -21,9 +21,8 @@ from api.routes.jobs.job import Cancellation
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
-from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.ids import are_ids, is_id
-from headrace.jobs.job import Count, Job, State, Status, stored_result
+from headrace.jobs.job import Count, Job, JobFailure, State, Status, error_of, stored_result
 from headrace.jobs.serialization import (
     JobObject,
     Timings,

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.bodies import FORM_TYPE, require_type
+from api.http.bodies import FORM_TYPE, Line, LineSplitter, batches, require_type
 from api.http.messages import (
     NO_STORE,
     Message,
@@ -24,10 +24,9 @@ from api.http.messages import (
     StreamingReply,
     Write,
 )
-from api.http.ndjson import Line, LineSplitter, batches
 from api.http.send_buffer import SendBuffer
+from api.routes.jobs.bulk import BulkLine, BulkSubmitter
 from api.services import Services
-from api.submission.bulk import BulkLine, BulkSubmitter
 from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
 from headrace.errors import InvalidRequest

@@ -22,7 +22,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.event_stream import (
+from api.http.messages import NO_CONTENT, NO_STORE, Reply, Request, StreamingReply
+from api.routes.event_stream import (
     EVENT_STREAM,
     STREAM_HEADERS,
     EventStream,
@@ -30,13 +31,11 @@ from api.http.event_stream import (
     StreamEvent,
     take_stream,
 )
-from api.http.messages import NO_CONTENT, NO_STORE, Reply, Request, StreamingReply
 from api.routes.jobs.job import visible_job, write_nothing
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
-from headrace.jobs.failure import read_error
-from headrace.jobs.job import Job, State, iso
+from headrace.jobs.job import Job, State, iso, read_error
 from headrace.jobs.serialization import Waiting, job_object
 from headrace.queue.following.watcher import JobStatus, JobWatch, status_of
 

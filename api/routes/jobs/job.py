@@ -12,26 +12,27 @@ from msgspec import Meta
 from api.http.messages import (
     NO_CONTENT,
     NO_STORE,
+    ByteRange,
     Header,
     Reply,
     Request,
     StreamingReply,
+    UnsatisfiableRange,
     Write,
     json_reply,
+    requested_range,
 )
 from api.http.problems import job_problem, problem
-from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
+from api.routes.jobs.submission import wait_for_end
 from api.services import Services
 from api.submission.decoding import read_query
-from api.submission.submit import wait_for_end
 from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
 from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
-from headrace.jobs.failure import error_of
 from headrace.jobs.ids import is_id
-from headrace.jobs.job import Job, State, Status, StoredResult
-from headrace.jobs.response import split_details
+from headrace.jobs.job import Job, State, Status, StoredResult, error_of
 from headrace.jobs.serialization import job_object, raw_result
+from headrace.response import split_details
 
 
 class JobQuery(WaitQuery):

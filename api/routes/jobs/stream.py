@@ -17,15 +17,6 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.event_stream import (
-    EVENT_STREAM,
-    HEAD,
-    HEARTBEAT,
-    STREAM_HEADERS,
-    EventStream,
-    frame,
-    take_stream,
-)
 from api.http.messages import (
     JSON,
     NO_CONTENT,
@@ -36,11 +27,20 @@ from api.http.messages import (
     ResponseCutShort,
     StreamingReply,
 )
+from api.routes.event_stream import (
+    EVENT_STREAM,
+    HEAD,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    frame,
+    take_stream,
+)
 from api.routes.jobs.job import visible_job, write_nothing
+from api.routes.jobs.submission import wait_for_end
 from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
-from api.submission.submit import wait_for_end
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object

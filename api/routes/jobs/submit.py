@@ -1,6 +1,6 @@
 """Submit one job: an input to a model or to one version of it, or JSON to `/api/v1/jobs`.
 
-The endpoints read the request and write the answer. `api.submission.submit` submits the job. A
+The endpoints read the request and write the answer. `api.routes.jobs.submission` submits the job. A
 client that prefers events to JSON is answered with the job's pieces.
 """
 
@@ -18,6 +18,7 @@ from api.http.messages import Header, Reply, Request, StreamingReply
 from api.http.problems import problem
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.stream import prefers_events, submit_and_stream
+from api.routes.jobs.submission import submit, submit_and_wait, validate
 from api.services import Services
 from api.submission.decoding import OPTION_NAMES
 from api.submission.job_request import (
@@ -35,7 +36,6 @@ from api.submission.job_request import (
     with_details,
     with_trace,
 )
-from api.submission.submit import submit, submit_and_wait, validate
 from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (

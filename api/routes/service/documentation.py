@@ -17,9 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope as HttpScope
 from typing_extensions import override
 
-from api.auth.admission import may_read
 from api.http.messages import Delegated, Reply, Request
 from api.http.problems import problem
+from api.routes.admission import may_read
 from api.services import Services
 from headrace.errors import PathNotFound
 

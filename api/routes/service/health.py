@@ -8,11 +8,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.auth.admission import may_read
 from api.components.model_status import ModelStateName, ModelStatus
 from api.http.messages import Reply, Request, json_reply
 from api.http.problems import explain, problem
-from api.observability.metrics import metrics_of
+from api.routes.admission import may_read
+from api.routes.service.metrics import metrics_of
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError, ModelsNotReady

@@ -5,7 +5,7 @@ Its modules are those that Headrace's model processes have. `main` is the comman
 
 import sys
 
-from headrace.config.paths import server_root
+from headrace.config.environment import server_root
 
 _root = server_root()
 if str(_root) not in sys.path:

@@ -14,14 +14,6 @@ from typing import Final
 import msgspec
 
 from api.http.bodies import read_body, require_json
-from api.http.event_stream import (
-    EVENT_STREAM,
-    HEARTBEAT,
-    STREAM_HEADERS,
-    EventStream,
-    put,
-    take_stream,
-)
 from api.http.messages import (
     NO_STORE,
     HangUp,
@@ -29,6 +21,14 @@ from api.http.messages import (
     Request,
     StreamingReply,
     Write,
+)
+from api.routes.event_stream import (
+    EVENT_STREAM,
+    HEARTBEAT,
+    STREAM_HEADERS,
+    EventStream,
+    put,
+    take_stream,
 )
 from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.services import Services

@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from api.http.event_stream import EventStream
 from api.http.messages import HangUp, Header, Reply, Request
+from api.routes.event_stream import EventStream
 from api.routes.jobs.stream import PieceEvent
+from api.routes.jobs.submission import submit, submit_and_wait, validate
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
@@ -24,7 +25,6 @@ from api.submission.job_request import (
     request_trace,
     with_trace,
 )
-from api.submission.submit import submit, submit_and_wait, validate
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.limits import admit_jobs
 from extensions.openai.schema.errors import failure_of
@@ -38,9 +38,8 @@ from headrace.errors import (
     ModelNotLoaded,
     ReplicaLost,
 )
-from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, error_of
 from headrace.jobs.serialization import raw_result
 
 logger = logging.getLogger(__name__)

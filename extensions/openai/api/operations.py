@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from typing import Annotated, Final, Literal
 
+import msgspec
+from msgspec import Meta
+
+from api.http.messages import Reply, Request, json_reply
 from api.routes.media import IDEMPOTENCY_KEY
 from api.routes.table import REFUSED_SUBMIT, UNREAD_JOB, Operation
-from extensions.openai.api import batches, files, inference, media, models, responses
+from api.services import Services
+from extensions.openai.api import batches, files, inference, media, responses
 from extensions.openai.schema.answers import Embeddings
 from extensions.openai.schema.errors import OpenAIError
 from extensions.openai.schema.requests import (
@@ -20,6 +26,43 @@ from extensions.openai.schema.requests import (
 from extensions.openai.schema.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
 from headrace import errors
 from headrace.access.api_key import Scope
+from headrace.jobs.job import Count
+
+#: When this process began to serve; a model has no date of its own.
+_STARTED: Final = int(time.time())
+
+
+class OpenAIModel(msgspec.Struct, kw_only=True):
+    """A model, as OpenAI's API shows it."""
+
+    id: Annotated[str, Meta(description="Its name, for `model` of a request.")]
+    object: Literal["model"] = "model"
+    created: Annotated[Count, Meta(description="When this API process started.")]
+    owned_by: Literal["headrace"] = "headrace"
+
+
+class OpenAIModels(msgspec.Struct, kw_only=True):
+    """Every registered model."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
+
+
+async def list_openai_models(services: Services, request: Request) -> Reply:
+    """Return all models, as OpenAI's API shows them."""
+    request.query()
+    return json_reply(OpenAIModels(data=[_model(one.name) for one in services.catalog.served]))
+
+
+async def get_openai_model(services: Services, request: Request, model: str) -> Reply:
+    """Return one model, as OpenAI's API shows it."""
+    request.query()
+    return json_reply(_model(services.catalog.get(model).name))
+
+
+def _model(name: str) -> OpenAIModel:
+    return OpenAIModel(id=name, created=_STARTED)
+
 
 _SUBMIT, _READ = Scope.SUBMIT, Scope.READ
 _FILES: Final = "/v1/files"
@@ -29,12 +72,12 @@ _REFUSED_PROMPT: Final = (*REFUSED_SUBMIT, errors.JobError)
 
 _ROWS: Final[tuple[Operation, ...]] = (
     Operation(
-        "GET", "/v1/models", models.list_openai_models, _READ, "list_openai_models",
-        models.OpenAIModels,
+        "GET", "/v1/models", list_openai_models, _READ, "list_openai_models",
+        OpenAIModels,
     ),
     Operation(
-        "GET", "/v1/models/{model}", models.get_openai_model, _READ, "get_openai_model",
-        models.OpenAIModel, (errors.ModelNotFound,),
+        "GET", "/v1/models/{model}", get_openai_model, _READ, "get_openai_model",
+        OpenAIModel, (errors.ModelNotFound,),
     ),
     Operation(
         "POST", CHAT, inference.create_chat_completion, _SUBMIT, "create_chat_completion",

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from api.http.bodies import read_body, require_json
-from api.http.event_stream import (
+from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
+from api.routes.event_stream import (
     EVENT_STREAM,
     HEARTBEAT,
     STREAM_HEADERS,
@@ -21,12 +22,11 @@ from api.http.event_stream import (
     put,
     take_stream,
 )
-from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.jobs.job import visible_job
 from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
+from api.routes.jobs.submission import wait_for_end
 from api.services import Services
 from api.submission.decoding import read_query
-from api.submission.submit import wait_for_end
 from extensions.openai.api.jobs import (
     RequestJobs,
     check_loadable,

@@ -27,7 +27,7 @@ from extensions.openai.batches.input import (
 )
 from extensions.openai.batches.output import CANCELLED, EXPIRED, REFUSED, BatchLeaseLost, BatchSink
 from extensions.openai.batches.store import BatchStore, Lease, LineError, endpoint_model
-from extensions.openai.redis.fields import BatchField
+from extensions.openai.redis.keys import BatchField
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.sansio import Plan

@@ -18,7 +18,7 @@ import msgspec
 from extensions.openai.batches.lists import IdLists, ItemPage
 from extensions.openai.redis import keys as batch_keys
 from extensions.openai.redis import script
-from extensions.openai.redis.fields import FileField
+from extensions.openai.redis.keys import FileField
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
 from headrace.jobs.ids import new_id

@@ -17,7 +17,7 @@ from extensions.openai.batches.store import (
     Lease,
     SavedProgress,
 )
-from extensions.openai.redis.fields import BatchField
+from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import line_answer
 from extensions.openai.schema.errors import failure_of, openai_error
 from headrace.client.models import Failure

@@ -13,7 +13,7 @@ from msgspec import Meta
 from extensions.openai.batches.lists import IdLists, ItemPage
 from extensions.openai.redis import keys as batch_keys
 from extensions.openai.redis import script
-from extensions.openai.redis.fields import BatchField
+from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import SHAPES
 from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.errors import BatchNotFound

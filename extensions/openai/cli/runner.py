@@ -7,7 +7,7 @@ from typing import Annotated
 
 from extensions.openai.batches.runner import BatchRunner
 from headrace.cli.shared.options import option
-from headrace.config.paths import ENV_URL
+from headrace.config.environment import ENV_URL
 from headrace.config.settings import load_settings
 from headrace.observability import logs
 from headrace.redis.compatibility import check_broker

@@ -1,7 +1,4 @@
-"""The keys of files and batches, besides the record of a file and its parts.
-
-headrace/redis/keys.py has these two, because the payloads of the core are the parts.
-"""
+"""The keys of files and batches in Redis, and the fields of their records."""
 
 from __future__ import annotations
 
@@ -26,3 +23,34 @@ batches_of: Final = Prefix("hr:batches:of:")
 OPEN_BATCHES: Final = "hr:batches:open"
 #: zset, WORKER_TTL_S: "<owner> <host> <pid>" of a runner -> when it was last seen, in seconds.
 RUNNERS: Final = "hr:runners"
+
+
+class FileField:
+    """Field names of a file's record."""
+
+    STATE: Final = "s"  # w: it is being written; p: it is finished
+    NAME: Final = "n"
+    PURPOSE: Final = "u"
+    BYTES: Final = "b"
+    CREATED: Final = "c"  # seconds since 1970
+    EXPIRES: Final = "x"  # seconds since 1970
+    OWNER: Final = "k"  # id of the API key that owns it; absent without one
+
+
+class BatchField:
+    """Field names of a batch's record; times are seconds since 1970."""
+
+    STATUS: Final = "status"
+    SPEC: Final = "spec"  # JSON: what was requested
+    CREATED: Final = "created_at"
+    EXPIRES: Final = "expires_at"
+    TOKEN: Final = "token"  # noqa: S105 - fencing token of its runner's lease
+    RUNNER: Final = "runner"  # the runner that has leased it
+    CANCEL: Final = "cancelling_at"  # when its cancellation was requested
+    TOTAL: Final = "total"
+    COMPLETED: Final = "completed"
+    FAILED: Final = "failed"
+    ERRORS: Final = "errors"  # JSON: what validation found
+    OUTPUT: Final = "output_file_id"
+    ERROR: Final = "error_file_id"
+    CHECKPOINT: Final = "checkpoint"  # JSON: what the files cover

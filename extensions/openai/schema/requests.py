@@ -15,10 +15,9 @@ from msgspec import Meta
 from typing_extensions import override
 
 from extensions.openai.schema.inputs import RequestInputs
-from headrace.config.choices import not_a_choice
-from headrace.config.inputs.generation_input import STOP_MAX_CHARS, STOPS_MAX
-from headrace.config.suggestions import did_you_mean
+from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
+from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.encoding import why_not_json
 from headrace.jobs.values.media_types import BOM

@@ -17,8 +17,7 @@ from extensions.openai.schema.errors import BAD_INPUT, ErrorDetail
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.requests import HINTS, Counted, OpenAIRequest, plain_role
 from headrace.errors import InvalidParameter
-from headrace.jobs.failure import error_of
-from headrace.jobs.job import Count, Job, State
+from headrace.jobs.job import Count, Job, State, error_of
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.redis.clock import US_PER_S
 

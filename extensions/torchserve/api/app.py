@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.auth.foreign_pages import refuse_foreign_page
 from api.extension import operations
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
@@ -27,6 +26,7 @@ from api.http.messages import (
     Send,
     segments_of,
 )
+from api.routes.admission import refuse_foreign_page
 from api.services import Services
 from extensions.torchserve.api import descriptions, metrics, tokens
 from extensions.torchserve.api.endpoints import Found, Interfaces, Parts, config_of, parts_of

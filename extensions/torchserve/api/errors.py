@@ -12,7 +12,7 @@ from api.http.problems import internal_error, retry_after_s
 from extensions.torchserve.api.replies import NO_TYPE, json_reply
 from headrace import errors
 from headrace.errors import HeadraceError
-from headrace.jobs.failure import JobFailure
+from headrace.jobs.job import JobFailure
 
 #: TorchServe's names of errors.
 BAD_REQUEST: Final = "BadRequestException"

@@ -22,7 +22,7 @@ from extensions.torchserve.metrics.totals import Labels, Series, merged, read_co
 from extensions.torchserve.redis.keys import METRICS
 from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import WorkerReport
-from headrace.queue.depth import Depth, read_depths
+from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import queues as queue_scripts

@@ -19,10 +19,10 @@ from extensions.torchserve.config.model_config import (
     why_refused,
     yaml_options,
 )
+from headrace.config.environment import name_problem
 from headrace.config.inputs.parameters import Parameter
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.config.model.options import PER_WORKER
-from headrace.config.paths import name_problem
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
 from headrace.models.extension import ModelFolder

@@ -22,7 +22,7 @@ from extensions.torchserve.config.settings import (
     TorchServeConfig,
     parse_config,
 )
-from headrace.config.service_links import is_service_link
+from headrace.config.environment import is_service_link
 from headrace.errors import ConfigError
 
 CONFIG_NAME: Final = "config.properties"

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final
@@ -44,16 +44,34 @@ from extensions.torchserve.handlers.results import (
     piece_of,
     result_of,
 )
-from extensions.torchserve.handlers.sequences import turns
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
-from headrace.jobs.response import ErrorResponse
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.response import ErrorResponse
 
 if TYPE_CHECKING:
     import ts.context
     from ts.metrics.emission import MetricRow
+
+
+def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
+    """Return the places of a batch in turns, none with two requests of one sequence.
+
+    Args:
+        ids: the sequence of each request.
+        places: the requests, in the order of their submits.
+    """
+    found: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for place in places:
+        turn = seen.get(ids[place], 0)
+        seen[ids[place]] = turn + 1
+        if turn == len(found):
+            found.append([])
+        found[turn].append(place)
+    return found
+
 
 logger = logging.getLogger(__name__)
 

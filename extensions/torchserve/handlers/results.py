@@ -19,9 +19,9 @@ import msgspec
 
 from headrace.errors import HandlerError
 from headrace.handler import Response
-from headrace.jobs.response import HEADER_NAME, ErrorResponse, ResponseDetails, check_headers
 from headrace.jobs.values.encoding import BINARY_FORMS, binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
+from headrace.response import HEADER_NAME, ErrorResponse, ResponseDetails, check_headers
 
 _SHOWN_CHARS: Final = 500
 _OK: Final = 200

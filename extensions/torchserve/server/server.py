@@ -32,7 +32,7 @@ from extensions.torchserve.server.workflows import read_workflows
 from headrace.config.model.options import ModelOptions
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError, last_line
-from headrace.models.members import Limits
+from headrace.models.archive import Limits
 from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.redis import keys

@@ -11,8 +11,7 @@ import yaml
 
 from extensions.torchserve.config.workflow import SUFFIX, read_workflow, write_archives
 from headrace.errors import ConfigError
-from headrace.models.archive import unpack
-from headrace.models.members import Limits
+from headrace.models.archive import Limits, unpack
 from headrace.models.source import SourceReader
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.shared.usage_errors import parsed_seconds
+from headrace.cli.shared.options import parsed_seconds
 from headrace.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:

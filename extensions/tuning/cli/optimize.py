@@ -211,8 +211,8 @@ def _variants(
     """Return the variants that are named, else those that can run; the model's own is one."""
     import msgspec
 
-    from headrace.config.choices import not_a_choice
     from headrace.config.model.optimize import Optimize, optimize_problem, possible
+    from headrace.config.suggestions import not_a_choice
 
     found = [] if config.optimize is None else [config.optimize]
     if text is None:
@@ -315,7 +315,7 @@ def _measured(
 
 def _variables(config: ModelConfig) -> dict[str, str]:
     """Return the environment of the process that measures."""
-    from headrace.config.user_environment import with_packages, with_server_path
+    from headrace.config.environment import with_packages, with_server_path
     from headrace.models.requirements import installed
 
     # A build that is ended for want of time leaves semaphores, which Python removes with a warning.

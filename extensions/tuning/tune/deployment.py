@@ -22,8 +22,8 @@ from extensions.tuning.bench.serving import NotServed, apply_options, changed_op
 from extensions.tuning.tune.space import Candidate
 from headrace.client.models import Model
 from headrace.client.sync_client import Client
+from headrace.config.environment import ENV_URL, server_root
 from headrace.config.model.optimize import OPTIMIZED
-from headrace.config.paths import ENV_URL, server_root
 from headrace.config.settings import ENV_CONFIG, ENV_PREFIX, ENV_REDIS_URL, OTHER_VARIABLES
 from headrace.errors import ConfigError, HeadraceError, ServerUnreachable, last_line
 from headrace.server.ports import free_port, http_url

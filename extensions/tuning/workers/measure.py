@@ -29,8 +29,8 @@ import msgspec
 import psutil
 
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
-from handlers.optimize.failures import cause
-from handlers.optimize.medians import median_interval
+from handlers.optimize.check import median_interval
+from handlers.optimize.variants import cause
 from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context

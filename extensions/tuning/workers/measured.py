@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.config.user_environment import launch_command
+from headrace.config.environment import launch_command
 from workers.replicas.devices import model_environ, tuned
 
 

@@ -12,8 +12,7 @@ import typer
 
 from headrace.access.api_key import Scope
 from headrace.cli.shared import options, output
-from headrace.cli.shared.options import argument, group, option
-from headrace.cli.shared.usage_errors import parsed_seconds
+from headrace.cli.shared.options import argument, group, option, parsed_seconds
 
 if TYPE_CHECKING:
     from headrace.access.api_key import ApiKey

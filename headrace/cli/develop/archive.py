@@ -15,10 +15,9 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count, json_text, message, printable
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.archive import unpack
+from headrace.models.archive import Limits, unpack
 from headrace.models.explain import Explanation, explain
 from headrace.models.extension import PipelineArchive, pipeline_readers
-from headrace.models.members import Limits
 from headrace.models.pack import pack
 from headrace.models.source import digest_of
 from headrace.text import size

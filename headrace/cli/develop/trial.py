@@ -12,11 +12,11 @@ import msgspec
 
 from headrace.cli.shared.inputs import Sources
 from headrace.client.inputs import encode_input
+from headrace.config.environment import launch_command, with_packages, with_server_path
 from headrace.config.inputs.parameters import check_parameters, with_defaults
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.model.handler_reference import BUILTIN_HANDLERS
 from headrace.config.settings import Settings
-from headrace.config.user_environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
 from headrace.models.archive import is_archive
 from headrace.models.catalog import load_models, with_source

@@ -12,10 +12,8 @@ import typer
 
 from headrace.cli.doctor import (
     configuration,
-    extensions,
     gpus,
     host,
-    placement,
     queues,
     redis_durability,
     redis_server,
@@ -68,7 +66,7 @@ CHECKS: Final = (
     Check("workers", WORKERS, workers.workers),
     Check("models", WORKERS, workers.served_models),
     Check("model-versions", WORKERS, workers.model_versions),
-    Check("placement", WORKERS, placement.placement),
+    Check("placement", WORKERS, workers.placement),
     Check("worker-versions", WORKERS, workers.worker_versions),
     Check("clocks", WORKERS, workers.clocks),
     Check("api", WORKERS, workers.api),
@@ -87,7 +85,7 @@ CHECKS: Final = (
     Check("disks", HOST, host.disks),
     Check("open-files", HOST, host.open_files),
     Check("versions", HOST, host.versions),
-    Check("extensions", HOST, extensions.extensions, limit_s=60, background=True),
+    Check("extensions", HOST, configuration.extensions, limit_s=60, background=True),
 )
 _COLOURS: Final = {
     Verdict.OK: typer.colors.GREEN,
@@ -101,7 +99,7 @@ _PARTS_MAX: Final = 10
 
 def all_checks() -> list[Check]:
     """Return all checks, in the order of the report. A test compares docs/doctor.md with them."""
-    checks = [*CHECKS, *extensions.extension_checks()]
+    checks = [*CHECKS, *configuration.extension_checks()]
     groups = list(dict.fromkeys([*GROUPS, *(check.group for check in checks)]))
     return sorted(checks, key=lambda check: groups.index(check.group))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,21 +17,77 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+import msgspec
+
+from headrace.cli.doctor.check import Check, CheckResult, Verdict, fail, named, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count, error_line
+from headrace.config.environment import server_root, with_server_path
+from headrace.config.extensions import POINTS, found, loaded, parts, settings_types
 from headrace.config.model.handler_reference import (
     HandlerKind,
     HandlerReference,
     parse_handler,
     source_problem,
 )
-from headrace.config.paths import server_root
 from headrace.config.settings import ENV_CONFIG, is_loopback
 from headrace.errors import ConfigError
 from headrace.redis import keys
 from headrace.text import size
+
+_PROGRAM: Final = "from headrace.cli.doctor.configuration import print_found; print_found()"
+_LIMIT_S: Final = 60
+_HINT: Final = "install what it needs here, or remove its distribution"
+
+
+class _Seen(msgspec.Struct):
+    summaries: dict[str, str]
+    problems: dict[str, str]
+
+
+def extensions(deployment: Deployment) -> CheckResult:
+    """`extensions`: each extension can be imported, with its parts that this host can run."""
+    # In a process of its own, as parts import what servers import.
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env=with_server_path(deployment.environ),
+        capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+    )  # fmt: skip
+    try:
+        seen = msgspec.json.decode(done.stdout, type=_Seen)
+    except msgspec.DecodeError:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return fail(f"extensions end the process that imports them: {lines[-1][:200]}", _HINT)
+    problems = [(f"{name}: {problem}", _HINT) for name, problem in seen.problems.items()]
+    listed = [(f"{name}: {summary}", "") for name, summary in seen.summaries.items()]
+    if problems:
+        sentence = "; ".join(text for text, _ in problems)
+        return CheckResult(Verdict.WARN, sentence, _HINT, parts=(*problems, *listed))
+    sentence = "; ".join(text for text, _ in listed) or "none is installed"
+    return CheckResult(Verdict.OK, sentence, parts=tuple(listed))
+
+
+def print_found() -> None:
+    """Import all parts of all extensions, and print what was found as JSON."""
+    for point, (module, kind) in POINTS.items():
+        try:
+            part = getattr(importlib.import_module(module), kind)
+        except ImportError:
+            continue  # this host cannot run the process that asks there
+        parts(point, part)
+    settings_types()
+    extension_checks()
+    for name, extension in found().extensions.items():
+        for command, of_it in extension.commands.items():
+            loaded(name, f"command `{command}`", of_it.load)
+    summaries = {name: extension.summary for name, extension in found().extensions.items()}
+    sys.stdout.buffer.write(msgspec.json.encode(_Seen(summaries, found().problems)))
+
+
+def extension_checks() -> list[Check]:
+    """Return the checks that extensions add."""
+    return [check for checks in parts("checks", tuple).values() for check in checks]
+
 
 _SAFETENSORS_HEAD: Final = 8
 #: First bytes of files that torch.save writes, now and before version 1.6.

@@ -17,7 +17,7 @@ from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
 from headrace.observability.worker_report import WorkerReport, read_report
-from headrace.queue.depth import Depth, read_depths
+from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect

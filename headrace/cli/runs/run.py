@@ -99,9 +99,8 @@ def run(
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from headrace.runs.engine.engine import Engine
     from headrace.runs.engine.spec import BATCH_PRIORITY, RunSpec
+    from headrace.runs.interfaces import LimitedSource, SourceOptions
     from headrace.runs.registry import sink_for, source_for
-    from headrace.runs.sources.limited import LimitedSource
-    from headrace.runs.sources.options import SourceOptions
 
     job_options: Any = options.checked_options({
         "priority": 0 if online else BATCH_PRIORITY, "timeout": job_timeout,

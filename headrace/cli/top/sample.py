@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.client.http.errors import decoded
-from headrace.client.http.retries import Session, exchange
+from headrace.client.http.retries import Session, decoded, exchange
 from headrace.client.sansio import HttpRequest, Plan
 from headrace.errors import UnexpectedAnswer
 

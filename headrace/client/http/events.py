@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.client.http.errors import job_error
-from headrace.client.http.retries import RetryDeadline, Session, succeeded
+from headrace.client.http.retries import RetryDeadline, Session, job_error, succeeded
+from headrace.client.inputs import job_request
 from headrace.client.models import Failure, Job
-from headrace.client.requests import job_request
 from headrace.client.sansio import (
     CloseStream,
     ConnectionFailed,

@@ -39,7 +39,7 @@ from headrace.client.sansio import (
     Yield,
     take_inputs,
 )
-from headrace.config.paths import ENV_URL
+from headrace.config.environment import ENV_URL
 from headrace.errors import InvalidRequest
 
 #: The API key. A variable, because other users can read the arguments of a process.

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.config.model.labels import missing_labels
-from headrace.config.model.options import ModelOptions
+from headrace.config.model.options import ModelOptions, missing_labels
 from headrace.config.suggestions import listing
 
 

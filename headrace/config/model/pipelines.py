@@ -14,10 +14,9 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from headrace.config.choices import not_a_choice
 from headrace.config.inputs.input_schema import InputSection, OutputSection
 from headrace.config.inputs.json_path import PATH_PATTERN, Step, parse_path
-from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.suggestions import did_you_mean, listing, not_a_choice
 
 #: The name of the pipeline's input in a stage's `from`.
 INPUT: Final = "input"

@@ -12,9 +12,9 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from headrace.queue.asyncio_tasks import cancel_and_wait
-from headrace.redis.backoff import Backoff
 from headrace.redis.connection import drop_connections
 from headrace.redis.fast_connection import NoReconnectPubSub, keep_push
+from headrace.redis.outages import Backoff
 
 logger = logging.getLogger(__name__)
 

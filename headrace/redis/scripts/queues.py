@@ -94,7 +94,7 @@ def find_work(queues: str, reap_until_us: int) -> Command:
 
 
 def depth(queues: Iterable[str]) -> Command:
-    """Read the depth of queues; `headrace.queue.depth` reads the reply.
+    """Read the depth of queues; `headrace.queue.job_queue` reads the reply.
 
     A model's own queue counts with those of its versions, and the queue of a version alone.
     """

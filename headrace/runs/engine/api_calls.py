@@ -7,16 +7,18 @@ from typing import Final
 
 import msgspec
 
-from headrace.client.http.errors import Problem, decoded, problem_error
 from headrace.client.http.retries import (
     TRANSIENT,
+    Problem,
     RetryDeadline,
     Session,
+    decoded,
     exchange,
     known_wait_s,
     limit_of,
+    problem_error,
 )
-from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
+from headrace.client.inputs import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.tokens import DEADLINE_HEADER

@@ -29,9 +29,9 @@ import msgspec
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.http.retries import exchange, outlasting_limits
+from headrace.client.inputs import job_request
+from headrace.client.map import AdaptivePageSize
 from headrace.client.models import ENDED
-from headrace.client.page_size import AdaptivePageSize
-from headrace.client.requests import job_request
 from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (
@@ -45,11 +45,10 @@ from headrace.errors import (
 )
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.checkpoint import Checkpoint, begin
-from headrace.runs.engine.cleanup import JobCleanup
 from headrace.runs.engine.in_flight import InFlight, PendingInput
-from headrace.runs.engine.resubmitter import Resubmitter, lost_row
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.engine.submitter import Accepted, Lines, Stopping, Submitter
+from headrace.runs.engine.threads import JobCleanup, Resubmitter, lost_row
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RowError, Sink, Source
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.client.requests import Options
+from headrace.client.inputs import Options
 
 IN_FLIGHT: Final = 4000
 #: The priority of a run's jobs: online jobs of any model go first.

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.client.inputs import InputRef, encode_input
+from headrace.client.inputs import InputRef, encode_input, job_line
 from headrace.client.models import Failure
-from headrace.client.requests import job_line
 from headrace.errors import (
     ConfigError,
     Conflict,

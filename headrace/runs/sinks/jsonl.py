@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
 from headrace.jobs.values.encoding import without_line_ends
-from headrace.payloads.file_store import sync_folder
+from headrace.payloads.stores import sync_folder
 from headrace.runs.checkpoint_file import LocalCheckpoints, same_file
 from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet

@@ -10,8 +10,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.payloads.file_store import sync_folder
-from headrace.runs.arrow.rows import read_parquet, write_parquet
+from headrace.payloads.stores import sync_folder
+from headrace.runs.arrow import read_parquet, write_parquet
 from headrace.runs.sinks.spooled import Target
 from headrace.runs.sources.patterns import path_text
 

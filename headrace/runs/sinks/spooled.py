@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Protocol
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict
-from headrace.payloads.file_store import sync_folder
+from headrace.payloads.stores import sync_folder
 from headrace.runs.checkpoint_file import LocalCheckpoints
 from headrace.runs.interfaces import Mark, Row, Sink
 from headrace.runs.range_set import RangeSet

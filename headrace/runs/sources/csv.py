@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.values.media_types import BOM, is_json
-from headrace.runs.interfaces import Carried, carry
+from headrace.runs.interfaces import Carried, SourceOptions, carry
 from headrace.runs.sources.files import (
     BROKEN,
     READ_BYTES,
@@ -28,7 +28,6 @@ from headrace.runs.sources.files import (
     open_unpacked,
     text_start,
 )
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import (
     END,
     InputColumns,

@@ -20,7 +20,7 @@ from pyarrow import types
 from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.runs.arrow.json_values import to_json, to_values
+from headrace.runs.arrow import to_json, to_values
 from headrace.runs.interfaces import Carried, carried_as, carry
 from headrace.runs.sources.files import SourceFile
 from headrace.runs.sources.table import (

@@ -21,9 +21,8 @@ from typing import IO, Any, BinaryIO, Final, TypeAlias
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, InvalidRequest
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source, SourceOptions
 from headrace.runs.sources.files import text_start
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import is_of_output, path_text, pattern_regex, plain_parts
 
 #: The most names that are sorted in memory.

@@ -27,9 +27,8 @@ from headrace.payloads.s3_client import (
     S3Failure,
     s3_client,
 )
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source, SourceOptions
 from headrace.runs.sources.files import SourceFile, changed
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import (
     expand_braces,
     is_pattern,

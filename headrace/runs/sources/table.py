@@ -17,9 +17,8 @@ from typing_extensions import override
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict
 from headrace.jobs.values.media_types import is_json
-from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
+from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source, SourceOptions
 from headrace.runs.sources.files import SourceFile, short_names, versions
-from headrace.runs.sources.options import SourceOptions
 
 #: The most remote files that are counted, which reads their ends, only to show progress.
 COUNTED_REMOTE_MAX: Final = 32

@@ -20,9 +20,8 @@ from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, BOM, image_type, type_by_name
-from headrace.runs.interfaces import Carried, carry
+from headrace.runs.interfaces import Carried, SourceOptions, carry
 from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import path_text
 from headrace.runs.sources.table import END, Item, TableSource, listed
 

@@ -7,8 +7,8 @@ import redis
 
 from headrace.errors import BrokerFull, StoreFull
 from headrace.payloads.index import GRACE_S, SCRIPT_MAX_BYTES, PayloadIndex
-from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
+from headrace.payloads.stores import RedisPayloadStore
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import script

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import PayloadTooLarge, StoreFull
 from headrace.payloads.index import SCRIPT_MAX_BYTES, PayloadIndex
-from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
+from headrace.payloads.stores import RedisPayloadStore
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from tests.harness.clients.payloads import make_due

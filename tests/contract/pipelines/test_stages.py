@@ -7,8 +7,8 @@ import json
 import pytest
 
 from headrace.payloads.index import PayloadIndex
-from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
+from headrace.payloads.stores import RedisPayloadStore
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from tests.harness.clients.script_calls import Leased, Queue, full_memory

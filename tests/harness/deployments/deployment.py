@@ -14,9 +14,9 @@ from celery.result import AsyncResult
 from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
-from tests.harness.servers.redis_servers import nothing_leaks, redis_server
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Client, Worker
 
 
 @dataclass
@@ -57,35 +57,23 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path) -> Iterator[Deployment]:
-    """A running one; a key that it leaves without a TTL fails the test.
-
-    Its models: `tricky` in batches, `one` without, and `echo`.
-    """
+def deployment(shared: SharedDeployment, folder: Path) -> Iterator[Deployment]:
+    """The shared one, with the models `tricky` in batches, `one` without, and `echo`."""
     log = {"log": str(folder / "runs.log")}
-    path = write_models(
-        folder,
-        tricky={
+    models: dict[str, Any] = {
+        "tricky": {
             "handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky",
             "max_batch_size": 8,
             "timeout_s": 30,
             "options": log,
         },
-        one={
+        "one": {
             "handler": f"{HANDLERS / 'gated.py'}:Gated",
             "max_batch_size": 1,
             "max_retries": 1,
             "options": log,
         },
-        echo={"handler": "echo"},
-    )
-    environ = {"HEADRACE_MAX_DELIVERIES": "1"}
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ=environ) as worker,
-        Client(server.url, path) as ours,
-        stock_client(server.url) as app,
-    ):
-        worker.wait_ready("tricky", "one", "echo")
-        yield Deployment(server.url, folder, worker, ours, app)
-        nothing_leaks(ours.redis)
+        "echo": {"handler": "echo"},
+    }
+    with shared.site(folder, models) as site, stock_client(site.redis.url) as app:
+        yield Deployment(site.redis.url, folder, site.worker, site.client, app)

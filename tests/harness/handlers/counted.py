@@ -1,14 +1,14 @@
 """The included language model, which writes into a file when cancels come and jobs end.
 
-The file is named by the variable CANCELS. Each line is JSON. It has a batch's number; "is", "came"
-or "ended"; and how many steps the model had run by then. The last value is a job's id, or the ids
-of the requests that have memory. A cancel has come when the thread that reads frames has noted it,
-and reads the next.
+The file is `cancels.jsonl` beside the handler. Each line is JSON. It has a batch's number; "is",
+"came" or "ended"; and how many steps the model had run by then. The last value is a job's id, or
+the ids of the requests that have memory. A cancel has come when the thread that reads frames has
+noted it, and reads the next.
 """
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ from handlers.generation.continuous import ContinuousEngine
 from handlers.language_model import LanguageModel
 from headrace.handler import Context
 from workers.protocol.frames import Done, Drop, FrameSocket, RunBatch
+
+CANCELS = Path(__file__).with_name("cancels.jsonl")
 
 
 class Counted(LanguageModel):
@@ -53,7 +55,7 @@ class Counted(LanguageModel):
 
     def _write(self, seq: int, what: str, *names: str) -> None:
         line = msgspec.json.encode([seq, what, self.steps, *names]) + b"\n"
-        with open(os.environ["CANCELS"], "ab", buffering=0) as file:
+        with open(CANCELS, "ab", buffering=0) as file:
             file.write(line)
 
     @override

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.harness.processes import model_forks
+
 _PR_SET_PDEATHSIG = 1
 _FORKS = multiprocessing.get_context("forkserver")
 # Nothing here starts a thread, or reads the environment when it is imported.
@@ -29,8 +31,9 @@ _FORKS.set_forkserver_preload([
     "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
     "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
     "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
-    "celery.concurrency.thread", "headrace.payloads.file_store", "headrace.payloads.redis_store",
+    "celery.concurrency.thread", "headrace.payloads.stores", "headrace.payloads.stores",
     "headrace.observability.log_format", "api.process", "uvicorn.lifespan.on", "uvloop",
+    "tests.harness.processes.model_imports",
 ])  # fmt: skip
 
 
@@ -100,4 +103,6 @@ def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     os.chdir(cwd)
     sys.path.insert(0, cwd)
     sys.argv = command
+    if command[0] == "celery":
+        model_forks.fork_models()
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.runs.interfaces import Entry, Source
+from headrace.runs.interfaces import Entry, Source, SourceOptions
 from headrace.runs.registry import source_for
-from headrace.runs.sources.options import SourceOptions
 
 
 def opened(named: object, **options: Any) -> Source:

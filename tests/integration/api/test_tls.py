@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from cryptography import x509
 
-from api.http import tls
+from api import process
 from headrace import Client
 from headrace.errors import ServerUnreachable
 from headrace.server.components import get_json
@@ -86,7 +86,7 @@ def test_jobs_over_https_with_a_ca_of_ones_own(
 def test_a_renewed_certificate_is_shown_without_a_restart(
     redis_db: RedisServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "CHECK_S", 0.05)
+    monkeypatch.setattr(process, "CHECK_S", 0.05)
     first = authority.sign()
     files = {"tls_cert_file": first.cert_file, "tls_key_file": first.key_file}
     with (

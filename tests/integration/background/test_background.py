@@ -14,8 +14,8 @@ import redis
 from celery import Celery
 
 from headrace.redis import keys
-from headrace.server import background_workers
-from headrace.server.background_workers import WorkerLiveness
+from headrace.server import recovery
+from headrace.server.recovery import WorkerLiveness
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.servers.up import running_up
@@ -151,17 +151,17 @@ def test_the_account(redis_db: RedisServer) -> None:
             client.rpush(keys.background_taken(owner), f"{owner} taken")
             client.hset(keys.background_held(owner), "tag", f"{owner} held")
         alive = WorkerLiveness("background@elsewhere", 1)
-        assert background_workers.report_alive(client, "live", alive) == 2
+        assert recovery.report_alive(client, "live", alive) == 2
         assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.background_taken("live"), keys.background_held("live")) == 2
-        assert background_workers.live_workers(client) == [alive]
+        assert recovery.live_workers(client) == [alive]
         assert 0 < client.ttl(keys.background_alive("live")) <= keys.BACKGROUND_TTL_S
         # Its connection was lost: what came over it goes back, and it lives on.
-        assert background_workers.report_alive(client, "live", alive, "live") == 2
+        assert recovery.report_alive(client, "live", alive, "live") == 2
         assert client.smembers(keys.BACKGROUND_WORKERS) == {b"live"}
         client.hset(keys.background_held("live"), "tag", "again")
-        assert background_workers.requeue_tasks(redis_db.url, "live") == 1
-        assert background_workers.live_workers(client) == []
+        assert recovery.requeue_tasks(redis_db.url, "live") == 1
+        assert recovery.live_workers(client) == []
         assert client.lrange(keys.BACKGROUND_TASKS, -1, -1) == [b"again"]
         client.delete(keys.BACKGROUND_TASKS)
 

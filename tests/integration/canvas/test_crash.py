@@ -13,9 +13,9 @@ import pytest
 from celery import Celery, chord
 
 from headrace.jobs.job import State
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.redis.scripts import script
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.fakes.proxy import Proxy, proxy
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server

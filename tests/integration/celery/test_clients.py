@@ -70,8 +70,8 @@ def test_a_client_without_our_package_sees_type_and_message(app: Celery, site: D
         ],
         [
             [f"{base}.ReplicaLost", "builtins.Exception"],
-            ["the model process died when it ran this input alone; "
-             "attempt 2 ended with exit status 3"], "FAILURE", False,
+            ["the model process died each of the 3 times that it ran this input alone; "
+             "attempt 4 ended with exit status 3"], "FAILURE", False,
         ],
         [[f"{base}.TaskRevokedError", f"{base}.TaskError"], ["cancelled"], "REVOKED", False],
     ]  # fmt: skip

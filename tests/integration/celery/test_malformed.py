@@ -32,6 +32,7 @@ def test_a_worker_goes_on(redis_db: RedisServer, tmp_path: Path) -> None:
         stock_client(redis_db.url) as app,
     ):
         worker.wait_ready("echo")
+        wait_until(lambda: "cpu0@test ready" in worker.log, "Celery is connected")
         began = worker.log.count("celery.worker.consumer.connection: Connected")
         for raw in BAD:
             client.lpush(CONTROL, raw)

@@ -1,4 +1,4 @@
-"""The client commands against `headrace up`: what they print, and every exit code.
+"""The client commands against a server: what they print, and every exit code.
 
 Most run within this process. They run as processes where the test needs that: for signals, pipes,
 terminals, bytes on standard output, and the exit status that a shell sees.
@@ -27,7 +27,9 @@ from tests.harness.clients.commands import (
     offered,
     records,
 )
-from tests.harness.servers.up import RunningUp, clean_environment, running_up, write_models
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
+from tests.harness.servers.up import clean_environment
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
@@ -36,18 +38,18 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("commands")
     gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 1}
-    models = write_models(folder, {"echo": {"handler": "echo"}, "gated": gated})
-    with running_up(folder, models=models) as running:
-        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 60)
+    with shared_deployment.site(folder, {"echo": {"handler": "echo"}, "gated": gated}) as running:
         yield running
 
 
 @pytest.fixture
-def cli(up: RunningUp, tmp_path: Path) -> Commands:
-    return CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
+def cli(site: Site, tmp_path: Path) -> Commands:
+    return CommandsWithin(site.api.url, tmp_path)
 
 
 @pytest.fixture
@@ -343,12 +345,12 @@ def test_models_and_queues_are_tables_or_json(cli: Commands) -> None:
     assert [queue["model"] for queue in cli.json("queues")] == ["echo", "gated"]
 
 
-def test_a_paused_queue_says_so(cli: Commands, up: RunningUp) -> None:
-    up.request("POST", "/api/v1/queues/headrace.echo/pause", b"")
+def test_a_paused_queue_says_so(cli: Commands, site: Site) -> None:
+    site.api.http.post("/api/v1/queues/headrace.echo/pause").raise_for_status()
     try:
         shown = cli.lines("queues")[1:]
     finally:
-        up.request("POST", "/api/v1/queues/headrace.echo/resume", b"")
+        site.api.http.post("/api/v1/queues/headrace.echo/resume").raise_for_status()
     assert [line.endswith("paused") for line in shown] == [True, False]
 
 

@@ -1,4 +1,4 @@
-"""`headrace queues` and `headrace dead` against `headrace up`; `--input-ref`."""
+"""`headrace queues` and `headrace dead` against a server; `--input-ref`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from headrace.server.ports import free_port
 from tests.harness.clients.commands import Commands, CommandsWithin, completed, offered, records
-from tests.harness.servers.up import RunningUp, running_up, write_models
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
@@ -21,29 +21,26 @@ NO_JOB = b"\xff no \x1b[31mjob"
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    folder = tmp_path_factory.mktemp("control")
-    (folder / "roots").mkdir()
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     tricky = {"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", "max_retries": 0}
-    models = write_models(folder, {"echo": {"handler": "echo"}, "tricky": tricky})
-    roots = str(folder / "roots")
-    with running_up(folder, models=models, HEADRACE_INPUT_ROOTS=roots) as running:
-        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 60)
+    folder = tmp_path_factory.mktemp("control")
+    with shared_deployment.site(folder, {"echo": {"handler": "echo"}, "tricky": tricky}) as running:
         yield running
 
 
 @pytest.fixture
-def cli(up: RunningUp, tmp_path: Path) -> Iterator[Commands]:
-    commands = CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
+def cli(site: Site, tmp_path: Path) -> Iterator[Commands]:
+    commands = CommandsWithin(site.api.url, tmp_path)
     yield commands
     for model in ("echo", "tricky"):
         for path in (f"queues/headrace.{model}/resume", f"queues/headrace.{model}/purge"):
-            assert up.request("POST", f"/api/v1/{path}", b"")[0] == 200
+            site.api.http.post(f"/api/v1/{path}").raise_for_status()
         # What still runs would be a dead letter in the midst of the next test.
         wait_until(lambda model=model: commands.under_way(model) == 0, "nothing runs", 60)  # type: ignore[misc]
-        everything = b'{"all": true}'
         purge = f"/api/v1/models/{model}/dead-letters/purge"
-        assert up.request("POST", purge, everything)[0] == 200
+        site.api.http.post(purge, json={"all": True}).raise_for_status()
 
 
 def dead(cli: Commands, count: int) -> list[str]:
@@ -55,13 +52,9 @@ def dead(cli: Commands, count: int) -> list[str]:
     return ids
 
 
-def refused(up: RunningUp, cli: Commands, raw: bytes = NO_JOB) -> str:
+def refused(site: Site, cli: Commands, raw: bytes = NO_JOB) -> str:
     """The name of the letter of a message that is no job."""
-    state = up.state_dir
-    password = (state / "redis.password").read_text().strip()
-    port = int((state / "redis.port").read_text())
-    with redis.Redis(port=port, password=password) as broker:
-        broker.lpush("headrace.echo", raw)
+    site.client.redis.lpush("headrace.echo", raw)
 
     def name() -> str:
         return "".join(letter["id"] for letter in cli.json("dead", "list", "echo"))
@@ -74,10 +67,10 @@ def deaths(cli: Commands) -> dict[str, str]:
     return {one["id"]: one["died_at"] for one in cli.json("dead", "list", "tricky")}
 
 
-def test_dead_letters_are_listed_newest_first_over_models(cli: Commands, up: RunningUp) -> None:
+def test_dead_letters_are_listed_newest_first_over_models(cli: Commands, site: Site) -> None:
     assert cli.lines("dead", "list") == []
     first, second = dead(cli, 2)
-    raw = refused(up, cli)
+    raw = refused(site, cli)
     head, *rows = cli.lines("dead", "list")
     assert head.split() == ["ID", "MODEL", "REASON", "ATTEMPTS", "SUBMITTED", "DIED", "ERROR"]
     assert [row.split()[:4] for row in rows] == [
@@ -96,7 +89,7 @@ def test_dead_letters_are_listed_newest_first_over_models(cli: Commands, up: Run
     ]
 
 
-def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, up: RunningUp) -> None:
+def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, site: Site) -> None:
     (job_id,) = dead(cli, 1)
     shown = "\n".join(cli.lines("dead", "show", "tricky", job_id))
     assert f"id         {job_id}\nmodel      tricky\nreason     transient-error\n" in shown
@@ -107,7 +100,7 @@ def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, up: Ru
     assert raw.decode() == whole["message"]["text"]
     assert msgspec.json.decode(raw)["headers"]["id"] == job_id
 
-    name = refused(up, cli)
+    name = refused(site, cli)
     shown = "\n".join(cli.lines("dead", "show", "echo", name))
     assert "requeue   not possible: not a valid job" in shown
     assert shown.endswith("message, 13 bytes:\n\\xff no \\x1b[31mjob")
@@ -116,13 +109,13 @@ def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, up: Ru
     assert (code, "(13 bytes); redirect it to a file" in shown) == (2, True)
 
 
-def test_a_long_message_is_cut_where_it_is_shown(cli: Commands, up: RunningUp) -> None:
-    name = refused(up, cli, b"x" * 5000)
+def test_a_long_message_is_cut_where_it_is_shown(cli: Commands, site: Site) -> None:
+    name = refused(site, cli, b"x" * 5000)
     last = cli.lines("dead", "show", "echo", name)[-1]
     assert last == "x" * 2000 + "… (--raw prints all)"
 
 
-def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, up: RunningUp) -> None:
+def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, site: Site) -> None:
     ids = dead(cli, 3)
     before = deaths(cli)
 
@@ -141,7 +134,7 @@ def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, up: 
     (done,) = cli.json("dead", "requeue", "tricky", "--all")
     assert done == {"model": "tricky", "requeued": 3, "left": {}}
 
-    name = refused(up, cli)
+    name = refused(site, cli)
     ended = cli.run("dead", "requeue", "echo", "--all")
     assert (ended.returncode, ended.stdout) == (1, b"0 requeued\n")
     assert f"{name}: not requeued: it is not a valid job" in ended.stderr.decode()
@@ -225,8 +218,8 @@ def test_the_shell_completes_commands_models_and_letters(cli: Commands) -> None:
     assert completed(cli.url, "dead", "purge", "nonsense", "") == []
 
 
-def test_inputs_that_the_server_reads(cli: Commands, up: RunningUp) -> None:
-    roots = up.folder / "roots"
+def test_inputs_that_the_server_reads(cli: Commands, shared_deployment: SharedDeployment) -> None:
+    roots = shared_deployment.inputs
     refs = []
     for number in range(2):
         (roots / f"{number}.txt").write_text(f"file {number}")

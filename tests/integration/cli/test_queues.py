@@ -7,39 +7,39 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import errors
-from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
-from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
+from tests.harness.servers.api_server import ApiServer
+from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import Worker, celery_worker, write_models
 
 QUEUE = "/api/v1/queues/headrace.echo"
 JOBS = "/api/v1/models/echo/jobs"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with redis_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def worker(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("control")
-    models = write_models(folder, echo={"handler": "echo"}, other={"handler": "echo"})
-    with celery_worker(server.url, models, folder) as running:
-        running.wait_ready("echo", "other")
-        yield running
+    with shared_deployment.site(
+        folder, {"echo": {"handler": "echo"}, "other": {"handler": "echo"}}
+    ) as found:
+        yield found
 
 
 @pytest.fixture
-def api(server: RedisServer, worker: Worker) -> Iterator[ApiServer]:
-    with api_server(server.url, load_catalog(worker.models)) as running:
-        yield running
-        running.http.post(f"{QUEUE}/resume").raise_for_status()
-        running.http.post(f"{QUEUE}/purge").raise_for_status()
+def api(site: Site) -> Iterator[ApiServer]:
+    yield site.api
+    site.api.http.post(f"{QUEUE}/resume").raise_for_status()
+    site.api.http.post(f"{QUEUE}/purge").raise_for_status()
+
+
+@pytest.fixture
+def server(site: Site) -> RedisServer:
+    return site.redis
 
 
 def claims(server: RedisServer) -> int:

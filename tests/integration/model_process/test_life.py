@@ -41,7 +41,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
         "tight": {"max_batch_size": 16, "options": {"warm": 1, "room": 4}},
         "full": {"options": {"room": 0}, "max_retries": 0},
         "large": {"max_memory_mb": 1},
-        "plain": {"malloc_tuning": False, "channels_last": False},
     }
     served = {name: {"handler": WORN, "timeout_s": 30, **keys} for name, keys in models.items()}
     path = write_models(folder, echo={"handler": "echo"}, **served)
@@ -50,7 +49,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
         celery_worker(server.url, path, folder) as worker,
         Client(server.url, path) as client,
     ):
-        worker.wait_ready("echo", "tight", "full", "large", "plain")
+        worker.wait_ready("echo", "tight", "full", "large")
         yield worker, client
         nothing_leaks(client.redis)
 
@@ -268,12 +267,18 @@ def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Pa
 
 
 def test_activations_stay_mapped_unless_that_is_switched_off(
-    shared: tuple[Worker, Client],
+    redis_db: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = shared[0].states()
-    tunables = {
-        name: psutil.Process(states[name]["pids"][0]).environ().get("GLIBC_TUNABLES")
-        for name in ("plain", "echo")
-    }
+    # The C library reads it when a program begins.
+    monkeypatch.setattr(Worker, "forked", False)
+    plain = {"handler": "echo", "malloc_tuning": False}
+    path = write_models(tmp_path, echo={"handler": "echo"}, plain=plain)
+    with celery_worker(redis_db.url, path, tmp_path) as worker:
+        worker.wait_ready("echo", "plain")
+        tunables = {
+            name: psutil.Process(state["pids"][0]).environ().get("GLIBC_TUNABLES")
+            for name, state in worker.states().items()
+            if name
+        }
     assert tunables["plain"] is None
     assert "glibc.malloc.mmap_threshold=" in (tunables["echo"] or "")

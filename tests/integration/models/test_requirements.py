@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.user_environment import with_packages
+from headrace.config.environment import with_packages
 from headrace.errors import ConfigError
 from headrace.models.requirements import UNUSED_KEEP_S, installed, prune
 from tests.harness.archives import write_wheel

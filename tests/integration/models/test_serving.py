@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.jobs.job import Job, State
-from headrace.models.members import Limits
+from headrace.models.archive import Limits
 from headrace.models.pack import pack
 from headrace.models.requirements import prune
 from tests.harness.archives import HANDLER, write_folder, write_tar, write_wheel, write_zip

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import reading
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
@@ -33,9 +34,11 @@ GAUGES = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("metrics")
-    with running(folder, MODELS) as found:
+    with shared_deployment.site(folder, MODELS) as found:
         yield found
 
 

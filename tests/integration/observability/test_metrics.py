@@ -17,8 +17,7 @@ from headrace.observability.worker_report import (
     ModelStats,
 )
 from headrace.redis import keys
-from headrace.redis.fast_connection import FastConnection
-from headrace.redis.traffic import TRAFFIC
+from headrace.redis.fast_connection import TRAFFIC, FastConnection
 from tests.harness.fakes.worker import publish_state, publish_stats
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer

@@ -22,7 +22,7 @@ from headrace.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from headrace.payloads import file_store as file_store
+from headrace.payloads import stores as file_store
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores, build_stores

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.deployments.pipelines import PipelineSite, pipeline_site, write_site
 from tests.harness.processes.processes import suspend

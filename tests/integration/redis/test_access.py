@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from headrace import Client, errors
 from headrace.errors import BrokerUnavailable, ConfigError
-from headrace.redis.celery_url import celery_url
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import connect
+from headrace.redis.url import celery_url
 from headrace.server.ports import free_port
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.deployments.pipelines import pipeline_site

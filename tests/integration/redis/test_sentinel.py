@@ -12,8 +12,8 @@ import redis
 from celery import Celery
 
 from headrace.config.model.catalog import load_catalog
-from headrace.redis.celery_url import celery_url
 from headrace.redis.compatibility import check_broker
+from headrace.redis.url import celery_url
 from headrace.server.ports import free_port
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import redis_server, require

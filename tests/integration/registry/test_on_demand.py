@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from api.components import model_status
-from api.http import event_stream
+from api.routes import event_stream
 from headrace.cli.doctor import workers
 from headrace.config.model.catalog import load_catalog
 from headrace.registry.catalog import read_declared

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from headrace.config.model.catalog import load_catalog
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.registry.catalog import read_declared
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.redis import keys
-from headrace.server import background_workers
+from headrace.server import recovery
 from headrace.server.embedded_redis import AUTH_NAME, PORT_NAME
 from headrace.server.ports import free_port
 from tests.harness.servers.api_server import api_server, catalog
@@ -112,12 +112,10 @@ def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer)
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
-        background_workers.report_alive(
-            client, "dead", background_workers.WorkerLiveness(f"background@{HOST}", ended)
-        )
+        recovery.report_alive(client, "dead", recovery.WorkerLiveness(f"background@{HOST}", ended))
         assert health(tmp_path, "background", **url)[0] == 1
-        background_workers.report_alive(
-            client, "live", background_workers.WorkerLiveness(f"background@{HOST}", os.getpid())
+        recovery.report_alive(
+            client, "live", recovery.WorkerLiveness(f"background@{HOST}", os.getpid())
         )
         client.expire(keys.background_alive("live"), 600)
     assert healthy(tmp_path, "background", **url) == f"serving: background@{HOST}"

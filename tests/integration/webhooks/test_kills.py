@@ -17,8 +17,8 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from headrace.access.api_key import Scope
 from headrace.redis import keys
-from headrace.server.background_workers import requeue_tasks
 from headrace.server.ports import free_port
+from headrace.server.recovery import requeue_tasks
 from headrace.webhooks.signing import new_secret, secrets_of, signature, written
 from tests.harness.clients.access import http_as, make_key
 from tests.harness.deployments.webhooks import HookSite, webhook_site

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.jobs.job import State
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
+from headrace.server.recovery import release_incarnation
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

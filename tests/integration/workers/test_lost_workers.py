@@ -16,10 +16,10 @@ import pytest
 from headrace.config.settings import Settings
 from headrace.jobs.job import Job, State
 from headrace.payloads.stores import build_stores
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import queues as queue_scripts
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.payloads import submit_stored
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until

@@ -16,9 +16,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from headrace.cli.doctor import configuration
+from headrace.config.environment import ENV_URL
 from headrace.config.model.catalog import load_catalog
 from headrace.config.model.handler_reference import parse_handler
-from headrace.config.paths import ENV_URL
 from headrace.config.settings import (
     ENV_PREFIX,
     FIELDS,

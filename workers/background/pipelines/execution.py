@@ -18,11 +18,9 @@ import msgspec
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.model.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
-from headrace.jobs.failure import read_error
-from headrace.jobs.input_details import InputDetails, read_object
-from headrace.jobs.job import Job, State
+from headrace.jobs.job import Job, State, read_error
 from headrace.jobs.message import Message, PayloadRange
-from headrace.jobs.options import MAX_WAIT_FOR_START_S, JobOptions
+from headrace.jobs.options import MAX_WAIT_FOR_START_S, InputDetails, JobOptions, read_object
 from headrace.jobs.values.media_types import is_json
 from workers.background.pipelines.stage_state import (
     PreviousAttempt,

@@ -20,8 +20,8 @@ from headrace.redis.scripts.queues import SweepReply
 from workers.background.pipelines.execution import PipelineExecution
 from workers.jobs.leased_job import NEVER, LeasedJob, read_jobs
 from workers.jobs.settlement import Settlement
-from workers.leases.reap_clock import ReapClock
-from workers.models.pending_work import ORPHANED_MAX
+from workers.leases.manager import ReapClock
+from workers.models.held import ORPHANED_MAX
 from workers.observability.failure_log import FailureLog
 
 #: A lost orchestrator is never a job's fault, as it runs no user code: no job is charged for it,

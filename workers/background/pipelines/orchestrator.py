@@ -27,9 +27,9 @@ from headrace.queue.following.subscription import Subscription
 from headrace.queue.following.waiters import Waiters
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.redis.backoff import MAX_S
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.redis.outages import MAX_S
 from headrace.redis.scripts import Arg, script
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about

@@ -13,9 +13,9 @@ from headrace.config.model.pipelines import PipelineConfig
 from headrace.errors import HeadraceError
 from headrace.jobs.values.encoding import kombu_bytes
 from headrace.jobs.values.media_types import JSON_TYPE
-from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
-from headrace.redis.backoff import MAX_S
+from headrace.payloads.stores import read_bytes, read_parts
+from headrace.redis.outages import MAX_S
 from headrace.redis.scripts.jobs import DEAD
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.stage_jobs import StageJobs
@@ -32,7 +32,7 @@ from workers.jobs.settlement import (
     succeeded,
     timings,
 )
-from workers.models.pending_work import STOCK_RESULT_MAX_BYTES, OrphanedEnd, UnsentCallbacks
+from workers.models.held import STOCK_RESULT_MAX_BYTES, OrphanedEnd, UnsentCallbacks
 
 logger = logging.getLogger(__name__)
 

@@ -23,17 +23,15 @@ from headrace.config.settings import Settings
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource, PayloadRange
-from headrace.payloads.ranges import read_bytes, read_parts, size_of
 from headrace.payloads.store import PayloadEntry
-from headrace.payloads.stores import THREADS, PayloadStores
+from headrace.payloads.stores import THREADS, PayloadStores, read_bytes, read_parts, size_of
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.following.waiters import JobWaiter, Waiters
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
 from headrace.queue.submission import submission
 from headrace.redis import keys
-from headrace.redis.backoff import Backoff
 from headrace.redis.fields import JobField
-from headrace.redis.outages import OUTAGE_LINES, translate
+from headrace.redis.outages import OUTAGE_LINES, Backoff, translate
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import pages_of, script
 from workers.background.pipelines.execution import PipelineExecution, about

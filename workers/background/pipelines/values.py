@@ -15,9 +15,9 @@ from headrace.config.inputs.json_path import Step, find, path_text
 from headrace.errors import InvalidRequest
 from headrace.jobs.job import Job
 from headrace.jobs.message import InputSource, PayloadRange
-from headrace.jobs.response import split_details
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.response import split_details
 
 #: Reads a range of a payload that is JSON text.
 Read = Callable[[PayloadRange], Awaitable[bytes]]

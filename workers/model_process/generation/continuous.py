@@ -14,13 +14,15 @@ import logging
 import os
 import queue
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import HandlerError, InputError
 from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
+from headrace.observability.worker_report import SECONDS_BOUNDS
 from workers.model_process.batch_state import Inbox, ReceivedBatch, Send, StageTimes
 from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
@@ -31,11 +33,88 @@ from workers.model_process.generation.requests import (
     put_back_first,
     that_make_room,
 )
-from workers.model_process.generation.token_meter import TokenMeter
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.reports.pieces import PieceSender, SendsPieces, piece_json
-from workers.protocol.frames import Done, Offline, Pieces, Quiet, Resume, Room, Stop, Waits
+from workers.protocol.frames import (
+    Done,
+    Offline,
+    Pieces,
+    Quiet,
+    Resume,
+    Room,
+    Stop,
+    TokenFigures,
+    Waits,
+)
 from workers.threads import SOFTWARE_ERROR_STATUS
+
+#: The least time between two reports while requests run, in seconds.
+INTERVAL_S: Final = 0.5
+
+
+class TokenMeter:
+    """The figures of one generator since the last report.
+
+    Args:
+        state: returns how many requests run, what they take of the budget, and the budget.
+    """
+
+    def __init__(
+        self, send: Callable[[TokenFigures], None], state: Callable[[], tuple[int, int, int]]
+    ) -> None:
+        self._send = send
+        self._state = state
+        self._last_at: dict[str, float] = {}
+        self._prompt = self._generated = 0
+        self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self._sum_s = 0.0
+        self._sent: tuple[int, int, int] | None = None
+        self._due_at = 0.0
+
+    def take(self, piece: Piece) -> None:
+        """Count the tokens of a piece; one that has none but a delta counts as one token."""
+        count = len(piece.tokens) or int(piece.delta is not None)
+        if not count:
+            return
+        now = clock()
+        last_at = self._last_at.get(piece.id)
+        self._last_at[piece.id] = now
+        if last_at is not None:
+            self._counts[bisect_left(SECONDS_BOUNDS, (now - last_at) / count)] += count
+            self._sum_s += now - last_at
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request has left."""
+        self._last_at.pop(request_id, None)
+
+    def used(self, usage: Mapping[str, Any] | None) -> int | None:
+        """Count what a request took that has ended, and return it; None if that is unknown.
+
+        Raises:
+            TypeError, ValueError: a number of tokens is no number.
+        """
+        if not usage:
+            return None
+        prompt = int(usage.get("prompt_tokens", 0))
+        generated = int(usage.get("completion_tokens", 0))
+        self._prompt += prompt
+        self._generated += generated
+        return prompt + generated
+
+    def report(self, *, running: bool) -> None:
+        """Send the figures if it is time, or if nothing runs any more."""
+        if running and clock() < self._due_at:
+            return
+        state = self._state()
+        if state == self._sent and not (self._prompt or self._generated or any(self._counts)):
+            return
+        self._due_at = clock() + INTERVAL_S
+        self._sent = state
+        self._send(TokenFigures(state, self._prompt, self._generated, self._counts, self._sum_s))
+        self._prompt = self._generated = 0
+        self._counts = [0] * len(self._counts)
+        self._sum_s = 0.0
+
 
 logger = logging.getLogger("headrace.model")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from headrace.config.user_environment import launch_command, with_server_path
+from headrace.config.environment import launch_command, with_server_path
 from headrace.errors import ConfigError, InputError
 from headrace.observability import logs
 from workers.model_process.context import TRACES, Input

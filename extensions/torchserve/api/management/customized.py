@@ -7,15 +7,14 @@ from typing import Any, Final
 import msgspec
 
 from api.http.messages import Reply, Request
+from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest, identity_of
-from api.submission.submit import submit_and_wait
 from extensions.torchserve.api.errors import INTERNAL, UNAVAILABLE, TorchServeError
 from extensions.torchserve.api.management.model_descriptions import serving_of
 from extensions.torchserve.api.predictions.predict import handler_headers, runs_torchserve
 from extensions.torchserve.api.predictions.results import answer_with
-from headrace.jobs.input_details import InputDetails
-from headrace.jobs.options import DEFAULT_OPTIONS
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 
 #: The headers of a request by which a handler knows that it is asked for its description.
 _ASKED: Final = {"describe": "True", "explain": "False", "url_path": ""}

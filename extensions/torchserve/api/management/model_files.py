@@ -26,7 +26,7 @@ from extensions.torchserve.api.errors import (
     TorchServeError,
 )
 from extensions.torchserve.config.settings import is_allowed
-from headrace.config.paths import name_problem
+from headrace.config.environment import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive

@@ -18,6 +18,7 @@ from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
 from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
 from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.submission import submit, submit_and_wait
 from api.routes.jobs.submit import REPLAYED, request_of_body
 from api.services import Services
 from api.submission.job_request import (
@@ -30,7 +31,6 @@ from api.submission.job_request import (
     route,
     with_trace,
 )
-from api.submission.submit import submit, submit_and_wait
 from api.submission.waiting import preferred_wait_s
 from extensions.torchserve.api import descriptions
 from extensions.torchserve.api.endpoints import Endpoint, Found, config_of
@@ -65,8 +65,7 @@ from headrace.errors import (
     ModelNotFound,
     RequestError,
 )
-from headrace.jobs.input_details import InputDetails
-from headrace.jobs.options import DEFAULT_OPTIONS
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)

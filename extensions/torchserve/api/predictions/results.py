@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from api.http.messages import BODILESS, Answer, Header, Reply, Request
-from api.http.ranges import ByteRange
+from api.http.messages import BODILESS, Answer, ByteRange, Header, Reply, Request
 from api.routes.jobs.job import stream_result
 from api.services import Services
 from extensions.torchserve.api.endpoints import config_of
@@ -22,17 +21,11 @@ from extensions.torchserve.api.errors import (
     error_reply,
 )
 from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
-from headrace.jobs.failure import JobFailure, error_of
-from headrace.jobs.job import Job, State, StoredResult
-from headrace.jobs.response import (
-    HEADER_NAME,
-    ResponseDetails,
-    error_response,
-    split_details,
-)
+from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
 from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
+from headrace.response import HEADER_NAME, ResponseDetails, error_response, split_details
 
 #: The header with the id of the job that a request has made.
 JOB: Final = b"headrace-job"

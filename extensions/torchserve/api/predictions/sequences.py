@@ -26,10 +26,10 @@ from extensions.torchserve.redis import script
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError, QueueFull
 from headrace.jobs.job import Job
-from headrace.jobs.response import split_details
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import Arg
+from headrace.response import split_details
 
 _US_PER_MS: Final = 1000
 _SHOWN_CHARS: Final = 64

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from api.http.event_stream import put
 from api.http.messages import (
     ClientGone,
     Header,
@@ -24,18 +23,19 @@ from api.http.messages import (
     StreamingReply,
     Write,
 )
+from api.routes.event_stream import put
 from api.routes.jobs.events import LOOK_AGAIN_S
+from api.routes.jobs.submission import AcceptedJob, submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from api.submission.submit import AcceptedJob, submit_and_wait
 from extensions.torchserve.api.predictions.results import reply_head, shown
 from extensions.torchserve.api.predictions.sequences import end_sequences
 from extensions.torchserve.config.model_config import CONTINUOUS
 from headrace.errors import BrokerError, HeadraceError
 from headrace.jobs.job import Job, State
-from headrace.jobs.response import NO_DETAILS, ResponseDetails, error_response
 from headrace.jobs.values.encoding import BINARY_FORMS
 from headrace.queue.following.piece_log import LogEvent, LogFollower, Pieces, Place
+from headrace.response import NO_DETAILS, ResponseDetails, error_response
 
 _DETAILS: Final = msgspec.json.Decoder(ResponseDetails)
 #: nginx holds an answer back without it.

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from extensions.tuning.bench.load.targets import Target, reader, target_for, triton_tensor
-from headrace.client.http.errors import decoded, error_of, job_error, problem_of
+from headrace.client.http.retries import decoded, error_of, job_error, problem_of
 from headrace.client.models import Job
 from headrace.client.sansio import HttpResponse
 from headrace.errors import HeadraceError, JobError, ServerUnreachable, UnexpectedAnswer

@@ -15,7 +15,7 @@ import msgspec
 
 from extensions.tuning.bench.load.generator import READY
 from extensions.tuning.bench.load.plan import Cut, Plan, Sent
-from headrace.config.paths import server_root
+from headrace.config.environment import server_root
 from headrace.errors import ConfigError, HeadraceError
 
 #: From the order to start until the load starts, so that all processes start together.

@@ -13,7 +13,7 @@ from extensions.torchserve.config.settings import TorchServeConfig
 from extensions.torchserve.handlers.handler import TorchServeHandler
 from handlers.loader import load_handler
 from headrace.handler import Context
-from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import InputDetails
 from headrace.jobs.values.encoding import binary_input
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import Outcome

@@ -18,12 +18,12 @@ import pytest
 
 from api.components import model_status
 from extensions.torchserve.config.settings import TorchServeConfig, write_config
-from headrace.jobs.input_details import read_details
 from headrace.jobs.message import Message
-from headrace.jobs.response import ErrorResponse, ResponseDetails, with_details
+from headrace.jobs.options import read_details
 from headrace.jobs.values.encoding import kombu_bytes
 from headrace.redis import keys
 from headrace.redis.fields import JobField
+from headrace.response import ErrorResponse, ResponseDetails, with_details
 from tests.harness.fakes.worker import Answer, FakeWorker, echo, failure, publish_state
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer

@@ -9,43 +9,40 @@ import msgspec
 import pytest
 
 from headrace import Client, errors
-from headrace.config.model.catalog import load_catalog
 from headrace.jobs.message import write_message
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.fakes.proxy import proxy
-from tests.harness.servers.api_server import ApiServer, api_server
-from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.servers.api_server import ApiServer
+from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS
 
 LETTERS = "/api/v1/models/tricky/dead-letters"
-ENVIRON = {"HEADRACE_MAX_DELIVERIES": "1", "HEADRACE_LEASE_TTL_S": "2"}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with redis_server() as running:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("letters")
+    tricky = {"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky"}
+    with shared_deployment.site(folder, {"tricky": tricky}) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def tricky(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    folder = tmp_path_factory.mktemp("letters")
-    models = write_models(folder, tricky={"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky"})
-    with (
-        celery_worker(server.url, models, folder, environ=ENVIRON) as worker,
-        api_server(server.url, load_catalog(models)) as api,
-    ):
-        worker.wait_ready("tricky")
-        yield api
+@pytest.fixture
+def server(site: Site) -> RedisServer:
+    return site.redis
 
 
 @pytest.fixture
-def api(tricky: ApiServer) -> Iterator[ApiServer]:
-    yield tricky
-    tricky.http.post("/api/v1/queues/headrace.tricky/resume").raise_for_status()
-    tricky.http.post(f"{LETTERS}/purge", json={"all": True}).raise_for_status()
+def api(site: Site) -> Iterator[ApiServer]:
+    yield site.api
+    site.api.http.post("/api/v1/queues/headrace.tricky/resume").raise_for_status()
+    site.api.http.post(f"{LETTERS}/purge", json={"all": True}).raise_for_status()
 
 
 def run(api: ApiServer, value: Any, **options: Any) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from headrace import Client, errors
-from tests.harness.servers.up import RunningUp, headrace, running_up, write_models
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
+from tests.harness.servers.up import headrace
 from tests.harness.wait import wait_until
 
 HANDLER = """
@@ -32,50 +33,51 @@ RAISED_AT = 'fragile.py", line 13, in inference'
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("fragile")
     (folder / "fragile.py").write_text(HANDLER)
-    models = write_models(folder, {"fragile": {"handler": "fragile.py"}})
-    with running_up(folder, models=models) as running:
+    with shared_deployment.site(folder, {"fragile": {"handler": "fragile.py"}}) as running:
         yield running
 
 
-def failed(up: RunningUp, value: Any, query: str = "", **options: Any) -> dict[str, Any]:
+def failed(site: Site, value: Any, query: str = "", **options: Any) -> dict[str, Any]:
     body = {"model": "fragile", "input": value, "options": options}
-    response = httpx2.post(f"http://127.0.0.1:{up.port}/api/v1/jobs?wait=60", json=body, timeout=90)
+    response = site.api.http.post("/api/v1/jobs?wait=60", json=body)
     job = response.json()
     assert job["status"] == "failed", job
-    found: dict[str, Any] = read(up, f"/api/v1/jobs/{job['id']}{query}")
+    found: dict[str, Any] = read(site, f"/api/v1/jobs/{job['id']}{query}")
     assert {**found, "traceback": ""} == {**job, "traceback": ""}
     return found
 
 
-def read(up: RunningUp, path: str) -> Any:
-    return httpx2.get(f"http://127.0.0.1:{up.port}{path}", timeout=90).json()
+def read(site: Site, path: str) -> Any:
+    return site.api.http.get(path).json()
 
 
-def test_the_job_object_and_the_problem_have_it_unless_left_out(up: RunningUp) -> None:
-    job = failed(up, {"txt": 1})
+def test_the_job_object_and_the_problem_have_it_unless_left_out(site: Site) -> None:
+    job = failed(site, {"txt": 1})
     assert job["error"]["message"] == "KeyError: 'text'"
     assert RAISED_AT in job["traceback"].splitlines()[1], "it begins with the handler's code"
     assert job["traceback"].rstrip().endswith("KeyError: 'text'")
     own = f"/api/v1/jobs/{job['id']}"
-    assert read(up, own + "/result")["traceback"] == job["traceback"]
-    assert "traceback" not in read(up, own + "?traceback=0")
-    assert "traceback" not in read(up, own + "/result?traceback=0")
-    assert read(up, own + "?traceback=yes")["status"] == 400
-    (listed,) = [one for one in read(up, "/api/v1/jobs")["jobs"] if one["id"] == job["id"]]
+    assert read(site, own + "/result")["traceback"] == job["traceback"]
+    assert "traceback" not in read(site, own + "?traceback=0")
+    assert "traceback" not in read(site, own + "/result?traceback=0")
+    assert read(site, own + "?traceback=yes")["status"] == 400
+    (listed,) = [one for one in read(site, "/api/v1/jobs")["jobs"] if one["id"] == job["id"]]
     assert "traceback" not in listed
 
 
-def test_a_timeout_shows_the_stacks(up: RunningUp) -> None:
-    job = failed(up, "hang", timeout=1)
+def test_a_timeout_shows_the_stacks(site: Site) -> None:
+    job = failed(site, "hang", timeout=1)
     assert job["error"]["type"] == "timeout"
     assert 'fragile.py", line 10 in inference' in job["traceback"]
 
 
-def test_the_sdk_and_the_commands_show_it(up: RunningUp, tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{up.port}"
+def test_the_sdk_and_the_commands_show_it(site: Site, tmp_path: Path) -> None:
+    url = site.api.url
     with Client(url) as client:
         handle = client.submit("fragile", {"txt": 1})
         with pytest.raises(errors.HandlerError) as caught:
@@ -87,14 +89,14 @@ def test_the_sdk_and_the_commands_show_it(up: RunningUp, tmp_path: Path) -> None
         assert RAISED_AT in shown, (command, shown)
 
 
-def test_the_log_has_one_warning_without_values(up: RunningUp) -> None:
-    job = failed(up, {"a secret value": 1})
-    wait_until(lambda: job["id"] in up.text(), "the line about the job")
-    (line,) = [line for line in up.text().splitlines() if job["id"] in line]
+def test_the_log_has_one_warning_without_values(site: Site) -> None:
+    job = failed(site, {"a secret value": 1})
+    wait_until(lambda: job["id"] in site.worker.log, "the line about the job")
+    (line,) = [line for line in site.worker.log.splitlines() if job["id"] in line]
     assert "WARNING" in line
     assert "job failed: KeyError: 'text'" in line
     assert "error=handler-error" in line
     assert 'raised="KeyError at fragile.py:13"' in line
     assert "a secret value" not in line
-    refused = failed(up, "refuse")
-    wait_until(lambda: refused["id"] in up.text(), "the line about the refused job")
+    refused = failed(site, "refuse")
+    wait_until(lambda: refused["id"] in site.worker.log, "the line about the refused job")

@@ -26,6 +26,7 @@ from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.commands import Commands, CommandsWithin
 from tests.harness.deployments import site as sites
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import Event, Reader, reading
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.wait import wait_until
@@ -60,7 +61,9 @@ class Site(sites.Site):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def shared(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("events")
     models = {
         "m": model(),
@@ -70,7 +73,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "idle": model(),
     }
     with (
-        sites.running(folder, models, HEADRACE_LEASE_TTL_S="2") as found,
+        shared_deployment.site(folder, models) as found,
         sites.another_api(found) as other,
     ):
         yield Site(**vars(found), other=other)

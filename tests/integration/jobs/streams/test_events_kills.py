@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
-from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.access import bearer, make_key, revoke_key
 from tests.harness.deployments.pipelines import pipeline_site
 from tests.harness.fakes.worker import Answer, claim, settle
@@ -104,7 +104,7 @@ def test_a_stream_outlives_api_process_worker_and_redis(
 
 
 def test_a_stream_is_its_keys_alone_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.http.event_stream.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("api.routes.event_stream.HEARTBEAT_S", 0.2)
     with (
         redis_server() as server,
         api_server(server.url, catalog(echo={}), auth="on", event_streams_per_key=1) as api,

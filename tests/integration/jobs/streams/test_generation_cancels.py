@@ -14,7 +14,8 @@ import httpx2
 import pytest
 
 from tests.harness.clients.celery_client import stock_client
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import reading
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
@@ -33,21 +34,26 @@ LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def cancels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cancels") / "cancels.jsonl"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In it the handler is alone: torch would import the `cuda.py` beside it."""
+    folder = tmp_path_factory.mktemp("cancels")
+    shutil.copy(HANDLERS / "counted.py", folder)
+    return folder
+
+
+@pytest.fixture
+def cancels(folder: Path) -> Path:
+    return folder / "cancels.jsonl"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, cancels: Path) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
-    # In a folder of its own: torch would import the `cuda.py` beside it.
-    handler = shutil.copy(HANDLERS / "counted.py", tmp_path_factory.mktemp("handler"))
+def site(shared_deployment: SharedDeployment, folder: Path) -> Iterator[Site]:
     counted = {
-        "handler": f"{handler}:Counted",
+        "handler": "counted.py:Counted",
         "max_batch_size": 8,
         "min_timeout_s": TIMEOUT_S,
     }
-    with running(folder, {"m": counted}, OMP_NUM_THREADS="1", CANCELS=str(cancels)) as found:
+    with shared_deployment.site(folder, {"m": counted}) as found:
         yield found
 
 

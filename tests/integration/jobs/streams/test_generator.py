@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from headrace.config.model.catalog import load_catalog
-from headrace.queue.recovery import release_incarnation
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import jobs as job_scripts
+from headrace.server.recovery import release_incarnation
 from tests.harness.clients.script_calls import Queue
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import reading
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
@@ -34,10 +35,12 @@ def words(count: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("generator")
     models = {"m": model(), "brief": model(timeout_s=0.5, min_timeout_s=0.5)}
-    with running(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

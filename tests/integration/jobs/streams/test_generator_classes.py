@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 
 from headrace.redis.keys import OFFLINE_STEP
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import Reader, reading
 from tests.harness.wait import wait_until
 from tests.integration.jobs.streams.test_generator import SLOTS, model, opened, words
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("classes")
     models = {"m": model(), "grows": model(options={"slots": SLOTS, "grows": True})}
-    with running(folder, models) as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.redis.keys import OFFLINE_STEP
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import reading
 from tests.harness.wait import wait_until
 from tests.integration.observability.test_generation_metrics import (
@@ -34,10 +35,12 @@ def question(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("language")
     models = {"m": {"handler": "language_model", "max_batch_size": SLOTS}}
-    with running(folder, models, OMP_NUM_THREADS="1") as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

@@ -23,6 +23,7 @@ from headrace import Client as HttpClient
 from headrace.redis import keys
 from tests.harness.clients.commands import Commands
 from tests.harness.deployments import site as sites
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import Reader, reading
 from tests.harness.servers.api_processes import api_processes
 from tests.harness.servers.api_server import ApiServer
@@ -54,7 +55,9 @@ class Site(sites.Site):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def shared(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("stream")
     models = {
         "m": model(),
@@ -63,7 +66,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "plain": {"handler": "echo"},
     }
     with (
-        sites.running(folder, models, HEADRACE_LEASE_TTL_S="2") as found,
+        shared_deployment.site(folder, models) as found,
         sites.another_api(found) as other,
     ):
         yield Site(**vars(found), other=other)

@@ -13,6 +13,7 @@ from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.deployments import site as sites
+from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import reading
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -42,10 +43,12 @@ class Site(sites.Site):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("started")
     retried = {**GATED, "max_retries": 100, "retry_backoff_s": 600.0, "retry_backoff_max_s": 600.0}
-    with sites.running(folder, {"m": GATED, "retried": retried}) as found:
+    with shared_deployment.site(folder, {"m": GATED, "retried": retried}) as found:
         yield Site(**vars(found))
 
 

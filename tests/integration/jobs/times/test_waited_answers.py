@@ -15,7 +15,8 @@ import pytest
 from api.extension import operations
 from api.submission.waiting import WaitQuery
 from headrace.jobs.ids import new_id
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.http.events import events_of
 
 HANDLER = '''
@@ -62,11 +63,13 @@ Form = Callable[[Site, dict[str, Any], dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("waited")
     (folder / "ends.py").write_text(HANDLER)
     options = {"handler": "ends.py:Ends", "version": "1.0", "allowed_batch_sizes": [2, 4]}
-    with running(folder, {"m": options}) as site:
+    with shared_deployment.site(folder, {"m": options}) as site:
         yield site
 
 

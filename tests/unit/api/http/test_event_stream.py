@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from api.http import event_stream
-from api.http.event_stream import HEAD, HEARTBEAT, EventStream, EventWriter, StreamEvent, frame
 from api.http.messages import ClientGone, Message, Request
+from api.routes import event_stream
+from api.routes.event_stream import HEAD, HEARTBEAT, EventStream, EventWriter, StreamEvent, frame
 from headrace.access.api_key import Caller
 
 ONE = StreamEvent("1", "said", b"{}")

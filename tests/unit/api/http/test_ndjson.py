@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from api.http.ndjson import Line, LineSplitter, batches
+from api.http.bodies import Line, LineSplitter, batches
 
 LIMIT = 10
 

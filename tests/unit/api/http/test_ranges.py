@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
+from api.http.messages import ByteRange, UnsatisfiableRange, requested_range
 
 ETAG = b'"5f"'
 

@@ -20,8 +20,7 @@ from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
 from api.openapi.problems import problem_schemas
 from api.openapi.schemas import CONDITIONS, answer_schemas, parameter_schemas, request_schemas
-from api.routes.examples import EXAMPLES
-from api.routes.media import IDEMPOTENCY_KEY
+from api.routes.media import EXAMPLES, IDEMPOTENCY_KEY
 from headrace.errors import InvalidId
 from headrace.jobs.ids import check_key, is_id
 from headrace.jobs.options import JobOptions

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from handlers.common.gpu_decoding import JpegDecoder, jpeg_decoder
+from handlers.common.image_modules import JpegDecoder, jpeg_decoder
 from handlers.common.images import is_upright_jpeg
 from handlers.image_classifier import ImageClassifier
 from headrace.errors import ConfigError, InputError

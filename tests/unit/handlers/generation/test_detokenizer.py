@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.generation.detokenizer import Detokenizer
+from handlers.generation.answer_text import Detokenizer
 
 #: Token n is the n-th of these bytes.
 PIECES = [

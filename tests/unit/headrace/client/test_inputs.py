@@ -17,8 +17,7 @@ from PIL import Image
 from handlers.common.images import decode
 from headrace.client import calls
 from headrace.client.http.retries import Session
-from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
-from headrace.client.requests import job_line
+from headrace.client.inputs import NPY_TYPE, InputRef, encode_input, job_line
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import decode_input, decode_nested
 from tests.harness.pictures import oriented

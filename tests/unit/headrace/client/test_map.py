@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from headrace import errors
 from headrace.client import Client, Result
-from headrace.client.http.errors import PROBLEM_TYPE
+from headrace.client.http.retries import PROBLEM_TYPE
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, TakenInput
 
 OK = {"content-type": "application/json"}

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from headrace.config.choices import not_a_choice
 from headrace.config.model.optimize import Optimize
+from headrace.config.suggestions import not_a_choice
 
 
 class Colour(Enum):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.paths import server_root
+from headrace.config.environment import server_root
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError
 

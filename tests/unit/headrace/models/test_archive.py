@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.models.archive import is_archive, read_archive, unpack
-from headrace.models.members import MIB, Limits
+from headrace.models.archive import MIB, Limits, is_archive, read_archive, unpack
 from headrace.models.store import UnpackedModels
 from tests.harness.archives import (
     MODEL,

@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from headrace.errors import ConfigError
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import connect
+from headrace.redis.url import celery_url
 
 
 @pytest.mark.parametrize(

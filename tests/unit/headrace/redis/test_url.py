@@ -10,9 +10,8 @@ from kombu import Connection
 
 from headrace.config.settings import load_settings
 from headrace.errors import ConfigError
-from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import connect
-from headrace.redis.url import read_url
+from headrace.redis.url import celery_url, read_url
 
 SECRET = ("hunter", "cret")
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import BrokerUnavailable
-from headrace.runs.engine import cleanup
-from headrace.runs.engine.cleanup import JobCleanup
+from headrace.runs.engine import threads
+from headrace.runs.engine.threads import JobCleanup
 
 
 def test_all_is_forgotten_by_the_thousand() -> None:
@@ -62,7 +62,7 @@ def test_an_error_ends_it_and_blocks_no_thread() -> None:
     cleanup_thread.add(["a"])
     cleanup_thread.join(60)
     assert isinstance(cleanup_thread.error, BrokerUnavailable)
-    cleanup_thread.add(str(n) for n in range(cleanup.BACKLOG_MAX + 1))
+    cleanup_thread.add(str(n) for n in range(threads.BACKLOG_MAX + 1))
     cleanup_thread.add(["b"])
 
 
@@ -75,7 +75,7 @@ def test_who_gives_it_too_much_waits_until_some_is_forgotten() -> None:
 
     cleanup_thread = JobCleanup(forget)
     cleanup_thread.start()
-    cleanup_thread.add(str(n) for n in range(cleanup.BACKLOG_MAX + LOOKUP_JOBS))
+    cleanup_thread.add(str(n) for n in range(threads.BACKLOG_MAX + LOOKUP_JOBS))
     assert entered.wait(60)
     adding = threading.Thread(target=cleanup_thread.add, args=(["late"],), daemon=True)
     adding.start()

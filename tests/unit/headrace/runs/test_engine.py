@@ -24,9 +24,8 @@ from headrace.runs.engine import in_flight as in_flight_module
 from headrace.runs.engine import submitter as submitter_module
 from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunSpec
-from headrace.runs.interfaces import Entry, Row, Source
+from headrace.runs.interfaces import Entry, LimitedSource, Row, Source
 from headrace.runs.sinks.jsonl import JsonlSink
-from headrace.runs.sources.limited import LimitedSource
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 

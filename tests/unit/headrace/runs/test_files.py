@@ -13,11 +13,10 @@ import pytest
 
 from headrace.client.inputs import encode_input
 from headrace.errors import ConfigError, Conflict, InvalidRequest
-from headrace.runs.interfaces import Source
+from headrace.runs.interfaces import Source, SourceOptions
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sources import paths as folder_source
 from headrace.runs.sources.files import local_files
-from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.paths import PathsSource
 from tests.harness.runs.sources import resumes_everywhere
 

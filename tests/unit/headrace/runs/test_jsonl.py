@@ -16,11 +16,10 @@ from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.checkpoint_file import LocalCheckpoints
 from headrace.runs.engine import checkpoint as checkpoints
-from headrace.runs.interfaces import Entry, Row, Source
+from headrace.runs.interfaces import Entry, Row, Source, SourceOptions
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sinks.jsonl import JsonlSink, row_line
 from headrace.runs.sources import jsonl
-from headrace.runs.sources.options import SourceOptions
 
 
 def source_of(path: Path, **options: Any) -> Source:

@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import registry
-from headrace.runs.arrow import rows
-from headrace.runs.arrow.rows import is_json, read_parquet, write_parquet
+from headrace.runs import arrow, registry
+from headrace.runs.arrow import is_json, read_parquet, write_parquet
 from headrace.runs.interfaces import Row, Sink
 from headrace.runs.registry import sink_for
 from headrace.runs.sinks import parquet
@@ -90,8 +89,8 @@ def without_nulls(value: Any) -> Any:
 @settings(max_examples=80, deadline=None)
 def test_results_of_any_form_are_kept(results: list[Any], batch: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rows, "BATCH_ROWS", batch)
-        patched.setattr(rows, "GROUP_ROWS", 3)
+        patched.setattr(arrow, "BATCH_ROWS", batch)
+        patched.setattr(arrow, "GROUP_ROWS", 3)
         sink = begun(lambda: sink_of(Path(name)))
         sink.append([row(n, result=result) for n, result in enumerate(results)])
         spooled = sink.sync()["bytes"]
@@ -327,7 +326,7 @@ def test_pyarrow_and_boto3_are_imported_by_those_alone_who_need_them(tmp_path: P
     (tmp_path / "in.csv").write_text("x\n1\n")
     code = (
         "import sys; from headrace.runs.registry import *\n"
-        "from headrace.runs.sources.options import *\n"
+        "from headrace.runs.interfaces import *\n"
         "list(source_for('in.csv', SourceOptions()).entries(None, 0)); sink_for('out.jsonl')\n"
         "print({'pyarrow', 'boto3'} & set(sys.modules))"
     )

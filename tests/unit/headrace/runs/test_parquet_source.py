@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.runs.arrow.json_values import from_values, to_json, to_values
+from headrace.runs.arrow import from_values, to_json, to_values
 from headrace.runs.registry import sink_for
 from headrace.runs.sources import parquet
 from tests.harness.runs.sources import errors, inputs, opened, read_all, resumes_everywhere

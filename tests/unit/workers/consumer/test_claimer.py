@@ -11,7 +11,7 @@ import pytest
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import ClaimReply
-from workers.consumer.claimer import Claimer
+from workers.consumer.loop import Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.backlog import OWN, WRONG_MAX, Place

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.jobs.raised import read_raised
+from workers.jobs.settlement import read_raised
 
 
 def shown(text: str) -> str:

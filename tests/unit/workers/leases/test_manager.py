@@ -20,7 +20,7 @@ from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager, WorkerObserver
-from workers.models.pending_work import PendingResult, TransferOutcome
+from workers.models.held import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0

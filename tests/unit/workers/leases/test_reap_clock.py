@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.redis.clock import US_PER_S
-from workers.leases.reap_clock import ReapClock
+from workers.leases.manager import ReapClock
 
 TTL_S = 15.0
 SERVER_US = 1_000_000 * US_PER_S

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import InputError
 from headrace.handler import Context, Handler
-from headrace.jobs.input_details import InputDetails
+from headrace.jobs.options import InputDetails
 from workers.model_process.batch_state import BatchState
 from workers.model_process.context import ThreadContext
 from workers.model_process.executor import BatchExecutor

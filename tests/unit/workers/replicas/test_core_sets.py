@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from workers.replicas.core_sets import NOT_PINNED, CoreSets, Pinning, core_sets_of, why_not_pinned
-from workers.replicas.cores import Core, WorkerCores
+from workers.replicas.cores import (
+    NOT_PINNED,
+    Core,
+    CoreSets,
+    Pinning,
+    WorkerCores,
+    core_sets_of,
+    why_not_pinned,
+)
 
 TWO_SOCKETS = [Core(n // 4, n) for n in range(8)]
 #: Two nodes of three cores.

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.extensions.openai.harness.batches import sdk
-from tests.harness.deployments.site import Site, running
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
 from tests.harness.workers.worker import HANDLERS
 
 MODELS: dict[str, Any] = {
@@ -20,12 +21,14 @@ MODELS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    shared_deployment: SharedDeployment,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
     """The models above and those of the module's own MODELS."""
     folder = tmp_path_factory.mktemp("openai")
     models = {**MODELS, **getattr(request.module, "MODELS", {})}
-    with running(folder, models, OMP_NUM_THREADS="1") as found:
+    with shared_deployment.site(folder, models) as found:
         yield found
 
 

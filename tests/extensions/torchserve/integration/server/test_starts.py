@@ -16,7 +16,7 @@ from extensions.torchserve.server.workflows import read_workflows
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.members import Limits
+from headrace.models.archive import Limits
 from headrace.models.source import SourceReader
 from tests.extensions.torchserve.harness.server import write_archive
 from tests.harness.servers.file_server import FileServer, file_server

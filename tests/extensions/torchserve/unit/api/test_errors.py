@@ -15,7 +15,7 @@ from extensions.torchserve.api.errors import (
 )
 from headrace import errors
 from headrace.errors import HeadraceError
-from headrace.jobs.failure import JobFailure
+from headrace.jobs.job import JobFailure
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.models.archive import unpack
+from headrace.models.archive import Limits, unpack
 from headrace.models.folder import read_folder
-from headrace.models.members import Limits
 from tests.extensions.torchserve.compat.archives import ARCHIVES, build
 from tests.extensions.torchserve.harness.archives import json_of, loaded, request, run
 from workers.model_process.executor import BatchExecutor

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from extensions.torchserve.handlers.continuous import ContinuousHandler
-from headrace.jobs.response import split_details
+from headrace.response import split_details
 from tests.extensions.torchserve.compat.archives import SOURCES
 from tests.extensions.torchserve.harness.archives import (
     json_of,

@@ -14,7 +14,7 @@ import pytest
 
 from extensions.torchserve.config.settings import TorchServeConfig
 from headrace.errors import HandlerError
-from headrace.jobs.response import ErrorResponse, split_details
+from headrace.response import ErrorResponse, split_details
 from tests.extensions.torchserve.harness.archives import (
     json_of,
     loaded,

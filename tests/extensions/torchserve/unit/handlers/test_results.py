@@ -15,7 +15,7 @@ import torch
 from extensions.torchserve.handlers.results import Reply, result_of
 from headrace.errors import HandlerError
 from headrace.handler import Response
-from headrace.jobs.response import ErrorResponse
+from headrace.response import ErrorResponse
 from workers.model_process.outcomes import encode_result
 
 PLAIN = Reply()

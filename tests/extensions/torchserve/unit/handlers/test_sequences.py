@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from extensions.torchserve.config.settings import TorchServeConfig
-from extensions.torchserve.handlers.sequences import turns
+from extensions.torchserve.handlers.handler import turns
 from tests.extensions.torchserve.harness.archives import (
     json_of,
     loaded,

@@ -243,7 +243,7 @@ def handle(data, context):
     write_archive(tmp_path, "service", {"service.py": source})
     sent = request(1, headers={"ts_request_sequence_id": "s-7"})
     (found,) = run(loaded(tmp_path, "service"), [sent])
-    from headrace.jobs.response import split_details
+    from headrace.response import split_details
 
     assert split_details(found[2])[1].headers == {"ts_request_sequence_id": "s-7"}
 

@@ -11,15 +11,18 @@ import pytest
 
 from headrace import errors
 from headrace.client import calls
-from headrace.client.http.errors import PROBLEM_TYPE, error_of, job_error, problem_of
 from headrace.client.http.retries import (
     FIRST_CONTACT_S,
     LIVE_S,
     MAX_PAUSE_S,
+    PROBLEM_TYPE,
     RetryDeadline,
     Session,
+    error_of,
     exchange,
+    job_error,
     outlasting_limits,
+    problem_of,
 )
 from headrace.client.models import Job, decode_result
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan

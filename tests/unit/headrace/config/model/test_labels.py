@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.model.labels import missing_labels
+from headrace.config.model.options import missing_labels
 from headrace.config.settings import load_settings
 from headrace.errors import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 from kombu.compression import compress
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.values import compression
-from headrace.jobs.values.compression import DECOMPRESSED_MAX_BYTES, decompress
+from headrace.jobs import message
+from headrace.jobs.message import DECOMPRESSED_MAX_BYTES, decompress
 
 BODY = b'[[], {"model": "m", "input": 1}, {}]' * 100
 
@@ -38,7 +38,7 @@ def test_an_unknown_method_names_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", ["zlib", "bzip2", "lzma"])
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(compression, "DECOMPRESSED_MAX_BYTES", 10_000)
+    monkeypatch.setattr(message, "DECOMPRESSED_MAX_BYTES", 10_000)
     body, method = compress(b"\x00" * 10_000, name)
     assert len(decompress(body, method)) == 10_000
     bomb, method = compress(b"\x00" * 50_000_000, name)

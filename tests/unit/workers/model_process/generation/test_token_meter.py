@@ -6,8 +6,8 @@ import pytest
 
 from headrace.generator import Piece
 from headrace.observability.worker_report import BETWEEN_S, HISTOGRAMS, ModelStats, field_of
-from workers.model_process.generation import token_meter
-from workers.model_process.generation.token_meter import INTERVAL_S, TokenMeter
+from workers.model_process.generation import continuous
+from workers.model_process.generation.continuous import INTERVAL_S, TokenMeter
 from workers.protocol.frames import TokenFigures
 
 
@@ -17,7 +17,7 @@ class Site:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.state = 100.0, (0, 0, 80)
         self.frames: list[TokenFigures] = []
-        monkeypatch.setattr(token_meter, "clock", lambda: self.now)
+        monkeypatch.setattr(continuous, "clock", lambda: self.now)
         self.meter = TokenMeter(self.frames.append, lambda: self.state)
 
     def piece(self, after_s: float, *tokens: int, delta: str | None = None, of: str = "a") -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,6 +37,11 @@ class Reader(HTMLParser):
         self.text += data
 
 
+def small(name: str = "resnet", **others: Any) -> Measurement:
+    """A measurement of one load: the charts of each take a moment."""
+    return measurement(name, [load()], **others)
+
+
 def hostile() -> Measurement:
     bad = load(errors={HOSTILE: 3}, succeeded=2997, refused=HOSTILE, stages={HOSTILE: spread(1.0)})
     good = load(rate=50.0, stages={HOSTILE: spread(1.0)})
@@ -68,7 +74,7 @@ def test_names_and_errors_are_text_in_markdown_too() -> None:
 
 
 def test_the_page_refers_to_nothing_outside_of_it() -> None:
-    page = html([measurement(), measurement("int8")])
+    page = html([small(), small("int8")])
     read = Reader(page)
     referring = [(k, v) for k, v in read.attributes if k in ("src", "href", "action", "srcset")]
     assert [pair for pair in referring if not (pair[1] or "").startswith("#")] == [
@@ -126,7 +132,7 @@ def test_any_loads_have_a_report(loads: list[object]) -> None:
     assert not re.search(r'(?:nan|inf)["\s,]', Reader(page).text + " ".join(
         value or "" for _, value in Reader(page).attributes
     ))  # fmt: skip
-    html([one, measurement("b")])
+    html([one, small("b")])
     text = markdown([one])
     assert text.count("\n| ") == (len(loads) + 1 if loads else 0)
     if not loads:
@@ -141,7 +147,7 @@ def test_no_measurement_has_a_report_too() -> None:
 def test_the_objective_names_its_percentile() -> None:
     from extensions.tuning.bench.measurement import Objective
 
-    one = measurement(objective=Objective(percentile=95.0, latency_ms=40.0))
+    one = small(objective=Objective(percentile=95.0, latency_ms=40.0))
     text = Reader(html([one])).text
     assert "Throughput over p95" in text
     assert "p95=40ms" in text

@@ -1,0 +1,444 @@
+"""Submit the lines of a bulk request. Independent of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from api.auth.rate_limit import rate_limited
+from api.http.bodies import Line, Payload
+from api.http.problems import problem, unexpected
+from api.routes.jobs.submission import fresh_job, fresh_state, submission_of
+from api.services import Services
+from api.submission.input_store import StoredInput
+from api.submission.job_request import (
+    LINE,
+    HeaderOf,
+    JobIdentity,
+    ValidatedRequest,
+    identity_from_key,
+    identity_of,
+    no_header,
+    request_from_json,
+    requested_model,
+    route,
+    trace_id_of,
+    with_trace,
+)
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.errors import (
+    BrokerUnavailable,
+    HeadraceError,
+    PayloadTooLarge,
+    StoreUnavailable,
+    Throttled,
+)
+from headrace.jobs.ids import ids_on_demand
+from headrace.jobs.job import Job
+from headrace.jobs.serialization import Waiting, fresh_line, job_object
+from headrace.jobs.trace_context import Trace, read_trace
+from headrace.jobs.values.encoding import without_line_ends
+from headrace.payloads.stores import THREADS
+from headrace.queue.job_queue import VIEW_MAX_JOBS
+from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
+
+#: Seconds between two tries of lines that are held back; doubled while no line is accepted.
+HOLD_MIN_S: Final = 0.02
+HOLD_MAX_S: Final = 0.5
+#: Lines in the first try while lines are held back; more while the queue has room.
+PROBE: Final = 16
+#: Seconds after which a try stores no further inputs, as each of them would wait for a slow store.
+KEEP_MAX_S: Final = 10.0
+
+
+class BulkLine(msgspec.Struct):
+    """One line and its outcome; tracked by the garbage collector, as an error may refer to it.
+
+    Attributes:
+        number: 1 for the first line of the body.
+        line: the line until it is read; then None.
+        request: the request of the line; None where the line is not valid.
+        job: the request as arguments of jobs/submit.lua; None until its input is stored.
+        stored: where its input is stored, unless the message carries it.
+        outcome: a receipt (queued), a job (of an earlier request), or an error.
+    """
+
+    number: int
+    line: Line | None = None
+    request: ValidatedRequest | None = None
+    job: JobSubmission | None = None
+    stored: StoredInput | None = None
+    outcome: Receipt | Job | HeadraceError | None = None
+
+
+class BulkSubmitter:
+    """Validates lines, submits them together, and writes the answer of each.
+
+    Args:
+        path: the path of the request, for problems.
+        hold_s: seconds for which lines without room in their queue are held back.
+        trace: the trace of the request, for lines that name none.
+        brief: answer with the number of accepted lines, and in full only for the others.
+        quiet: publish no completion events and do not list the jobs.
+        deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        path: str,
+        key: str,
+        hold_s: float,
+        caller: Caller = EVERYBODY,
+        *,
+        trace: Trace | None = None,
+        brief: bool = False,
+        quiet: bool = False,
+        deadline_s: float | None = None,
+        header: HeaderOf = no_header,
+    ) -> None:
+        self.trace = trace
+        self._header = header
+        self._services = services
+        self._caller = caller
+        self._path = path
+        self._key = key
+        self._hold_s = hold_s
+        self._brief = brief
+        self._quiet = quiet
+        self._deadline_s = deadline_s
+        authenticator = services.authenticator
+        self._rates = authenticator.rates if authenticator is not None and caller.rate else None
+
+    async def prepare(self) -> None:
+        """Learn which versions of the models there are, as lines may ask for any of them."""
+        await self._services.model_statuses.refresh()
+
+    def read(self, lines: Sequence[Line]) -> list[BulkLine]:
+        """Return the rows of lines; those of a key with a rate are validated when it has paid."""
+        rows = [BulkLine(line.number, line) for line in lines]
+        if self._rates is None:
+            self._validate(rows)
+        return rows
+
+    async def submit(self, rows: Sequence[BulkLine]) -> None:
+        """Submit the valid lines; hold back and retry lines without room or without a reply."""
+        todo: list[BulkLine] = []
+        held: list[BulkLine] = []
+        async for allowed in self._within_rate(rows):
+            if self._rates is not None:
+                self._validate(allowed)
+            part = [row for row in allowed if row.outcome is None]
+            todo += part
+            if part:
+                # Those without room again too, so that no later line takes the place of one.
+                held = await self._try([*held, *part])
+        if held:
+            await self._hold(held)
+        stored = [(row, row.stored) for row in todo if row.stored is not None]
+        if stored:
+            await asyncio.gather(*(self._drop(row, where) for row, where in stored))
+        self._count(rows)
+
+    async def answers(self, rows: Sequence[BulkLine]) -> bytes:
+        """Return the answers, a line each; a brief answer counts accepted lines together."""
+        if self._brief:
+            return self._brief_answers(rows)
+        asked = {
+            (row.request.model.name, row.request.model.asked_version)
+            for row in rows
+            if row.request is not None
+        }
+        waits = {one: await self._services.model_statuses.waiting_for(*one) for one in asked}
+        return without_line_ends(b"\n".join([*(self._answer(row, waits) for row in rows), b""]))
+
+    def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
+        lines, accepted = [], 0
+        for row in rows:
+            if isinstance(row.outcome, (Receipt, Job)):
+                accepted += 1
+                continue
+            if accepted:
+                lines.append(b'{"accepted":%d}' % accepted)
+                accepted = 0
+            lines.append(self._answer(row, {}))
+        if accepted:
+            lines.append(b'{"accepted":%d}' % accepted)
+        return without_line_ends(b"\n".join([*lines, b""]))
+
+    async def _within_rate(self, rows: Sequence[BulkLine]) -> AsyncIterator[Sequence[BulkLine]]:
+        """Yield the lines as the key's rate allows them; after `hold_s` refuse those that are left.
+
+        Lines that are not valid count too: checking them is work.
+        """
+        rates, caller = self._rates, self._caller
+        if rates is None:
+            yield rows
+            return
+        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
+        until, taken = clock() + self._hold_s, 0
+        while True:
+            try:
+                more, wait_s = await rates.spend(caller, len(rows) - taken)
+            except HeadraceError as error:
+                refused: HeadraceError = error
+                break
+            yield rows[taken : taken + more]
+            taken += more
+            refused = rate_limited(caller, wait_s)
+            if taken == len(rows) or clock() + wait_s > until or stopping.is_set():
+                break
+            await asyncio.sleep(wait_s)
+        for row in rows[taken:]:
+            row.line, row.outcome = None, refused.kept()
+
+    def _validate(self, rows: Sequence[BulkLine]) -> None:
+        """Validate lines; an invalid line affects no other."""
+        now_s = self._services.queue.clock.now_s()
+        fresh_ids = ids_on_demand()
+        for row in rows:
+            line, row.line = row.line, None
+            if line is not None:
+                self._read(row, line, fresh_ids, now_s)
+
+    def _read(self, row: BulkLine, line: Line, fresh_ids: Iterator[str], now_s: float) -> None:
+        services = self._services
+        try:
+            if line.number > services.settings.bulk_limit_lines:
+                raise PayloadTooLarge(
+                    f"the request has more than {services.settings.bulk_limit_lines} lines",
+                    hint="Send the rest in another request, or raise bulk_limit_lines.",
+                )
+            if line.text is None:
+                limit = services.settings.body_limit_bytes
+                raise PayloadTooLarge(
+                    f"the line has more than {limit} bytes",
+                    hint="Send a smaller input, or raise body_limit_bytes.",
+                )
+            fields = LINE.decode(line.text)
+            services.webhook_policy.check(fields.options)
+            model = requested_model(services.catalog, services.model_statuses, fields)
+            identity = self._identity(fields.id, line.number, fresh_ids)
+            shadow = None
+            if model.traffic is not None and fields.version is None:
+                given = fields.options.metadata
+                model, shadow = route(
+                    model, services.model_statuses, identity.job_id, given, self._header
+                )
+            limit_bytes = services.settings.inline_limit_bytes
+            request = request_from_json(
+                fields, model, identity, limit_bytes, self._caller, self._header
+            )
+            services.input_checks.check(request)
+            trace = self.trace
+            if fields.traceparent is not None:
+                # An invalid one is ignored, as in a header.
+                trace = read_trace(fields.traceparent) or trace
+            if shadow is not None:
+                request = msgspec.structs.replace(request, shadow=shadow)
+            row.request = with_trace(request, trace)
+            if not row.request.stored_separately:
+                row.job = submission_of(
+                    services, row.request, now_s, quiet=self._quiet, deadline_s=self._deadline_s
+                )
+        except HeadraceError as error:
+            row.outcome = error.kept()
+
+    def _identity(self, given_id: str | None, number: int, fresh_ids: Iterator[str]) -> JobIdentity:
+        if given_id is not None:
+            return identity_of(given_id, "", self._caller.key_id)
+        if self._key:
+            # The key was checked as it came; with the line's number it may exceed the limit.
+            return identity_from_key(f"{self._key}/{number}", self._caller.key_id)
+        return JobIdentity(next(fresh_ids), chosen=False)
+
+    async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
+        """Store the inputs of these lines, together where the payload store can."""
+        together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
+        others: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
+        if self._services.input_store.together:
+            together = [(*one, one[1].payload) for one in rows if one[1].payload is not None]
+            others = [one for one in rows if one[1].payload is None]
+        slots = asyncio.Semaphore(THREADS)
+        until = asyncio.get_running_loop().time() + KEEP_MAX_S
+        keeping = [self._keep(*one, slots, until) for one in others]
+        if together:
+            keeping.append(self._keep_together(together))
+        await asyncio.gather(*keeping)
+
+    async def _keep(
+        self, row: BulkLine, request: ValidatedRequest, slots: asyncio.Semaphore, until: float
+    ) -> None:
+        """Write the line's input to the payload store, or check the file that it names."""
+        async with slots:
+            if asyncio.get_running_loop().time() >= until:
+                row.outcome = row.outcome or StoreUnavailable(
+                    "other inputs have kept the payload store busy for too long",
+                    hint="Try again later.",
+                )
+                return
+            try:
+                stored = await self._services.input_store.keep(request)
+            except HeadraceError as error:
+                row.outcome = error.kept()
+                return
+        self._is_stored(row, request, stored)
+
+    async def _keep_together(
+        self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
+    ) -> None:
+        """Write the lines' inputs to the payload store in one call."""
+        results = await self._services.input_store.keep_all(
+            [(request, payload) for _, request, payload in rows]
+        )
+        for (row, request, _), stored in zip(rows, results, strict=True):
+            if isinstance(stored, HeadraceError):
+                row.outcome = stored.kept()
+            else:
+                self._is_stored(row, request, stored)
+
+    def _is_stored(self, row: BulkLine, request: ValidatedRequest, stored: StoredInput) -> None:
+        row.stored = stored
+        now_s = self._services.queue.clock.now_s()
+        row.job = submission_of(
+            self._services,
+            request,
+            now_s,
+            source=stored.source,
+            quiet=self._quiet,
+            deadline_s=self._deadline_s,
+        )
+
+    async def _drop(self, row: BulkLine, stored: StoredInput) -> None:
+        """Delete the input of a job that was not enqueued; keep it where that is unknown."""
+        known = isinstance(row.outcome, (Job, HeadraceError))
+        if known and not isinstance(row.outcome, BrokerUnavailable):
+            await self._services.input_store.drop(stored)
+
+    async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
+        """Submit the lines in one call; return those to try again."""
+        unstored = [(row, row.request) for row in rows if row.job is None and row.request]
+        if unstored:
+            await self._keep_all(unstored)
+        await self._enqueue([row for row in rows if row.job is not None] if unstored else rows)
+        # After the other lines, one of which may be the earlier request.
+        refused = [row for row in unstored if row[0].job is None and row[1].identity.chosen]
+        for at in range(0, len(refused), VIEW_MAX_JOBS):
+            await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
+        return [row for row in rows if _retryable(row)]
+
+    async def _enqueue(self, rows: Sequence[BulkLine]) -> None:
+        jobs = [row.job for row in rows if row.job is not None]
+        if not jobs:
+            return
+        answers = await self._services.queue.submit_many(jobs)
+        known = []
+        for row, answer in zip(rows, answers, strict=True):
+            row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
+            # Without an id of the client, only a resend after a lost reply can repeat a job.
+            if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
+                known.append(row)
+        for at in range(0, len(known), VIEW_MAX_JOBS):
+            await self._look_up(known[at : at + VIEW_MAX_JOBS])
+
+    async def _look_up(self, rows: Sequence[BulkLine]) -> None:
+        """Read the jobs of earlier requests; None where a record has just expired."""
+        ids = [row.job.id for row in rows if row.job is not None]
+        found: Sequence[Job | HeadraceError | None]
+        try:
+            found = await self._services.queue.view(ids)
+        except HeadraceError as error:
+            found = [error.kept()] * len(ids)
+        for row, job in zip(rows, found, strict=True):
+            if isinstance(job, Job) and not self._caller.may_see(job.key):
+                row.outcome = id_unavailable(job.id)
+            else:
+                row.outcome = job
+
+    async def _look_up_refused(self, refused: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
+        """Read the jobs of earlier requests whose repeats have an input that cannot be stored."""
+        ids = [request.identity.job_id for _, request in refused]
+        try:
+            found = await self._services.queue.view(ids)
+        except HeadraceError as error:
+            for row, _ in refused:
+                row.outcome = error.kept()
+            return
+        for (row, request), job in zip(refused, found, strict=True):
+            if job is not None:
+                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
+
+    async def _hold(self, held: list[BulkLine]) -> None:
+        """Try again for `hold_s` seconds; meanwhile nothing more is read from the client."""
+        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
+        until = clock() + self._hold_s
+        pause_s, probe = HOLD_MIN_S, PROBE
+        while held and clock() < until and not stopping.is_set():
+            try:
+                async with asyncio.timeout(min(pause_s, max(0.0, until - clock()))):
+                    await stopping.wait()
+            except TimeoutError:
+                pass
+            # The last try includes all lines: a full queue must not refuse the lines of another.
+            part = len(held) if clock() >= until else probe
+            refused = await self._try(held[:part])
+            moved = min(part, len(held)) - len(refused)
+            held = refused + held[part:]
+            pause_s = HOLD_MIN_S if moved else min(pause_s * 2, HOLD_MAX_S)
+            probe = max(PROBE, 2 * moved)
+
+    def _count(self, rows: Sequence[BulkLine]) -> None:
+        admitted: Counter[tuple[str, str]] = Counter()
+        for row in rows:
+            if row.request is None:
+                continue
+            if isinstance(row.outcome, Receipt):
+                if row.request.shadow is not None and not row.outcome.repeated:
+                    self._services.shadow_copies.offer(row.request)
+                admitted[row.request.model.name, row.request.model.asked_version] += 1
+            elif isinstance(row.outcome, HeadraceError):
+                self._services.counters.refused(row.request.model.name, row.outcome.code)
+        for (name, version), count in admitted.items():
+            self._services.counters.admitted(name, version, count)
+
+    def _answer(self, row: BulkLine, waits: dict[tuple[str, str], Waiting | None]) -> bytes:
+        outcome = row.outcome
+        if isinstance(outcome, Receipt) and row.request is not None:
+            model = row.request.model
+            waiting_for = waits[model.name, model.asked_version]
+            return _fresh(row.request, outcome.created_us, waiting_for)
+        if isinstance(outcome, Job):
+            waiting_for = waits.get((outcome.model, outcome.asked_version))
+            return job_object(outcome, waiting_for=waiting_for)
+        members = {"line": row.number} | ({"job": row.job.id} if row.job is not None else {})
+        if isinstance(outcome, HeadraceError):
+            # A line has no header for it.
+            if isinstance(outcome, Throttled) and outcome.retry_after_s > 1:
+                members["retry_after"] = outcome.retry_after_s
+            reply = problem(outcome, self._path, **members)
+        else:
+            reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self._path)
+        return b'{"error":%s}' % reply.body
+
+
+def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | None) -> bytes:
+    if request.options.metadata is not None:
+        return job_object(fresh_job(request, created_us), waiting_for=waiting_for)
+    model, state = request.model, fresh_state(request.options)
+    return fresh_line(
+        request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
+        model.asked_version, trace_id_of(request),
+    )  # fmt: skip
+
+
+def _chosen(row: BulkLine) -> bool:
+    return row.request is not None and row.request.identity.chosen
+
+
+def _retryable(row: BulkLine) -> bool:
+    """Whether another try can help: no room, no Redis, or a record that has just expired."""
+    return row.outcome is None or (isinstance(row.outcome, HeadraceError) and row.outcome.retryable)

@@ -1,0 +1,179 @@
+"""The text of an answer's tokens as they come, and their log probabilities."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from handlers.generation.sampling import Likelihood
+from headrace.generator import Generated
+
+#: How many tokens before the new ones are decoded with them, as some join across tokens. They are
+#: at least _CONTEXT, and up to _CONTEXT_MAX, because shortening them costs one more decoding
+#: (`python -m benchmarks.generation.output_tokens`).
+_CONTEXT: Final = 6
+_CONTEXT_MAX: Final = 24
+#: After so many tokens an incomplete character is taken as it is; a character has four bytes.
+_INCOMPLETE_MAX: Final = 4
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """The text of one answer. It is released at the ends of tokens only.
+
+    So the released tokens are the state of the text, which can go on with them elsewhere.
+
+    Args:
+        decode: returns the text of tokens, without special ones.
+        stop: texts before which the answer ends.
+        tokens: those that were released before.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        tokens: Sequence[int] = (),
+    ) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._context = list(tokens[-_CONTEXT:])
+        # The length of its text.
+        self._before = len(decode(self._context))
+        self._pending: list[int] = []
+        self.stopped = bool(tokens) and self._find_stop(decode(tokens)) >= 0
+
+    def add(self, tokens: Sequence[int], *, last: bool = False) -> tuple[str, list[int]]:
+        """Take new tokens; return the text that is complete now, and its tokens.
+
+        Sets `stopped` if a stop text has come; the text then ends before it.
+
+        Args:
+            tokens: the new ones.
+            last: no more follow, so all is released.
+        """
+        self._pending += tokens
+        before = self._before
+        decoded = self._decode(self._context + self._pending)
+        text = whole = decoded[before:]
+        at = self._find_stop(text)
+        if at >= 0:
+            self.stopped = True
+            return text[:at], self._release(len(self._pending), decoded)
+        if last:
+            return text, self._release(len(self._pending), decoded)
+        held_from = self._held_from(whole)
+        for count in range(len(self._pending), 0, -1):
+            if count < len(self._pending):
+                decoded = self._decode(self._context + self._pending[:count])
+                text = decoded[before:]
+            complete = not text.endswith(_INCOMPLETE) or count > _INCOMPLETE_MAX
+            if complete and len(text) <= held_from:
+                return text, self._release(count, decoded)
+        return "", []
+
+    def _release(self, count: int, decoded: str) -> list[int]:
+        """Release so many tokens; `decoded` is the text of the context with them."""
+        released, self._pending = self._pending[:count], self._pending[count:]
+        self._context += released
+        self._before = len(decoded)
+        if len(self._context) > _CONTEXT_MAX:
+            self._context = self._context[-_CONTEXT:]
+            self._before = len(self._decode(self._context))
+        return released
+
+    def _find_stop(self, text: str) -> int:
+        places = [text.find(stop) for stop in self._stop]
+        return min((place for place in places if place >= 0), default=-1)
+
+    def _held_from(self, text: str) -> int:
+        """Return where a text begins that may become a stop text; the length if none does."""
+        for start in range(max(0, len(text) - max(map(len, self._stop), default=0)), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stop):
+                return start
+        return len(text)
+
+
+#: JSON has no infinity; OpenAI's API has this number for the most unlikely tokens.
+_LEAST: Final = -9999.0
+
+
+class TokenTexts:
+    """The text of each token of a model, alone.
+
+    Args:
+        decode: returns the text of tokens, without special ones.
+        name_of: returns the name of a token in the vocabulary, such as that of the end token.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], name_of: Callable[[int], str]
+    ) -> None:
+        self._decode = decode
+        self._name_of = name_of
+        self._known: dict[int, str] = {}
+
+    def text(self, token: int) -> str:
+        """Return what a token adds to a text; "" for a special one."""
+        found = self._known.get(token)
+        if found is None:
+            # Some tokenizers drop a space at the beginning of a text.
+            found = self._decode([token, token])[len(self._decode([token])) :]
+            self._known[token] = found
+        return found
+
+    def shown(self, token: int, logprob: float) -> dict[str, Any]:
+        """Return a token and its log probability as clients see it."""
+        text = self.text(token) or self._name_of(token)
+        # A part of a character has no text of its own.
+        encoded = None if _INCOMPLETE in text else list(text.encode())
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": encoded}
+
+
+class AnswerLogprobs:
+    """The log probabilities of one answer, which come with its tokens."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._pending: deque[Likelihood] = deque()
+
+    def add(self, found: Iterable[Likelihood]) -> None:
+        """Take those of new tokens."""
+        self._pending += found
+
+    def delta(self, text: str, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return a piece: a text, and the log probabilities of the tokens that have made it.
+
+        Special tokens are no part of the text, and neither are those behind its end.
+
+        Args:
+            text: the new text; a stop text may have cut it.
+            tokens: its tokens, whose log probabilities have come.
+        """
+        logprobs: list[dict[str, Any]] = []
+        length = 0
+        for token in tokens:
+            chosen, likeliest = self._pending.popleft()
+            own = self._texts.text(token)
+            if own and length < len(text):
+                logprobs.append(
+                    {
+                        **self._texts.shown(token, chosen),
+                        "top_logprobs": [self._texts.shown(*one) for one in likeliest],
+                    }
+                )
+            length += len(own)
+        return {"text": text, "logprobs": logprobs}
+
+
+def whole(output: Generated) -> Any:
+    """Return the result of an answer; its pieces may have log probabilities."""
+    if isinstance(output.text, str):
+        return output
+    return {
+        "text": "".join(piece["text"] for piece in output.text),
+        "finish_reason": output.finish_reason,
+        "usage": output.usage,
+        "logprobs": [one for piece in output.text for one in piece["logprobs"]],
+    }

@@ -1,1 +1,0 @@
-"""Arrow: types, and values from JSON and to JSON."""

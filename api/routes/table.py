@@ -42,13 +42,17 @@ from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
 from headrace import errors
 from headrace.access.api_key import Scope
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.traffic import Traffic
-from headrace.jobs.ids import ID, VERSION
+from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
-from headrace.observability.profiles import Profile, ProfileRequest
+from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
-from headrace.runs.records import Run, RunStatus
+from headrace.schema.failures import FailureGroups, Purged, Requeued, Retried
+from headrace.schema.models import Profile, Profiles
+from headrace.schema.queues import QueuePurge, Queues
+from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration
+from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
+from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
 Answers = type | Success | Mapping[int, type | Success]
 #: Takes the services, the request, and the parts of the path that the template names.
@@ -119,13 +123,13 @@ _SUBMIT_HEADERS: Final = (media.PREFER, media.IDEMPOTENCY_KEY)
 
 #: The parameters of the paths, by name.
 PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
-    "model": PathParameter(MODEL_NAME_PATTERN, "echo"),
+    "model": PathParameter(MODEL_NAME, "echo"),
     "job_id": PathParameter(ID, may_be_empty=True),
     "version": PathParameter(VERSION, "2.0"),
     "group": PathParameter(GROUP_NAME, "echo.0123456789ab"),
     "run_id": PathParameter(ID),
     "name": PathParameter(r"^[^\s/]{1,255}$"),
-    "queue": PathParameter(MODEL_NAME_PATTERN.replace("^", r"^headrace\."), "headrace.echo"),
+    "queue": PathParameter(MODEL_NAME.replace("^", r"^headrace\."), "headrace.echo"),
     "code": PathParameter(r"^[a-z-]{1,64}$", "queue-full"),
     "profile_id": PathParameter(r"^[^\s/]{1,64}$"),
 }
@@ -209,33 +213,33 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Queues and dead letters have the jobs of all keys.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
-        "get_model_versions", registry.Registration, (errors.ModelNotFound,),
+        "get_model_versions", Registration, (errors.ModelNotFound,),
     ),
     Operation(
         "PUT", registry.VERSION, registry.register_version, _MANAGE, "register_model_version",
-        {200: registry.Registration, 201: registry.Registration},
+        {200: Registration, 201: Registration},
         _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), registry.NewVersion,
     ),
     Operation(
         "PATCH", registry.MODEL, registry.change_model, _MANAGE, "change_model",
-        registry.Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
         registry.ModelChange,
     ),
     Operation(
         "POST", registry.MODEL + "/reload", registry.reload_model, _MANAGE, "reload_model",
-        registry.Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
     ),
     Operation(
         "GET", registry.MODEL + "/traffic", registry.get_traffic, _READ, "get_model_traffic",
-        registry.ModelTraffic, (errors.ModelNotFound,),
+        ModelTraffic, (errors.ModelNotFound,),
     ),
     Operation(
         "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
-        registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
+        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
     ),
     Operation(
         "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
-        "delete_model_traffic", registry.ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
+        "delete_model_traffic", ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
         (media.IF_MATCH,),
     ),
     Operation(
@@ -246,7 +250,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
         {
-            200: registry.Registration,
+            200: Registration,
             202: registry.PendingRemoval,
             204: Success("It was the last version."),
         },
@@ -264,7 +268,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
-        "list_model_differences", registry_log.ModelDifferences,
+        "list_model_differences", ModelDifferences,
     ),
     Operation(
         "POST", registry.MODEL + "/profile", profiles.request_profile, _MANAGE, "request_profile",
@@ -272,7 +276,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     # Another client may have requested it. Names of functions and operators are in its files.
     Operation(
-        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", profiles.Profiles,
+        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles,
     ),
     Operation(
         "GET", profiles.PATH + "/{profile_id}", profiles.get_profile, _MANAGE, "get_profile",
@@ -282,7 +286,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", profiles.PATH + "/{profile_id}/files/{name}", profiles.get_profile_file, _MANAGE,
         "get_profile_file", media.PROFILE_FILE, (errors.ProfileNotFound,),
     ),
-    Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", queues.Queues),
+    Operation("GET", _QUEUES, queues.list_queues, _MANAGE, "list_queues", Queues),
     Operation(
         "POST", _QUEUES + "/{name}/pause", queues.pause_queue, _MANAGE, "pause_queue",
         queues.QueuePause, (errors.QueueNotFound,),
@@ -293,7 +297,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _QUEUES + "/{name}/purge", queues.purge_queue, _MANAGE, "purge_queue",
-        queues.QueuePurge, (errors.QueueNotFound,),
+        QueuePurge, (errors.QueueNotFound,),
     ),
     # The service itself; probes have no keys.
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
@@ -309,13 +313,13 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Failures
     Operation(
         "GET", failures.PATH, failures.list_failures, _READ, "list_failures",
-        failures.FailureGroups, (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
+        FailureGroups, (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
         (failures.FailuresQuery,),
     ),
     # A retry passes the limits of the API keys that own the jobs.
     Operation(
         "POST", failures.PATH + "/{group}/retry", failures.retry_failures, _MANAGE,
-        "retry_failures", failures.Retried,
+        "retry_failures", Retried,
         (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
     ),
     # Dead letters
@@ -326,11 +330,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _LETTERS + "/requeue", dead_letters.requeue, _MANAGE, "requeue_dead_letters",
-        dead_letters.Requeued, _UNREAD_SELECTION, body=dead_letters.Selection,
+        Requeued, _UNREAD_SELECTION, body=dead_letters.Selection,
     ),
     Operation(
         "POST", _LETTERS + "/purge", dead_letters.purge, _MANAGE, "purge_dead_letters",
-        dead_letters.Purged, _UNREAD_SELECTION, body=dead_letters.Selection,
+        Purged, _UNREAD_SELECTION, body=dead_letters.Selection,
     ),
     Operation(
         "GET", _LETTER, dead_letters.get_dead_letter, _MANAGE, "get_dead_letter",
@@ -338,15 +342,15 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "DELETE", _LETTER, dead_letters.purge_one, _MANAGE, "purge_dead_letter",
-        dead_letters.Purged, (errors.LetterNotFound, errors.ModelNotFound),
+        Purged, (errors.LetterNotFound, errors.ModelNotFound),
     ),
     # Offline runs
-    Operation("GET", _RUNS, runs.list_runs, _READ, "list_runs", runs.Runs),
+    Operation("GET", _RUNS, runs.list_runs, _READ, "list_runs", Runs),
     Operation(
         "GET", _RUNS + "/{run_id}", runs.get_run, _READ, "get_run", Run, (errors.RunNotFound,),
     ),
     Operation(
-        "PUT", _RUNS + "/{run_id}", runs.put_run, _SUBMIT, "tell_run", runs.RunReceipt,
+        "PUT", _RUNS + "/{run_id}", runs.put_run, _SUBMIT, "tell_run", RunReceipt,
         (errors.InvalidRequest, errors.InvalidId, errors.RunNotFound, errors.PayloadTooLarge),
         (runs.RunQuery,), body=RunStatus,
     ),
@@ -357,11 +361,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     # Webhooks
     Operation(
         "GET", webhooks.PATH, webhooks.list_deliveries, _READ, "list_webhooks",
-        webhooks.WebhookDeliveries, (errors.JobNotFound,),
+        WebhookDeliveries, (errors.JobNotFound,),
     ),
     Operation(
         "POST", webhooks.PATH + "/redeliver", webhooks.redeliver, _SUBMIT, "redeliver_webhook",
-        {202: webhooks.WebhookDelivery},
+        {202: WebhookDelivery},
         (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge, errors.WebhookNotFound,
          errors.BrokerFull, errors.JobNotFound),
         body=Body(webhooks.WebhookRedelivery, required=False),

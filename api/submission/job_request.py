@@ -19,10 +19,10 @@ from api.submission.decoding import OPTION_NAMES, JsonDecoder, invalid_member
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.inputs.input_schema import InputSection
 from headrace.config.inputs.parameters import check_parameters
-from headrace.config.model.catalog import Catalog, ModelConfig, ModelName
+from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
-from headrace.jobs.ids import ID, check_free_id, check_id, check_key, id_of_key, new_id
+from headrace.jobs.ids import ID, ModelName, check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, InputDetails, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace

@@ -17,18 +17,17 @@ from headrace.client.models import (
     Cancelled,
     DeadLetter,
     Failure,
-    FailureGroup,
     Job,
     Model,
-    Queue,
-    Requeued,
     Result,
-    Retried,
-    Run,
 )
 from headrace.client.registry import ModelChange
 from headrace.client.sync_client import Client
 from headrace.jobs.progress import Progress
+from headrace.schema.failures import FailuresOfGroup as FailureGroup
+from headrace.schema.failures import Requeued, Retried
+from headrace.schema.queues import Queue
+from headrace.schema.runs import Run
 
 __all__ = [
     "AsyncClient",

@@ -16,16 +16,15 @@ from headrace.client.inputs import JSON_HEADERS, job_request
 from headrace.client.models import (
     DeadLetter,
     Job,
-    Profile,
-    Queue,
-    Requeued,
-    Run,
-    VersionQueue,
-    WebhookDelivery,
 )
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
+from headrace.schema.failures import Purged, Requeued
+from headrace.schema.models import Profile, Profiles
+from headrace.schema.queues import Queue, QueuePurge, VersionQueue
+from headrace.schema.runs import Run, RunReceipt, Runs
+from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
 RUNS: Final = "/api/v1/runs"
 _PROFILES: Final = "/api/v1/profiles"
@@ -40,30 +39,6 @@ DeadLetters: TypeAlias = str | DeadLetter | Iterable[str | DeadLetter] | None
 class _DeadLetterPage(msgspec.Struct):
     dead_letters: list[DeadLetter]
     cursor: str | None = None
-
-
-class _Purged(msgspec.Struct):
-    purged: int
-
-
-class _Cancelled(msgspec.Struct):
-    cancelled: int
-
-
-class _Deliveries(msgspec.Struct):
-    deliveries: list[WebhookDelivery]
-
-
-class _Profiles(msgspec.Struct):
-    profiles: list[Profile]
-
-
-class _Runs(msgspec.Struct):
-    runs: list[Run]
-
-
-class _RunRecord(msgspec.Struct):
-    cancel_requested: bool = False
 
 
 def pause_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[None]:
@@ -101,7 +76,7 @@ def purge_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[int
         QueueNotFound: the model does not exist.
     """
     answer = yield from _change_queue(session, queue, "purge")
-    return decoded(answer, _Cancelled).cancelled
+    return decoded(answer, QueuePurge).cancelled
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:
@@ -180,7 +155,7 @@ def purge_dead_letters(
     """
     count = 0
     for request in _selections(model, "purge", letters, all=all):
-        count += (yield from fetch(session, request, _Purged)).purged
+        count += (yield from fetch(session, request, Purged)).purged
     return count
 
 
@@ -222,7 +197,7 @@ def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
         JobNotFound: no job has this id.
     """
     request = job_request("GET", job, below="/webhooks")
-    return (yield from fetch(session, request, _Deliveries)).deliveries
+    return (yield from fetch(session, request, WebhookDeliveries)).deliveries
 
 
 def redeliver_webhook(
@@ -246,7 +221,7 @@ def redeliver_webhook(
 
 def runs(session: Session) -> Plan[list[Run]]:
     """Return the offline runs that this server knows, latest report first."""
-    return (yield from fetch(session, HttpRequest("GET", RUNS), _Runs)).runs
+    return (yield from fetch(session, HttpRequest("GET", RUNS), Runs)).runs
 
 
 def run_record(session: Session, run_id: str) -> Plan[Run]:
@@ -272,7 +247,7 @@ def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Pl
     query = {"begun": "1"} if begun else {}
     body = msgspec.json.encode(record)
     request = HttpRequest("PUT", _run_path(run_id), query, body, JSON_HEADERS)
-    return (yield from fetch(session, request, _RunRecord)).cancel_requested
+    return (yield from fetch(session, request, RunReceipt)).cancel_requested
 
 
 def _run_path(run_id: str) -> str:
@@ -312,7 +287,7 @@ def request_profile(
 
 def profiles(session: Session) -> Plan[list[Profile]]:
     """Return the newest profiles of all models, the last one first."""
-    return (yield from fetch(session, HttpRequest("GET", _PROFILES), _Profiles)).profiles
+    return (yield from fetch(session, HttpRequest("GET", _PROFILES), Profiles)).profiles
 
 
 def profile(session: Session, id: str) -> Plan[Profile]:

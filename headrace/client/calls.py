@@ -21,10 +21,11 @@ from headrace.client.inputs import (
     job_request,
     trace_headers,
 )
-from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
+from headrace.client.models import Cancelled, Job, Model, decode_output
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
+from headrace.schema.queues import Queue, Queues
 
 MODELS: Final = "/api/v1/models"
 #: Seconds of the first long poll, after which a reason that no worker can load the model is known.
@@ -48,10 +49,6 @@ class _JobPage(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     models: list[Model]
-
-
-class _Queues(msgspec.Struct):
-    queues: list[Queue]
 
 
 def submit(
@@ -250,7 +247,7 @@ def model(session: Session, name: str) -> Plan[Model]:
 
 def queues(session: Session) -> Plan[list[Queue]]:
     """Return every queue with its depth, its age and its jobs in flight."""
-    return (yield from fetch(session, HttpRequest("GET", "/api/v1/queues"), _Queues)).queues
+    return (yield from fetch(session, HttpRequest("GET", "/api/v1/queues"), Queues)).queues
 
 
 def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]:

@@ -6,18 +6,12 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 
-import msgspec
-
 from headrace.client.calls import moment
 from headrace.client.http.retries import Session, fetch
-from headrace.client.models import FailureGroup, Retried
 from headrace.client.sansio import HttpRequest, Plan
+from headrace.schema.failures import FailureGroups, FailuresOfGroup, Retried
 
 FAILURES: Final = "/api/v1/failures"
-
-
-class _Failures(msgspec.Struct):
-    failures: list[FailureGroup]
 
 
 def failures(
@@ -27,7 +21,7 @@ def failures(
     since: datetime | float | str | None = None,
     error: str | None = None,
     limit: int | None = None,
-) -> Plan[list[FailureGroup]]:
+) -> Plan[list[FailuresOfGroup]]:
     """Return why jobs failed: groups of failures, the one that failed last first.
 
     Args:
@@ -48,10 +42,10 @@ def failures(
     }
     query = {name: value for name, value in given.items() if value is not None}
     request = HttpRequest("GET", FAILURES, query=query)
-    return (yield from fetch(session, request, _Failures)).failures
+    return (yield from fetch(session, request, FailureGroups)).failures
 
 
-def retry_failures(session: Session, group: str | FailureGroup) -> Plan[Retried]:
+def retry_failures(session: Session, group: str | FailuresOfGroup) -> Plan[Retried]:
     """Put all jobs of a group back at the end of their queues as the same jobs.
 
     A job keeps its id, its input and its metadata; its attempts start at 0.

@@ -15,6 +15,7 @@ import msgspec
 from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
 from headrace.jobs.values.media_types import is_json
+from headrace.schema.failures import DeadLetterEntry
 
 In = TypeVar("In")
 
@@ -176,48 +177,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     traffic: dict[str, Any] | None = None
 
 
-class VersionQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of the jobs that ask for one version of a model; see `Queue`."""
-
-    name: str
-    version: str
-    depth: dict[str, int]
-    scheduled: int
-    in_flight: int
-    dead_letters: int
-    paused: bool = False
-    oldest_age_s: float | None = None
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue of one model.
-
-    Attributes:
-        depth: waiting jobs, by priority step; this and the other numbers include `versions`.
-        paused: workers claim no jobs from it until it is resumed.
-        oldest_age_s: waiting time of the oldest waiting job; None without waiting jobs.
-        tokens: of all jobs that have not ended, estimated; None if its model has no schedule by
-            tokens.
-        max_queued_tokens: the most of them; None without a limit.
-        versions: the queues of versions that jobs ask for.
-    """
-
-    name: str
-    model: str
-    version: str
-    depth: dict[str, int]
-    scheduled: int
-    in_flight: int
-    dead_letters: int
-    max_queue_depth: int
-    paused: bool = False
-    oldest_age_s: float | None = None
-    tokens: int | None = None
-    max_queued_tokens: int | None = None
-    versions: list[VersionQueue] = []
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetter(DeadLetterEntry, frozen=True, kw_only=True):
     """A message that could not be processed, kept until it is requeued or deleted, at most 14 days.
 
     Attributes:
@@ -232,15 +192,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         message: the task message, as `text` or `base64`. None in a list; `raw` is decoded.
     """
 
-    id: str
     model: str = ""
-    job_id: str | None = None
-    reason: str
-    error: str
-    attempts: int
-    created_at: datetime
-    died_at: datetime
-    requeueable: bool
     traceback: str | None = None
     message: dict[str, str] | None = None
 
@@ -253,131 +205,6 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         """
         message = self.message or {}
         return message["text"].encode() if "text" in message else _unpack(message.get("base64", ""))
-
-
-class Requeued(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a requeue of dead letters.
-
-    Attributes:
-        left: which were not, and why: `unknown`, `unreadable` (not a valid job) or `alive` (a job
-            with its id waits or runs, or is newer).
-    """
-
-    requeued: int
-    left: dict[str, str] = {}
-
-
-class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed jobs of one model with the same error, exception and line of the handler.
-
-    Attributes:
-        group: its name, for `retry_failures` and for `jobs(group=)`.
-        type: the code of the error.
-        exception: the class that the handler raised; None if it did not raise.
-        where: the line of its own code that raised, such as `words.py:7`.
-        message: of the job that failed last.
-        first_at: when the first of them failed.
-        last_at: when the last of them failed.
-        jobs: the ids of the jobs that failed last, at most 10.
-    """
-
-    group: str
-    model: str
-    type: str
-    exception: str | None = None
-    where: str | None = None
-    message: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    jobs: list[str] = []
-
-
-class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a retry of a group of failures.
-
-    Attributes:
-        retried: how many jobs wait in their queue again.
-        left: which do not, and why: `gone` (deleted or retried meanwhile), `alive` (its message is
-            still in a list), or `no-message` (nothing is left to retry).
-    """
-
-    retried: int
-    left: dict[str, str] = {}
-
-
-class WebhookAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to deliver a webhook.
-
-    Attributes:
-        status: the HTTP status of the answer; None without an answer.
-        error: why the attempt failed; None if it succeeded.
-    """
-
-    at: datetime
-    duration_ms: int = 0
-    status: int | None = None
-    error: str | None = None
-
-
-class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery of a job's event to a webhook.
-
-    Attributes:
-        id: the header `webhook-id` of each attempt.
-        type: the event, such as `job.succeeded`.
-        url: the receiver's URL without its query.
-        state: `pending`, `delivered` or `failed`.
-        next_attempt_at: the time of the next attempt, while it is pending.
-    """
-
-    id: str
-    type: str
-    url: str
-    state: str
-    created_at: datetime
-    next_attempt_at: datetime | None = None
-    tries: int = 0
-    attempts: list[WebhookAttempt] = []
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """The last report of an offline run.
-
-    Attributes:
-        state: `running`, `ended`, `stopped`, `cancelled`, `failed`, or `lost` (no report for
-            half a minute).
-        output: the output of its rows.
-        total: the number of inputs; None if it is unknown.
-        succeeded: the number of rows with a result.
-        failed: the number of rows without a result.
-        per_second: ended inputs per second.
-        command: the command that resumes it, on that host and in that folder.
-    """
-
-    id: str
-    model: str
-    state: str
-    told_at: datetime
-    started_at: datetime
-    name: str = ""
-    source: str = ""
-    output: str = ""
-    total: int | None = None
-    succeeded: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    per_second: float = 0.0
-    command: list[str] = []
-    host: str = ""
-    folder: str = ""
-    error: str = ""
-    cancel_requested: bool = False
-
-    @property
-    def ended(self) -> int:
-        """Return the number of inputs that have a row."""
-        return self.succeeded + self.failed
 
 
 def decode_result(result: Any) -> Any:
@@ -414,31 +241,3 @@ def _unpack(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise UnexpectedAnswer(f"the base64 of an answer cannot be read: {error}") from None
-
-
-class ProfileFile(msgspec.Struct, frozen=True):
-    """A file of a profile; `client.profile_file` reads it."""
-
-    name: str
-    bytes: int
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile of one model process.
-
-    Attributes:
-        kind: trace or stack.
-        state: requested, running, done or failed.
-        error: why it has failed, and what to do; None if it has not.
-        automatic: the model option `profile` has started it.
-    """
-
-    id: str
-    model: str
-    version: str
-    kind: str
-    state: str
-    error: str | None = None
-    automatic: bool = False
-    at: datetime
-    files: list[ProfileFile] = []

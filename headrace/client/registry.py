@@ -13,92 +13,12 @@ from headrace.client.http.events import ServerEvent, follow
 from headrace.client.http.retries import Session, decoded, exchange, fetch
 from headrace.client.inputs import JSON_HEADERS
 from headrace.client.sansio import HttpRequest, Plan, Stream
-
-
-class RegisteredVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a registered model.
-
-    Attributes:
-        default: jobs that name no version run on it.
-        changed: options that were changed over the API, without files and secrets.
-        loads: how many reloads were requested.
-        unserved: why no worker takes it; None: one can, or serves it.
-    """
-
-    version: str
-    default: bool = False
-    declared: bool = False
-    changed: dict[str, Any] = {}
-    loads: int = 0
-    unserved: str | None = None
-
-
-class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered model with its versions.
-
-    Attributes:
-        generation: changes with the model.
-        changed_by: the API key or the command that changed it last.
-        state: with `wait`: ready, failed, or pending if the time was too short; else "".
-        error: with `wait`: the traceback of a failed load.
-    """
-
-    name: str
-    generation: int = 0
-    default_version: str = ""
-    versions: list[RegisteredVersion] = []
-    changed_by: str = ""
-    changed_at: datetime | None = None
-    change: str = ""
-    state: str = ""
-    error: str | None = None
-
-
-class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the jobs of a model go that name no version.
-
-    Attributes:
-        generation: changes with the model.
-        default_version: it runs such jobs without any weights.
-        declared: the models file decides, and not the API.
-        weights: the share of each version.
-        sticky: what a user is recognised by: `header` or `metadata` with its name; None: nothing.
-        shadow: the version that gets copies of such jobs; None: none does.
-        shadow_percent: how many of the jobs are copied.
-        shadow_results: how the copies have ended: `equal`, `different`, `failed`, `dropped` and
-            `unknown`.
-        state: with `wait`: ready, failed, or pending if the time was too short; else "".
-        error: with `wait`: the traceback of a failed load.
-    """
-
-    name: str
-    generation: int = 0
-    default_version: str = ""
-    declared: bool = False
-    weights: dict[str, float] = {}
-    sticky: dict[str, str] | None = None
-    shadow: str | None = None
-    shadow_percent: float = 100.0
-    shadow_results: dict[str, int] = {}
-    state: str = ""
-    error: str | None = None
-
-
-class ModelDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One place where the registered models differ from the models file.
-
-    Attributes:
-        option: the option; None: the models file does not have this version; `version`: it has,
-            and the version was removed.
-        declared: its value in the models file; None: none, or it is not shown.
-        present: the value that holds; None: it is not shown.
-    """
-
-    model: str
-    version: str
-    option: str | None = None
-    declared: Any = None
-    present: Any = None
+from headrace.schema.registry import (
+    ModelDifference,
+    ModelDifferences,
+    ModelTraffic,
+    Registration,
+)
 
 
 class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,10 +42,6 @@ class _Changes(msgspec.Struct):
 
 class _State(msgspec.Struct):
     state: str
-
-
-class _Differences(msgspec.Struct):
-    differences: list[ModelDifference]
 
 
 def model_versions(session: Session, model: str) -> Plan[Registration]:
@@ -269,7 +185,7 @@ def _model_change(event: ServerEvent) -> tuple[list[ModelChange], bool]:
 def model_differences(session: Session) -> Plan[list[ModelDifference]]:
     """Return where the registered models differ from the models file that was applied last."""
     request = HttpRequest("GET", "/api/v1/registry/differences")
-    return (yield from fetch(session, request, _Differences)).differences
+    return (yield from fetch(session, request, ModelDifferences)).differences
 
 
 def model_traffic(session: Session, model: str) -> Plan[ModelTraffic]:

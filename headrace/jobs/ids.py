@@ -8,7 +8,9 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from headrace.errors import InvalidId
 
@@ -17,6 +19,9 @@ KEY: Final = r"^[!-~]{1,255}$"
 ID_GRAMMAR: Final = "1 to 128 of A-Z a-z 0-9 - _ . : @"
 KEY_GRAMMAR: Final = "1 to 255 visible ASCII characters, without spaces"
 
+MODEL_NAME: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+#: The name of a model in the API; an unknown one is refused as such.
+ModelName = Annotated[str, Meta(extra_json_schema={"pattern": MODEL_NAME}, examples=["echo"])]
 #: The version of a model, which is part of the name of a queue and of a path.
 VERSION: Final = "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}$"
 VERSION_GRAMMAR: Final = "1 to 64 of A-Z a-z 0-9 _ . + - and does not begin with . + or -"

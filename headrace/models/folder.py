@@ -15,12 +15,12 @@ import yaml
 from msgspec import Meta
 
 from headrace.config.inputs.input_schema import SECTIONS
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.options import ModelOptions
 from headrace.config.model.problems import read_options
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
+from headrace.jobs.ids import MODEL_NAME
 from headrace.models.archive import is_of_system
 from headrace.models.extension import ModelFolder, descriptions, pipeline_readers
 
@@ -44,7 +44,7 @@ class ModelFile(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
         name: the model's name, where no other is given.
     """
 
-    name: Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)] | None = None
+    name: Annotated[str, Meta(pattern=MODEL_NAME)] | None = None
 
 
 def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from headrace.jobs.job import Count, Time, iso
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.scripts import Command, script
+from headrace.schema.members import time_of
+from headrace.schema.models import Profile, ProfileFile
 
 KEPT: Final = 8
 TTL_S: Final = 3600
@@ -56,30 +57,6 @@ class ProfileRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 10.0
     version: Annotated[str, Meta(description="By default the default version.")] = ""
-
-
-class ProfileFile(msgspec.Struct):
-    """A file of a profile."""
-
-    name: str
-    bytes: Count
-
-
-class Profile(msgspec.Struct, kw_only=True):
-    """A profile of one model process."""
-
-    id: str
-    model: str
-    version: str
-    kind: Kind
-    state: Annotated[
-        Literal["requested", "running", "done", "failed"],
-        Meta(description="`requested` until a worker has taken it."),
-    ]
-    error: Annotated[str | None, Meta(description="Why it has failed, and what to do.")]
-    automatic: Annotated[bool, Meta(description="The model option `profile` has started it.")]
-    at: Annotated[Time, Meta(description="When it was requested, or was saved.")]
-    files: list[ProfileFile]
 
 
 def of_model(model: str, version: str) -> str:
@@ -171,6 +148,6 @@ def profile_of(
         state=found,
         error=why or None,
         automatic=profile_id.startswith(AUTOMATIC),
-        at=iso(int(at)),
+        at=time_of(int(at)),
         files=[ProfileFile(name, size) for name, size in zip(names, sizes, strict=True)],
     )

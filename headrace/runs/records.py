@@ -6,18 +6,18 @@ output, and not this record.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headrace.access.api_key import NO_OWNER, Caller
 from headrace.errors import RunNotFound
-from headrace.jobs.job import Time, iso
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import script
+from headrace.schema.members import time_of
+from headrace.schema.runs import Run, RunFields, RunStatus
 
 TTL_S: Final = 30 * 86_400
 #: How many records of an API key are kept; older ones are deleted.
@@ -29,42 +29,6 @@ COMMAND_MAX_CHARS: Final = 4096
 SILENT_S: Final = 30
 RUNNING: Final = "running"
 LOST: Final = "lost"
-_Count = Annotated[int, Meta(ge=0, lt=2**53)]
-
-
-class _RunFields(msgspec.Struct, kw_only=True):
-    model: str
-    name: Annotated[str, Meta(description="The name that its user has given.")] = ""
-    source: Annotated[str, Meta(description="The source of its inputs.")] = ""
-    output: Annotated[str, Meta(description="The destination of its rows.")] = ""
-    total: Annotated[_Count | None, Meta(description="The number of inputs, if known.")] = None
-    succeeded: Annotated[_Count, Meta(description="Rows with a result.")] = 0
-    failed: Annotated[_Count, Meta(description="Rows without one.")] = 0
-    in_flight: _Count = 0
-    per_second: Annotated[
-        float, Meta(ge=0, description="Inputs that ended per second since its process began.")
-    ] = 0.0
-    command: Annotated[list[str], Meta(description="The command that resumes it.")] = []
-    host: Annotated[str, Meta(description="Where its process runs.")] = ""
-    folder: Annotated[str, Meta(description="Its working directory on the host.")] = ""
-    error: Annotated[str, Meta(description="Why it failed.")] = ""
-
-
-class RunStatus(_RunFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a run reports about itself."""
-
-    state: Literal["running", "ended", "stopped", "cancelled", "failed"] = RUNNING
-    started_at: Annotated[float, Meta(ge=0, le=1e11, description="Seconds since 1970.")] = 0.0
-
-
-class Run(_RunFields, kw_only=True):
-    """A run as it last reported; `lost` if it runs and has not reported for 30 s."""
-
-    id: str
-    state: Literal["running", "ended", "stopped", "cancelled", "failed", "lost"]
-    started_at: Time
-    told_at: Time
-    cancel_requested: bool
 
 
 class RunRecords:
@@ -124,7 +88,7 @@ class RunRecords:
         record = await self.one(run_id, caller)
         if record.state == RUNNING:
             await self._queue.call_once(("HSET", keys.run(run_id), "cancel", "1"))
-            record.cancel_requested = True
+            return msgspec.structs.replace(record, cancel_requested=True)
         return record
 
     async def _read(self, ids: list[str], caller: Caller) -> list[Run | None]:
@@ -155,10 +119,10 @@ def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> Run:
     at_us = int(fields.get(b"at", b"0"))
     silent = status.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S
     return Run(
-        **{name: getattr(status, name) for name in _RunFields.__struct_fields__},
+        **{name: getattr(status, name) for name in RunFields.__struct_fields__},
         id=run_id,
         state=LOST if silent else status.state,
-        started_at=iso(int(status.started_at * US_PER_S)),
-        told_at=iso(at_us),
+        started_at=time_of(int(status.started_at * US_PER_S)),
+        told_at=time_of(at_us),
         cancel_requested=b"cancel" in fields,
     )

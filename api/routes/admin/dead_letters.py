@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -13,8 +13,9 @@ from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.errors import InvalidRequest, LetterNotFound
-from headrace.jobs.job import Count, Time, iso
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
+from headrace.schema.failures import DeadLetterEntry, Purged, Requeued
+from headrace.schema.members import time_of
 
 PATH: Final = "/api/v1/models/{model}/dead-letters"
 PAGE_DEFAULT: Final = 100
@@ -32,21 +33,6 @@ class LettersQuery(msgspec.Struct):
     ] = ""
 
 
-class DeadLetterEntry(msgspec.Struct, kw_only=True):
-    """A job, or a message that is not a job, that could not run."""
-
-    id: Annotated[str, Meta(description="The job's id; a generated name if it is not a job.")]
-    job_id: str | None
-    reason: Annotated[
-        str, Meta(description="The code of a problem, or why the message is not a job.")
-    ]
-    error: str
-    attempts: Count
-    created_at: Time
-    died_at: Time
-    requeueable: Annotated[bool, Meta(description="Whether it can be requeued.")]
-
-
 class DeadLetters(msgspec.Struct):
     """A page of dead letters."""
 
@@ -61,7 +47,7 @@ class TaskMessage(msgspec.Struct):
     base64: str | UnsetType = UNSET
 
 
-class DeadLetterDetail(DeadLetterEntry, kw_only=True):
+class DeadLetterDetail(DeadLetterEntry, frozen=True, kw_only=True):
     """A dead letter with the handler's traceback and the message."""
 
     traceback: str | None
@@ -73,22 +59,6 @@ class Selection(msgspec.Struct, forbid_unknown_fields=True):
 
     ids: Annotated[list[str], Meta(max_length=NAMES_MAX)] | None = None
     all: bool = False
-
-
-class Requeued(msgspec.Struct):
-    """How many dead letters were requeued."""
-
-    requeued: Count
-    left: Annotated[
-        dict[str, Literal["unknown", "unreadable", "alive"]],
-        Meta(description="The dead letters that were not requeued, and why."),
-    ]
-
-
-class Purged(msgspec.Struct):
-    """How many dead letters were removed."""
-
-    purged: Count
 
 
 _SELECTION: Final = JsonDecoder(Selection)
@@ -121,8 +91,10 @@ async def requeue(services: Services, request: Request, model: str) -> Reply:
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
     outcomes = await services.dead_letters.requeue(queue, names)
-    left = {name: why for name, why in zip(names, outcomes, strict=True) if why != "queued"}
-    return json_reply(Requeued(len(names) - len(left), left))
+    left: dict[str, str] = {
+        name: why for name, why in zip(names, outcomes, strict=True) if why != "queued"
+    }
+    return json_reply(Requeued(requeued=len(names) - len(left), left=left))
 
 
 async def purge(services: Services, request: Request, model: str) -> Reply:
@@ -167,8 +139,8 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "error": letter.message,
         "attempts": letter.attempts,
-        "created_at": iso(letter.created_us),
-        "died_at": iso(letter.died_us),
+        "created_at": time_of(letter.created_us),
+        "died_at": time_of(letter.died_us),
         "requeueable": bool(letter.job_id),
     }
 

@@ -12,8 +12,9 @@ from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from headrace.config.inputs.input_schema import InputSection, OutputSection
 from headrace.config.inputs.parameters import Parameter
-from headrace.config.model.catalog import ModelConfig, ModelName
+from headrace.config.model.catalog import ModelConfig
 from headrace.config.model.traffic import Traffic
+from headrace.jobs.ids import ModelName
 from headrace.jobs.job import Amount, Count
 
 _Error = Annotated[

@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
-import msgspec
-
 from api.http.bodies import read_body
 from api.http.messages import NO_STORE, Reply, Request, json_reply
 from api.routes.admin.registry import registry_of
@@ -14,19 +12,14 @@ from api.services import Services
 from api.submission.decoding import JsonDecoder
 from headrace.errors import Conflict, ProfileNotFound
 from headrace.observability import profiles
-from headrace.observability.profiles import Profile, ProfileRequest
+from headrace.observability.profiles import ProfileRequest
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
+from headrace.schema.models import Profile, Profiles
 
 PATH: Final = "/api/v1/profiles"
 _BODY_MAX_BYTES: Final = 64 * 1024
 _REQUEST: Final = JsonDecoder(ProfileRequest)
-
-
-class Profiles(msgspec.Struct):
-    """The newest profiles of all models, the last one first."""
-
-    profiles: list[Profile]
 
 
 async def request_profile(services: Services, request: Request, model: str) -> Reply:

@@ -3,71 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, TypedDict, cast
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from headrace.config.model.catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 from headrace.jobs.ids import VERSION
-from headrace.jobs.job import Amount, Count
-from headrace.queue.job_queue import Depth as QueueDepth
+from headrace.queue.job_queue import Depth
 from headrace.redis import keys
+from headrace.schema.queues import Queue, QueuePurge, Queues, VersionQueue
 
 _VERSION: Final = re.compile(VERSION)
-
-#: By priority step.
-Depth = TypedDict("Depth", {"0": Count, "3": Count, "6": Count, "9": Count})
-
-
-class VersionQueue(msgspec.Struct):
-    """The queue of the jobs that ask for one version of a model."""
-
-    name: Annotated[str, Meta(description="The `queue=` of a Celery client.")]
-    version: str
-    depth: Annotated[Depth, Meta(description="Waiting jobs, by priority step.")]
-    paused: bool
-    scheduled: Count
-    in_flight: Count
-    dead_letters: Count
-    oldest_age_s: Amount | None
-
-
-class Queue(msgspec.Struct):
-    """The queue of one model; its numbers include the jobs that ask for a version."""
-
-    name: Annotated[str, Meta(description="The `queue=` of a Celery client.")]
-    model: ModelName
-    version: str
-    depth: Annotated[Depth, Meta(description="Waiting jobs, by priority step.")]
-    paused: bool
-    scheduled: Count
-    in_flight: Count
-    dead_letters: Count
-    max_queue_depth: Annotated[Count, Meta(description="Of this queue, and of each version's.")]
-    oldest_age_s: Amount | None
-    tokens: Annotated[
-        Count | None,
-        Meta(
-            description="Of all jobs that have not ended, estimated; null: it does not count them."
-        ),
-    ]
-    max_queued_tokens: Annotated[
-        Count | None, Meta(description="Of this queue, and of each version's; null: no limit.")
-    ]
-    versions: Annotated[
-        list[VersionQueue], Meta(description="The queues of versions that jobs ask for.")
-    ]
-
-
-class Queues(msgspec.Struct):
-    """One queue per model."""
-
-    queues: list[Queue]
 
 
 class QueuePause(msgspec.Struct):
@@ -75,13 +24,6 @@ class QueuePause(msgspec.Struct):
 
     name: str
     paused: bool
-
-
-class QueuePurge(msgspec.Struct):
-    """The number of jobs that were cancelled."""
-
-    name: str
-    cancelled: Count
 
 
 async def list_queues(services: Services, _: Request) -> Reply:
@@ -133,8 +75,8 @@ async def _version_queues(services: Services, paused: set[str]) -> dict[str, lis
     return found
 
 
-def _by_step(depth: QueueDepth) -> Depth:
-    return cast("Depth", {str(step): count for step, count in depth.waiting.items()})
+def _by_step(depth: Depth) -> dict[str, int]:
+    return {str(step): count for step, count in depth.waiting.items()}
 
 
 async def pause_queue(services: Services, _: Request, name: str) -> Reply:

@@ -7,19 +7,19 @@ from collections.abc import Collection, Coroutine
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, to_builtins
 
 from api.components.model_registry import ChangeState, MakeChanges, ModelRegistry
 from api.http.bodies import read_body
 from api.http.messages import NO_CONTENT, ClientGone, HangUp, Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
-from headrace.config.model.catalog import ModelName
 from headrace.config.model.options import ModelOptions
-from headrace.config.model.traffic import Sticky, Traffic
+from headrace.config.model.traffic import Traffic
 from headrace.config.suggestions import listing
 from headrace.errors import Forbidden, InvalidRequest, ModelNotFound
-from headrace.jobs.job import Amount, Count, Time, iso
+from headrace.jobs.ids import ModelName
+from headrace.jobs.job import Amount
 from headrace.observability.worker_report import SHADOW, ShadowResult
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -33,6 +33,8 @@ from headrace.registry.model import (
     set_traffic,
     unregister,
 )
+from headrace.schema.members import NULL, time_of
+from headrace.schema.registry import ModelTraffic, RegisteredVersion, Registration
 
 T = TypeVar("T")
 
@@ -51,46 +53,6 @@ TUNING: Final = frozenset({
     "channels_last", "malloc_tuning", "preprocess_threads", "preprocess_processes",
 })  # fmt: skip
 _GUARDED: Final = frozenset(ModelOptions.__struct_fields__) - TUNING
-
-
-#: With `wait`: how far the workers are.
-StateAfterWait = Annotated[
-    ChangeState | UnsetType,
-    Meta(description="With `wait`: whether the workers serve the change, or cannot load it."),
-]
-ErrorAfterWait = Annotated[
-    str | UnsetType | None, Meta(description="With `wait`: the traceback of a failed load.")
-]
-
-
-class RegisteredVersion(msgspec.Struct, kw_only=True):
-    """One version of a registered model."""
-
-    version: str
-    default: Annotated[bool, Meta(description="Jobs that name no version run on it.")]
-    declared: Annotated[bool, Meta(description="The models file has it.")]
-    changed: Annotated[
-        dict[str, Any],
-        Meta(description="Options that were changed over the API, without files and secrets."),
-    ]
-    loads: Annotated[Count, Meta(description="How many reloads were requested.")]
-    unserved: Annotated[
-        str | None, Meta(description="Why no worker takes it; null: one can, or serves it.")
-    ]
-
-
-class Registration(msgspec.Struct, kw_only=True):
-    """A registered model with its versions."""
-
-    name: ModelName
-    generation: Annotated[Count, Meta(description="Changes with it; for `If-Match`.")]
-    default_version: str
-    versions: list[RegisteredVersion]
-    changed_by: str
-    changed_at: Time
-    change: str
-    state: StateAfterWait = UNSET
-    error: ErrorAfterWait = UNSET
 
 
 class ModelChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -151,28 +113,6 @@ class ReloadQuery(ChangeQuery):
     """The query of a reload."""
 
     version: Annotated[str, Meta(description="By default the default version.")] = ""
-
-
-class ModelTraffic(msgspec.Struct, kw_only=True):
-    """Where the jobs of a model go that name no version."""
-
-    name: ModelName
-    generation: Annotated[Count, Meta(description="Changes with the model; for `If-Match`.")]
-    default_version: Annotated[str, Meta(description="It runs such jobs without any weights.")]
-    declared: Annotated[bool, Meta(description="The models file decides, and not the API.")]
-    weights: Annotated[dict[str, float], Meta(description="The share of each version.")]
-    sticky: Annotated[Sticky | None, Meta(description="What a user is recognised by.")]
-    shadow: Annotated[str | None, Meta(description="The version that gets copies of such jobs.")]
-    shadow_percent: Annotated[Amount, Meta(description="How many of the jobs are copied.")]
-    shadow_results: Annotated[
-        dict[str, Count],
-        Meta(
-            description="How the copies have ended: `equal`, `different`, `failed`, `dropped` and "
-            "`unknown`; without a shadow version empty."
-        ),
-    ]
-    state: StateAfterWait = UNSET
-    error: ErrorAfterWait = UNSET
 
 
 _TRAFFIC: Final = JsonDecoder(Traffic)
@@ -452,11 +392,10 @@ async def _registration(
             for version, one in model.versions.items()
         ],
         changed_by=model.by,
-        changed_at=iso(int(model.at_s * US_PER_S)),
+        changed_at=time_of(int(model.at_s * US_PER_S)),
         change=model.what,
+        **_after_wait(outcome),
     )
-    if outcome is not None:
-        shown.state, shown.error = outcome[0], outcome[1] or None
     return _with_etag(json_reply(shown, status), model)
 
 
@@ -477,14 +416,17 @@ async def _traffic(
         default_version=model.default_version,
         declared=model.traffic is None,
         weights=routing.weights,
-        sticky=routing.sticky,
+        sticky=to_builtins(routing.sticky),
         shadow=routing.shadow,
         shadow_percent=routing.shadow_percent,
         shadow_results=results,
+        **_after_wait(outcome),
     )
-    if outcome is not None:
-        shown.state, shown.error = outcome[0], outcome[1] or None
     return _with_etag(json_reply(shown), model)
+
+
+def _after_wait(outcome: tuple[ChangeState, str] | None) -> dict[str, Any]:
+    return {} if outcome is None else {"state": outcome[0], "error": outcome[1] or NULL}
 
 
 def _with_etag(reply: Reply, model: RegisteredModel) -> Reply:

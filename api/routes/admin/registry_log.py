@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -10,9 +10,9 @@ from msgspec import Meta
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.config.model.catalog import ModelName
 from headrace.registry.model import HIDDEN_OPTIONS, Difference, differences
 from headrace.registry.store import LoggedChange
+from headrace.schema.registry import ModelDifference, ModelDifferences
 
 CHANGES: Final = "/api/v1/registry/changes"
 DIFFERENCES: Final = "/api/v1/registry/differences"
@@ -29,30 +29,6 @@ class ModelChanges(msgspec.Struct):
     """The newest changes, the last one first."""
 
     changes: list[LoggedChange]
-
-
-class ModelDifference(msgspec.Struct, kw_only=True):
-    """One place where the registry differs from the models file."""
-
-    model: ModelName
-    version: str
-    option: Annotated[
-        str | None,
-        Meta(
-            description="Null: the models file does not have this version. `version`: it has, and "
-            "the version was removed."
-        ),
-    ]
-    declared: Annotated[
-        Any, Meta(description="Its value in the models file; null: none, or it is not shown.")
-    ]
-    present: Annotated[Any, Meta(description="The value that holds; null: it is not shown.")]
-
-
-class ModelDifferences(msgspec.Struct):
-    """Where the registry differs from the models file."""
-
-    differences: list[ModelDifference]
 
 
 async def list_changes(services: Services, request: Request) -> Reply:

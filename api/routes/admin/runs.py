@@ -12,7 +12,7 @@ from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.jobs.ids import check_id
-from headrace.runs.records import Run, RunStatus
+from headrace.schema.runs import RunReceipt, Runs, RunStatus
 
 BODY_MAX_BYTES: Final = 64 * 1024
 _STATUS: Final = JsonDecoder(RunStatus)
@@ -27,19 +27,6 @@ class RunQuery(msgspec.Struct):
             description="1 when a process has just started it: an earlier cancellation is dropped."
         ),
     ] = "0"
-
-
-class Runs(msgspec.Struct):
-    """Offline runs."""
-
-    runs: list[Run]
-
-
-class RunReceipt(msgspec.Struct):
-    """The answer to a report."""
-
-    id: str
-    cancel_requested: bool
 
 
 async def list_runs(services: Services, request: Request) -> Reply:

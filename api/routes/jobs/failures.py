@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,9 +11,11 @@ from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.listing import SINCE_MAX_S, instant_us, require_failures
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.config.model.catalog import ModelName
-from headrace.jobs.job import Count, Time, iso
+from headrace.jobs.ids import ModelName
+from headrace.jobs.job import Time
 from headrace.queue.failures import FailureGroup, split_group
+from headrace.schema.failures import FailureGroups, FailuresOfGroup, Retried
+from headrace.schema.members import time_of
 
 PATH: Final = "/api/v1/failures"
 GROUPS_DEFAULT: Final = 100
@@ -37,43 +39,6 @@ class FailuresQuery(msgspec.Struct):
         Meta(description="Only groups with this text in their type, message, exception or line."),
     ] = ""
     limit: Annotated[int, Meta(ge=1, le=GROUPS_MAX)] = GROUPS_DEFAULT
-
-
-class FailuresOfGroup(msgspec.Struct, kw_only=True):
-    """The failures of one model with the same cause."""
-
-    group: Annotated[str, Meta(description="Its name, for a retry and for a list of its jobs.")]
-    model: str
-    type: Annotated[str, Meta(description="The code of a problem type.")]
-    exception: Annotated[
-        str | None, Meta(description="The class that the handler raised; null if it did not raise.")
-    ]
-    where: Annotated[
-        str | None, Meta(description="The line of the handler's own code that raised.")
-    ]
-    message: Annotated[str, Meta(description="Of the job that failed last.")]
-    count: Count
-    first_at: Annotated[Time, Meta(description="When the first of them failed.")]
-    last_at: Annotated[Time, Meta(description="When the last of them failed.")]
-    jobs: Annotated[
-        list[str], Meta(description="The ids of the jobs that failed last, at most 10.")
-    ]
-
-
-class FailureGroups(msgspec.Struct):
-    """Groups of failures, the one that failed last first."""
-
-    failures: list[FailuresOfGroup]
-
-
-class Retried(msgspec.Struct):
-    """What became of the jobs of a group."""
-
-    retried: Count
-    left: Annotated[
-        dict[str, Literal["gone", "alive", "no-message", "elsewhere"]],
-        Meta(description="The jobs that were not retried, and why."),
-    ]
 
 
 async def list_failures(services: Services, request: Request) -> Reply:
@@ -101,8 +66,8 @@ async def retry_failures(services: Services, request: Request, group: str) -> Re
     require_failures(services)
     services.catalog.get(split_group(group)[0])
     outcomes = await services.failures.retry(group, owner=request.caller.only)
-    left = {job_id: why for job_id, why in outcomes.items() if why != "queued"}
-    return json_reply(Retried(len(outcomes) - len(left), left))
+    left: dict[str, str] = {job_id: why for job_id, why in outcomes.items() if why != "queued"}
+    return json_reply(Retried(retried=len(outcomes) - len(left), left=left))
 
 
 def _shown(group: FailureGroup) -> FailuresOfGroup:
@@ -115,7 +80,7 @@ def _shown(group: FailureGroup) -> FailuresOfGroup:
         where=error.where or None,
         message=error.message,
         count=group.count,
-        first_at=iso(group.first_us),
-        last_at=iso(group.last_us),
+        first_at=time_of(group.first_us),
+        last_at=time_of(group.last_us),
         jobs=group.newest,
     )

@@ -15,11 +15,10 @@ from api.http.messages import NO_STORE, Reply, Request
 from api.routes.jobs.bulk_status import job_or_null
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.config.model.catalog import ModelName
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
 from headrace.jobs.ids import ID as ID_PATTERN
-from headrace.jobs.ids import is_id
+from headrace.jobs.ids import ModelName, is_id
 from headrace.jobs.job import Job, State, Status, Time
 from headrace.jobs.serialization import JobObject
 from headrace.queue.failures import GROUP_NAME, split_group

@@ -16,11 +16,11 @@ from api.submission.decoding import JsonDecoder
 from headrace.access.api_key import Caller
 from headrace.errors import Conflict, WebhookNotFound
 from headrace.jobs.ids import is_id
-from headrace.jobs.job import Count, Time, iso
-from headrace.queue.webhook_deliveries import Change, Delivery, DeliveryState, PendingDelivery
+from headrace.queue.webhook_deliveries import Change, Delivery, PendingDelivery
 from headrace.redis.clock import US_PER_S
+from headrace.schema.members import time_of
+from headrace.schema.webhooks import WebhookAttempt, WebhookDeliveries, WebhookDelivery
 from headrace.webhooks.endpoint import shown
-from headrace.webhooks.task_message import WebhookType
 
 PATH: Final = "/api/v1/jobs/{job_id}/webhooks"
 BODY_LIMIT_BYTES: Final = 4096
@@ -32,37 +32,6 @@ class WebhookRedelivery(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a redeliver."""
 
     id: Annotated[str | None, Meta(description="The delivery; by default the newest.")] = None
-
-
-class WebhookAttempt(msgspec.Struct):
-    """One try to send a webhook."""
-
-    at: Time
-    duration_ms: Count
-    status: Annotated[
-        Count | None, Meta(description="The receiver's status; null without an answer.")
-    ]
-    error: str | None
-
-
-class WebhookDelivery(msgspec.Struct):
-    """One webhook of a job."""
-
-    id: Annotated[str, Meta(description="The header `webhook-id` of each attempt.")]
-    type: WebhookType
-    url: Annotated[str, Meta(description="The URL without its query.")]
-    state: DeliveryState
-    created_at: Time
-    next_attempt_at: Time | None
-    tries: Annotated[Count, Meta(description="The number of attempts; the newest are listed.")]
-    attempts: list[WebhookAttempt]
-
-
-class WebhookDeliveries(msgspec.Struct):
-    """The webhooks of a job, the oldest first."""
-
-    job: str
-    deliveries: list[WebhookDelivery]
 
 
 _REDELIVERY: Final = JsonDecoder(WebhookRedelivery)
@@ -132,11 +101,16 @@ def _shown(delivery: Delivery) -> WebhookDelivery:
         type=delivery.type,
         url=shown(delivery.url),
         state=delivery.state,
-        created_at=iso(delivery.created_us),
-        next_attempt_at=iso(delivery.next_us) if delivery.next_us else None,
+        created_at=time_of(delivery.created_us),
+        next_attempt_at=time_of(delivery.next_us) if delivery.next_us else None,
         tries=delivery.tries,
         attempts=[
-            WebhookAttempt(iso(one.at_us), one.ms, one.status or None, one.error or None)
+            WebhookAttempt(
+                at=time_of(one.at_us),
+                duration_ms=one.ms,
+                status=one.status or None,
+                error=one.error or None,
+            )
             for one in delivery.attempts
         ],
     )

@@ -18,7 +18,6 @@ import msgspec
 import yaml
 
 from extensions.torchserve.config.archive import TORCHSERVE
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.pipelines import (
     INPUT,
     STAGE_NAME_PATTERN,
@@ -28,6 +27,7 @@ from headrace.config.model.pipelines import (
 from headrace.config.model.pipelines import build as build_pipeline
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
+from headrace.jobs.ids import MODEL_NAME
 
 SUFFIX: Final = ".war"
 #: Below the state directory: the unpacked archives of `headrace torchserve`.
@@ -200,7 +200,7 @@ def _manifest(folder: Path, label: str) -> tuple[str, str, str]:
             f"{label}: {MANIFEST}: it cannot be read: {error}", hint=_PACK_AGAIN
         ) from error
     name, spec_file, handler = found.name, found.spec_file, found.handler or ""
-    if not re.fullmatch(MODEL_NAME_PATTERN, name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise ConfigError(f"{label}: {MANIFEST}: {name[:64]!r} cannot be the name of a pipeline")
     for file in [spec_file, *([handler] if handler else [])]:
         if "/" in file or not os.path.isfile(folder / file):
@@ -317,7 +317,7 @@ def _pipeline_problems(workflow: Workflow) -> Iterator[str]:
     section = workflow.document("")["pipelines"][workflow.name]
     for node in workflow.nodes:
         name = workflow.model_name(node)
-        if not re.fullmatch(MODEL_NAME_PATTERN, name):
+        if not re.fullmatch(MODEL_NAME, name):
             yield f"dag: the node {node.name!r}: {name!r} is too long for the name of a model"
     try:
         build_pipeline(workflow.name, msgspec.convert(section, PipelineSection))

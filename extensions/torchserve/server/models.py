@@ -21,10 +21,10 @@ from extensions.torchserve.config.model_config import (
 )
 from extensions.torchserve.config.settings import is_allowed
 from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel, too_small
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
+from headrace.jobs.ids import MODEL_NAME
 from headrace.models.archive import ARCHIVES, is_archive
 from headrace.models.download import Downloader
 from headrace.models.folder import MODEL_FILE
@@ -44,7 +44,7 @@ BY: Final = "headrace torchserve --start"
 #: The model processes of a model for which nothing gives a number.
 DEFAULT_WORKERS: Final = 1
 _URL: Final = re.compile("(https?|file):", re.IGNORECASE)
-_NAME: Final = re.compile(MODEL_NAME_PATTERN)
+_NAME: Final = re.compile(MODEL_NAME)
 
 
 class Start(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any, Final
 import yaml
 
 from extensions.tuning.bench.reservation import reserved
-from headrace.client.registry import Registration
 from headrace.client.sync_client import Client
 from headrace.errors import HeadraceError, ModelNotFound, last_line
+from headrace.schema.registry import Registration
 
 _WAIT_S: Final = 30.0
 #: The version of a model that is registered for a while; TorchServe's default.

@@ -17,7 +17,7 @@ from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from headrace.client.models import Model
-    from headrace.client.registry import ModelDifference, ModelTraffic, Registration
+    from headrace.schema.registry import ModelDifference, ModelTraffic, Registration
 
 #: The fields of a model that are not shown as one value.
 _APART: Final = frozenset(

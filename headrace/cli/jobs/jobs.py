@@ -21,7 +21,8 @@ from headrace.text import ago, milliseconds
 if TYPE_CHECKING:
     from headrace import Client
     from headrace.client import JobEvent, Progress
-    from headrace.client.models import FailureGroup, Job
+    from headrace.client.models import Job
+    from headrace.schema.failures import FailuresOfGroup
 
 #: The value of `--group` that lists groups.
 BY_ERROR: Final = "error"
@@ -71,7 +72,7 @@ def retry(
     raise typer.Exit(code)
 
 
-def _failure_row(group: FailureGroup) -> tuple[str, ...]:
+def _failure_row(group: FailuresOfGroup) -> tuple[str, ...]:
     return (
         f"{group.count:,}",
         group.model,

@@ -18,7 +18,7 @@ from headrace.text import ago
 
 if TYPE_CHECKING:
     from headrace.client import Client
-    from headrace.client.models import Run
+    from headrace.schema.runs import Run
 
 runs_group: Final = typer.Typer(rich_markup_mode=None)
 

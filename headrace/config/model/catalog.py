@@ -32,19 +32,15 @@ from headrace.config.model.traffic import Traffic
 from headrace.config.suggestions import did_you_mean, unknown_model
 from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
 from headrace.errors import ConfigError
+from headrace.jobs.ids import MODEL_NAME
 from headrace.redis import keys
 
 #: No leading dot or dash: HTTP clients read `..` as a path, and commands `-x` as an option.
-MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
-#: The name of a model in the API; an unknown one is refused as such.
-ModelName = Annotated[
-    str, Meta(extra_json_schema={"pattern": MODEL_NAME_PATTERN}, examples=["echo"])
-]
 NO_TRAFFIC: Final[Mapping[str, Traffic]] = {}
 
 _KEYS: Final = ("models", "pipelines")
-_MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
-_Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)]
+_MODEL_NAME = re.compile(MODEL_NAME)
+_Name = Annotated[str, Meta(pattern=MODEL_NAME)]
 _STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
 
 

@@ -19,7 +19,8 @@ from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
 from headrace.runs.engine.spec import RunProgress
-from headrace.runs.records import SILENT_S, RunRecords, RunStatus
+from headrace.runs.records import SILENT_S, RunRecords
+from headrace.schema.runs import RunStatus
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
 

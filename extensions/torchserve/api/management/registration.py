@@ -48,9 +48,9 @@ from extensions.torchserve.config.model_config import (
     model_options,
 )
 from extensions.torchserve.config.settings import TorchServeConfig
-from headrace.config.model.catalog import MODEL_NAME_PATTERN
 from headrace.config.model.options import DEFAULT_VERSION
 from headrace.errors import BrokerFull, ConfigError, Conflict, InvalidRequest
+from headrace.jobs.ids import MODEL_NAME
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.extension import ModelFolder
 from headrace.models.requirements import installed
@@ -59,7 +59,7 @@ from headrace.registry.model import Change, Registry, register, withdraw
 #: The runtimes that a request may name, and TorchServe's one for handlers in C++.
 _RUNTIMES: Final = ("python", "python3")
 _CPP: Final = "LSP"
-_NAME: Final = re.compile(MODEL_NAME_PATTERN)
+_NAME: Final = re.compile(MODEL_NAME)
 #: After these, no model is registered. After another error, Redis may have made the change.
 _REFUSALS: Final = (TorchServeError, BrokerFull, Conflict, InvalidRequest)
 

@@ -1,0 +1,26 @@
+"""What members of several objects have in common."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import msgspec
+
+from headrace.jobs.job import iso
+
+# A word of the enum in its description. A client takes the words of a newer server too.
+if TYPE_CHECKING:
+    Word = str
+else:
+    Word = Any
+
+#: A time, which `time_of` writes.
+Moment = Annotated[datetime, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+#: Writes null where its default would be left out.
+NULL: Final[Any] = msgspec.Raw(b"null")
+
+
+def time_of(us: int) -> datetime:
+    """Return microseconds since 1970 as a text, which a client reads as a datetime."""
+    return cast("datetime", iso(us))

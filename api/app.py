@@ -22,7 +22,7 @@ from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation
 from api.routes.table import answer_headers
-from api.services import Services
+from api.services import Part, Services
 from headrace import __version__
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
@@ -147,14 +147,11 @@ def create_app(
         services = build(settings, catalog, app.describe, declared)
         app.services = services
         app.surfaces = surfaces_of(services)
+        services.parts += [Part(surface.stop, surface.start) for surface in app.surfaces]
         await services.start()
-        for surface in app.surfaces:
-            await surface.start()
         try:
             yield
         finally:
-            for surface in app.surfaces:
-                await surface.stop()
             await services.stop()
             app.services = None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from functools import partial
 
 import redis.asyncio
 
@@ -16,7 +18,7 @@ from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.request_trace import api_spans
-from api.services import Describe, Services
+from api.services import Describe, Part, Services
 from api.submission.input_store import build_input_store
 from api.submission.job_request import InputChecks
 from api.submission.shadow import ShadowCopies
@@ -64,52 +66,77 @@ def build(
     input_store = build_input_store(settings, redis_url)
     services = Services(
         settings=settings,
-        catalog=catalog,
+        client=client,
         describe=describe,
-        queue=queue,
-        dead_letters=DeadLetters(queue),
-        failures=Failures(queue, settings.failed_ttl_s),
-        runs=RunRecords(queue),
-        subscription=subscription,
-        waiters=waiters,
-        watcher=JobWatcher(subscription, queue),
-        piece_log=PieceLog(subscription, queue),
-        stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
+        catalog=catalog,
         model_statuses=ModelStatuses(queue, catalog),
-        counters=counters,
-        counter_reporter=counter_reporter,
-        expiry_task=ExpiryTask(queue),
-        scraper=_scraper(client, catalog, counter_reporter),
-        exposition=Exposition(),
-        input_checks=InputChecks(catalog.served),
-        input_store=input_store,
         authenticator=Authenticator(settings, queue, subscription)
         if settings.asks_for_keys
         else None,
+        stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
+        send_buffers=SendBuffers(),
+        input_checks=InputChecks(catalog.served),
+        input_store=input_store,
+        shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
         webhook_policy=WebhookPolicy(
             on=bool(settings.webhook_secrets),
             allow_http=settings.webhook_allow_http,
             networks=settings.webhook_allow_networks,
         ),
-        webhook_deliveries=DeliveryStore(queue),
-        client=client,
+        queue=queue,
+        waiters=waiters,
         pending_waits=PendingWaits(),
-        send_buffers=SendBuffers(),
-        shadow_copies=ShadowCopies(queue, input_store, counters, catalog.has_shadow),
+        watcher=JobWatcher(subscription, queue),
+        piece_log=PieceLog(subscription, queue),
+        dead_letters=DeadLetters(queue),
+        failures=Failures(queue, settings.failed_ttl_s),
+        webhook_deliveries=DeliveryStore(queue),
+        runs=RunRecords(queue),
+        counters=counters,
+        counter_reporter=counter_reporter,
+        scraper=_scraper(client, catalog, counter_reporter),
+        exposition=Exposition(),
         spans=api_spans(os.environ),
     )
+    services.parts = _parts(services, subscription)
     for service in (part.service(services) for part in api_parts() if part.service is not None):
         services.added[type(service)] = service
+        services.parts.append(Part(service.close))
     if declared is not None:
-        services.registry = _registry(services, declared)
+        registry = _registry(services, subscription, declared)
+        services.registry = registry
+        services.parts.append(Part(registry.stop, registry.start, registry.dismiss))
     return services
+
+
+def _parts(services: Services, subscription: Subscription) -> list[Part]:
+    """Return what starts and stops; each part comes after those that it uses."""
+    spans, waiters, watcher = services.spans, services.waiters, services.watcher
+    tracing = [] if spans is None else [Part(partial(asyncio.to_thread, spans.close))]
+    reporter, copies = services.counter_reporter, services.shadow_copies
+    expiry = ExpiryTask(services.queue)
+    return [
+        *tracing,
+        Part(services.client.aclose),
+        Part(services.input_store.close),
+        Part(services.queue.close),
+        Part(reporter.stop, reporter.start),
+        Part(copies.stop, copies.start),
+        Part(expiry.stop, expiry.start),
+        Part(subscription.stop, subscription.start),
+        Part(services.piece_log.stop),
+        Part(watcher.stop, dismiss=watcher.dismiss),
+        Part(waiters.stop, dismiss=waiters.dismiss),
+    ]
 
 
 def _scraper(client: redis.asyncio.Redis, catalog: Catalog, reporter: CounterReporter) -> Scraper:
     return Scraper(client, catalog.served, reporter.report)
 
 
-def _registry(services: Services, declared: DeclaredModels) -> ModelRegistry:
+def _registry(
+    services: Services, subscription: Subscription, declared: DeclaredModels
+) -> ModelRegistry:
     """Return the part that makes the catalog follow the registry."""
     client, catalog = services.client, services.catalog
 
@@ -117,6 +144,4 @@ def _registry(services: Services, declared: DeclaredModels) -> ModelRegistry:
         services.scraper = _scraper(client, catalog, services.counter_reporter)
 
     reader = ConfigReader(services.settings, catalog, lenient=True)
-    return ModelRegistry(
-        services.subscription, services.queue, catalog, declared, reader, models_changed
-    )
+    return ModelRegistry(subscription, services.queue, catalog, declared, reader, models_changed)

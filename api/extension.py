@@ -10,9 +10,16 @@ from typing import Protocol
 from api.http.messages import Receive, Reply, Scope, Send
 from api.routes.media import PathParameter
 from api.routes.table import PATH_PARAMETERS, TABLE, Operation
-from api.services import Service, Services
+from api.services import Services
 from headrace.config.extensions import parts
 from headrace.errors import HeadraceError
+
+
+class Service(Protocol):
+    """What an extension adds to the services of a process."""
+
+    def close(self) -> None:
+        """Close its connections, after the last request."""
 
 
 class Surface(Protocol):

@@ -5,11 +5,9 @@ It runs before FastAPI, whose middleware and router would take longer than the r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from api.auth.authenticator import Needs
 from api.extension import api_parts, hint_of, path_parameters
 from api.http.answers import send_reply, send_stream
 from api.http.messages import (
@@ -27,7 +25,8 @@ from api.http.messages import (
 )
 from api.http.problems import internal_error, problem
 from api.routes.admission import admit
-from api.routes.table import Endpoint, Operation
+from api.routes.paths import Paths, Route, Routes
+from api.routes.table import Operation
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks
 
@@ -35,81 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: The label of requests for unknown paths in metrics.
 NO_ROUTE: Final = "none"
-_PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
-
-
-class Route(NamedTuple):
-    """One operation as the router serves it.
-
-    Attributes:
-        needs: what it requires of its caller.
-        label: the template of its path, for metrics and logs.
-        positions: which segments of the path are its parameters.
-        rest: the first segment of a `:path` parameter; 0 for none.
-    """
-
-    endpoint: Endpoint
-    needs: Needs
-    label: str
-    positions: tuple[int, ...]
-    rest: int
-
-    def parameters(self, segments: Sequence[str]) -> Sequence[str]:
-        """Return the values of the path's parameters."""
-        if not self.rest:
-            return [segments[position] for position in self.positions]
-        values = [segments[position] for position in self.positions]
-        return [*values, "/".join(segments[self.rest :])]
-
-
-class Routes(NamedTuple):
-    """All operations on one path, by method."""
-
-    label: str
-    by_method: dict[str, Route]
-
-
-_UNKNOWN_PATH: Final = Routes(NO_ROUTE, {})
-
-
-class _Node:
-    """One segment in the tree of all paths.
-
-    Attributes:
-        parameter: the next segment if it may be any text.
-        may_be_empty: this text may be empty.
-        routes: the operations whose path ends here; None for none.
-    """
-
-    __slots__ = ("literals", "may_be_empty", "parameter", "routes")
-
-    def __init__(self) -> None:
-        self.literals: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.may_be_empty = False
-        self.routes: Routes | None = None
-
-    def inherit(self) -> None:
-        """Let every literal segment also be a value of the parameter at its level."""
-        for child in self.literals.values():
-            if self.parameter is not None:
-                child.add(self.parameter)
-            child.inherit()
-        if self.parameter is not None and self.parameter is not self:
-            self.parameter.inherit()
-
-    def add(self, other: _Node) -> None:
-        """Add the routes below another node; the routes of this node take precedence."""
-        if other.routes is not None:
-            own = self.routes or other.routes
-            self.routes = Routes(own.label, {**other.routes.by_method, **own.by_method})
-        for text, child in other.literals.items():
-            if text in self.literals:
-                self.literals[text].add(child)
-            else:
-                self.literals[text] = child
-        if self.parameter is None:
-            self.parameter, self.may_be_empty = other.parameter, other.may_be_empty
+_NO_ROUTES: Final[Routes[Operation]] = Routes(NO_ROUTE, {})
 
 
 class Router:
@@ -117,39 +42,31 @@ class Router:
 
     def __init__(self, table: Iterable[Operation], app: App) -> None:
         self._app = app
-        self._root = _Node()
+        known = path_parameters().items()
+        self._paths: Paths[Operation] = Paths({name for name, one in known if one.may_be_empty})
         for operation in table:
-            self._insert(operation)
-        self._root.inherit()
-
-    def find(self, segments: Sequence[str]) -> Routes:
-        """Return the operations on a path, given its segments; none for an unknown path."""
-        node = self._root
-        for segment in segments:
-            following = node.literals.get(segment)
-            if following is None and (segment or node.may_be_empty):
-                following = node.parameter
-            if following is None:
-                return _UNKNOWN_PATH
-            node = following
-        return node.routes or _UNKNOWN_PATH
+            # The static files have one label.
+            label = operation.path.removesuffix("/{file:path}")
+            for method in ("GET", "HEAD") if operation.method == "GET" else (operation.method,):
+                self._paths.add(method, operation.path, operation, label)
+        self._paths.inherit()
 
     async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an error is a problem, or has the form of an extension."""
         request = Request(scope, receive)
         segments = segments_of(scope)
-        label, by_method = self.find(segments)
+        label, by_method = self._paths.find(segments) or _NO_ROUTES
         route = by_method.get(request.method)
         parameters: Sequence[str] = ()
         if route is not None:
             label, parameters = route.label, route.parameters(segments)
         _record_route(scope, request, label if by_method else "", parameters)
         try:
-            await admit(services, request, None if route is None else route.needs)
+            await admit(services, request, None if route is None else route.row.needs)
             if route is None:
                 reply: Answer = _refuse(request, by_method)
             else:
-                reply = await route.endpoint(services, request, *parameters)
+                reply = await route.row.endpoint(services, request, *parameters)
         except HeadraceError as error:
             reply = _error_reply(error, request.path)
         except ClientGone as gone:
@@ -165,33 +82,6 @@ class Router:
             await send_reply(send, reply, request)
         else:
             await send_stream(send, reply)
-
-    def _insert(self, operation: Operation) -> None:
-        node, positions, rest = self._root, [], 0
-        for position, segment in enumerate(operation.path.split("/")):
-            parameter = _PARAMETER.fullmatch(segment)
-            if parameter is None:
-                node = node.literals.setdefault(segment, _Node())
-                continue
-            following = node.parameter or _Node()
-            node.parameter = following
-            # A template may have a parameter that nothing describes, such as a static file.
-            known = path_parameters().get(parameter[1])
-            node.may_be_empty = bool(parameter[2]) or (known is not None and known.may_be_empty)
-            node = following
-            if parameter[2]:
-                # The rest of the path: any number of segments.
-                node.parameter, node.may_be_empty, rest = node, True, position
-            else:
-                positions.append(position)
-        # The static files have one label.
-        label = operation.path.removesuffix("/{file:path}")
-        route = Route(operation.endpoint, operation.needs, label, tuple(positions), rest)
-        if node.routes is None:
-            node.routes = Routes(label, {})
-        node.routes.by_method[operation.method] = route
-        if operation.method == "GET":
-            node.routes.by_method["HEAD"] = route
 
 
 def _record_route(scope: Scope, request: Request, label: str, parameters: Sequence[str]) -> None:
@@ -218,7 +108,7 @@ def _reply_of_extension(error: HeadraceError, path: str) -> Reply | None:
     return None
 
 
-def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
+def _refuse(request: Request, by_method: dict[str, Route[Operation]]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     import redis.asyncio
 
     from api.auth.authenticator import Authenticator, Needs
-    from api.components.expiry_task import ExpiryTask
     from api.components.model_registry import ModelRegistry
     from api.components.model_status import ModelStatuses
     from api.components.stream_limit import StreamLimit
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from headrace.queue.dead_letters import DeadLetters
     from headrace.queue.failures import Failures
     from headrace.queue.following.piece_log import PieceLog
-    from headrace.queue.following.subscription import Subscription
     from headrace.queue.following.waiters import Waiters
     from headrace.queue.following.watcher import JobWatcher
     from headrace.queue.job_queue import JobQueue
@@ -46,61 +43,84 @@ class Describe(Protocol):
         """Return it with the models that declare inputs, or without."""
 
 
-class Service(Protocol):
-    """What an extension adds to the services of a process."""
-
-    def close(self) -> None:
-        """Close its connections, after the last request."""
+_Service = TypeVar("_Service")
 
 
-_Service = TypeVar("_Service", bound=Service)
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What lives as long as the process does.
+
+    Attributes:
+        stop: closes its connections and ends its tasks.
+        start: begins what it does in the background.
+        dismiss: answers what waits for it, now and from now on.
+    """
+
+    stop: Callable[[], Awaitable[None] | None]
+    start: Callable[[], Awaitable[None] | None] = _nothing
+    dismiss: Callable[[], None] = _nothing
 
 
 @dataclass(slots=True)
 class Services:
-    """The parts that the endpoints share.
+    """What the endpoints share.
 
     Attributes:
         describe: returns the OpenAPI description, with the models that declare inputs or without.
-        authenticator: authenticates requests; None if no API keys are required.
-        added: what the extensions add, by its class.
         registry: the registered models; None if the catalog never changes.
-        spans: the spans of requests and submits; None if tracing is off.
+        authenticator: authenticates requests; None if no API keys are required.
         check_token: refuses a native request without a token that a surface requires; None if
             none does.
+        spans: the spans of requests and submits; None if tracing is off.
+        added: what the extensions add, by its class.
+        parts: what starts in this order, and stops in the opposite one.
     """
 
     settings: Settings
-    catalog: Catalog
+    client: redis.asyncio.Redis
     describe: Describe
-    queue: JobQueue
-    dead_letters: DeadLetters
-    failures: Failures
-    runs: RunRecords
-    subscription: Subscription
-    waiters: Waiters
-    watcher: JobWatcher
-    piece_log: PieceLog
-    stream_limit: StreamLimit
+
+    # The models.
+    catalog: Catalog
     model_statuses: ModelStatuses
-    counters: Counters
-    counter_reporter: CounterReporter
-    expiry_task: ExpiryTask
-    scraper: Scraper
-    exposition: Exposition
+
+    # Who calls, and how much.
+    authenticator: Authenticator | None
+    stream_limit: StreamLimit
+    send_buffers: SendBuffers
+
+    # Submits.
     input_checks: InputChecks
     input_store: InputStore
-    authenticator: Authenticator | None
-    webhook_policy: WebhookPolicy
-    webhook_deliveries: DeliveryStore
-    client: redis.asyncio.Redis
-    pending_waits: PendingWaits
-    send_buffers: SendBuffers
     shadow_copies: ShadowCopies
+    webhook_policy: WebhookPolicy
+
+    # Jobs that are queued, run or have ended.
+    queue: JobQueue
+    waiters: Waiters
+    pending_waits: PendingWaits
+    watcher: JobWatcher
+    piece_log: PieceLog
+    dead_letters: DeadLetters
+    failures: Failures
+    webhook_deliveries: DeliveryStore
+    runs: RunRecords
+
+    # Metrics.
+    counters: Counters
+    counter_reporter: CounterReporter
+    scraper: Scraper
+    exposition: Exposition
+    spans: ApiSpans | None
+
     registry: ModelRegistry | None = None
-    spans: ApiSpans | None = None
     check_token: Callable[[Services, Request, Needs | None], None] | None = None
-    added: dict[type[Service], Service] = field(default_factory=dict)
+    added: dict[type, object] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
 
     def of(self, kind: type[_Service]) -> _Service:
         """Return what an extension has added, by its class."""
@@ -115,35 +135,17 @@ class Services:
 
     def dismiss(self) -> None:
         """Answer every waiting request and event stream, now and from now on."""
-        self.waiters.dismiss()
-        self.watcher.dismiss()
-        if self.registry is not None:
-            self.registry.dismiss()
+        for part in self.parts:
+            part.dismiss()
 
     async def start(self) -> None:
-        """Start to listen for ended jobs, to report counters and to expire jobs."""
-        if self.registry is not None:
-            await self.registry.start()
-        self.subscription.start()
-        await self.counter_reporter.start()
-        await self.expiry_task.start()
-        await self.shadow_copies.start()
+        """Start all parts."""
+        for part in self.parts:
+            if (starting := part.start()) is not None:
+                await starting
 
     async def stop(self) -> None:
-        """End every wait and close the connections."""
-        if self.registry is not None:
-            await self.registry.stop()
-        self.waiters.stop()
-        await self.watcher.stop()
-        await self.piece_log.stop()
-        await self.subscription.stop()
-        await self.expiry_task.stop()
-        await self.shadow_copies.stop()
-        await self.counter_reporter.stop()
-        await self.queue.close()
-        self.input_store.close()
-        for service in self.added.values():
-            service.close()
-        await self.client.aclose()
-        if self.spans is not None:
-            await asyncio.to_thread(self.spans.close)
+        """Stop all parts."""
+        for part in reversed(self.parts):
+            if (stopping := part.stop()) is not None:
+                await stopping

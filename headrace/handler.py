@@ -1,4 +1,4 @@
-"""The base class of handlers, with TorchServe's four verbs: list in, list out.
+"""The base class of handlers, with its four verbs: list in, list out.
 
 A handler runs in a model process and receives batches. The process calls the verbs in this order,
 and never two at the same time unless the handler sets `overlap = True`::

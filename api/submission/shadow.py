@@ -27,15 +27,17 @@ from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import JobOptions
 from headrace.observability.worker_report import ShadowResult, shadow_field
 from headrace.queue.asyncio_tasks import cancel_and_wait
-from headrace.queue.submission import submission
+from headrace.queue.submission import Extras, SubmitKind, submission
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
 
 if TYPE_CHECKING:
     from api.observability.counters import Counters
     from api.submission.input_store import InputStore, StoredInput
     from api.submission.job_request import ValidatedRequest
-    from headrace.queue.job_queue import JobQueue, JobSubmission
+    from headrace.queue.job_queue import JobQueue
+    from headrace.queue.submission import JobSubmission
 
 logger = logging.getLogger(__name__)
 
@@ -374,11 +376,13 @@ class _Copy(NamedTuple):
 def _copy_of(kept: _Kept, now_s: float) -> _Copy:
     request, job, stored = kept
     model = request.model
-    made = submission(
-        request.identity.job_id, model, request.input_json, request.options, now_s=now_s,
-        result_ttl_s=RESULT_TTL_S, source=None if stored is None else stored.source,
-        quiet=True, details=request.details, shadow_of=job,
-    )  # fmt: skip
+    extras = Extras(
+        source=None if stored is None else stored.source,
+        details=request.details,
+        fields=(JobField.SHADOW_OF, job),
+    )
+    kind = SubmitKind(model, RESULT_TTL_S, request.options, keys.NO_WAITER)
+    made = submission(kind, request.identity.job_id, request.input_json, now_s=now_s, extras=extras)
     return _Copy(Pair(made.id, job, model.name, model.version, now_s), made, stored)
 
 

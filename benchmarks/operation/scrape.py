@@ -29,7 +29,7 @@ from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.observability import worker_report
 from headrace.observability.worker_report import Figures, HostFigures
-from headrace.queue.submission import submission, submit_arguments
+from headrace.queue.submission import SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
@@ -73,9 +73,9 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
         for n in range(0, jobs, A_CALL):
             name = names[n // A_CALL % models]
             model = ModelConfig(name=name, handler="echo", max_queue_depth=DEPTH)
+            kind = SubmitKind(model, 86_400)
             made = [
-                submission(new_id(), model, INPUT, now_s=0, result_ttl_s=86400)
-                for _ in range(min(A_CALL, jobs - n))
+                submission(kind, new_id(), INPUT, now_s=0) for _ in range(min(A_CALL, jobs - n))
             ]
             client.execute_command(*job_scripts.submit(0, submit_arguments(made)))
         publish_stats(client, **{name: busy() for name in names})

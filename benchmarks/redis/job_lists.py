@@ -21,7 +21,7 @@ from headrace.access.api_key import Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
 from headrace.jobs.options import JobOptions
-from headrace.queue.submission import submission, submit_arguments
+from headrace.queue.submission import SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
@@ -56,7 +56,8 @@ class Pages(NamedTuple):
 
 def submit(client: Any, jobs: int, index_max: int) -> None:
     """Enqueue `jobs` jobs in one call."""
-    made = [submission(new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400) for _ in range(jobs)]
+    kind = SubmitKind(MODEL, 86_400)
+    made = [submission(kind, new_id(), INPUT, now_s=0) for _ in range(jobs)]
     client.execute_command(*job_scripts.submit(index_max, submit_arguments(made)))
 
 
@@ -115,13 +116,11 @@ def fill(client: Any, jobs: int) -> tuple[str, str]:
     callers = [Caller(f"{n:012x}", sees_all=False) for n in range(1_000)]
     middle = ""
     for at in range(0, jobs, 250):
-        made = [
-            submission(
-                new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400, caller=callers[n % 1_000],
-                options=JobOptions(metadata={"order": n, "customer": f"c-{n % 5_000}"}),
-            )
-            for n in range(at, at + 250)
-        ]  # fmt: skip
+        made = []
+        for n in range(at, at + 250):
+            options = JobOptions(metadata={"order": n, "customer": f"c-{n % 5_000}"})
+            kind = SubmitKind(MODEL, 86_400, options, caller=callers[n % 1_000])
+            made.append(submission(kind, new_id(), INPUT, now_s=0))
         client.execute_command(*job_scripts.submit(jobs, submit_arguments(made)))
         middle = made[0].id if at == jobs // 500 * 250 else middle
     for part in range(FAILED // 200):

@@ -16,7 +16,7 @@ from benchmarks.common.tables import Table, write_tables
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.jobs.ids import new_id
-from headrace.queue.submission import submission, submit_arguments
+from headrace.queue.submission import SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
@@ -51,10 +51,8 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
     found = {}
     before = used_bytes(client)
     for _ in range(0, jobs, A_CALL):
-        made = [
-            submission(new_id(), MODEL, body, now_s=time.time(), result_ttl_s=86_400)
-            for _ in range(A_CALL)
-        ]
+        kind = SubmitKind(MODEL, 86_400)
+        made = [submission(kind, new_id(), body, now_s=time.time()) for _ in range(A_CALL)]
         index = Settings().job_index_max
         client.execute_command(*job_scripts.submit(index, submit_arguments(made)))
     found["queued"] = (used_bytes(client) - before) / jobs

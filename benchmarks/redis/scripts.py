@@ -21,7 +21,7 @@ from benchmarks.common.tables import Table, write_tables
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_id
-from headrace.queue.submission import submission, submit_arguments
+from headrace.queue.submission import SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
@@ -61,11 +61,8 @@ class Bench:
 
     def submit(self, count: int, caller: Caller = EVERYBODY) -> Command:
         """Return a call that enqueues `count` jobs as the API does."""
-        now_s = time.time()
-        jobs = [
-            submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400, caller=caller)
-            for _ in range(count)
-        ]
+        now_s, kind = time.time(), SubmitKind(self._model, 86_400, caller=caller)
+        jobs = [submission(kind, new_id(), INPUT, now_s=now_s) for _ in range(count)]
         return job_scripts.submit(0, submit_arguments(jobs))
 
     def claim(self, count: int) -> Command:

@@ -85,9 +85,16 @@ def _handlers() -> HandlerPart:
 
 
 def _load(reference: HandlerReference, folder: Path) -> Handler:
-    from extensions.torchserve.handlers.load import load
+    from extensions.torchserve.config.manifest import read_manifest, read_settings
+    from extensions.torchserve.config.model_config import is_continuous
 
-    return load(reference, folder)
+    if is_continuous(read_settings(folder, read_manifest(folder))):
+        from extensions.torchserve.handlers.continuous import ContinuousHandler
+
+        return ContinuousHandler(reference)
+    from extensions.torchserve.handlers.handler import TorchServeHandler
+
+    return TorchServeHandler(reference)
 
 
 def _models() -> ModelsPart:
@@ -140,7 +147,7 @@ def _logs() -> LogsPart:
 
 
 def _log_line(event: MutableMapping[str, Any]) -> str:
-    from extensions.torchserve.logs.format import log_line
+    from extensions.torchserve.logs.lines import log_line
 
     return log_line(event)
 
@@ -170,4 +177,8 @@ EXTENSION: Final = Extension(
     logs=_logs,
     commands={"torchserve": Command(load=_command, context=_FREE)},
     settings=lambda: Path,
+    file_hints={
+        "handle": "has TorchServe's function `handle`, but no class; see docs/torchserve.md",
+    },
+    variables=tuple(f"HEADRACE_TORCHSERVE_{key}_KEY" for key in ("MANAGEMENT", "INFERENCE", "API")),
 )

@@ -1,8 +1,8 @@
 """The numbers of text models: text to tokens, and tokens to the ids of a vocabulary.
 
-Shared by the built-in handlers and by the classes of TorchServe's archives. The steps and their
-order are those of TorchServe's text classifier. A model answers right only for text that is
-prepared as in its training.
+Shared by the built-in handlers and those of extensions. The steps and their order are those of
+TorchServe's text classifier. A model answers right only for text that is prepared as in its
+training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The numbers of vision models: image to tensor, and output of the model to lists.
 
-Shared by the built-in handlers and by the classes of TorchServe's archives. The steps of `Compose`
-give the numbers that torchvision's transforms of the same names give for Pillow images.
+Shared by the built-in handlers and those of extensions. The steps of `Compose` give the numbers
+that torchvision's transforms of the same names give for Pillow images.
 """
 
 from __future__ import annotations

@@ -86,13 +86,13 @@ class _Finder(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         head = fullname.partition(".")[0]
-        # `ts` is the package of TorchServe's handlers, which is ours too.
-        if head == "ts" or fullname.startswith(f"{_PRIVATE}."):
+        if fullname.startswith(f"{_PRIVATE}."):
             return _ours(PathFinder.find_spec(fullname, path, target))
         if path is None and head in _NEIGHBOURS:
             return self._users(fullname, target)
         if head not in _PACKAGES:
-            return None
+            brought = _brought(fullname, path)
+            return _ours(PathFinder.find_spec(fullname, path, target)) if brought else None
         if path is None:
             return self._users(fullname, target) or _alias(fullname)
         is_ours = sys.modules.get(head) is sys.modules.get(f"{_PRIVATE}.{head}")
@@ -111,6 +111,12 @@ class _Finder(MetaPathFinder):
 
 def _has_ours(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, "workers", "model_process", "__main__.py"))
+
+
+def _brought(name: str, path: Sequence[str] | None) -> bool:
+    """Return whether an extension has a module in a folder that it has put on the path."""
+    own = [entry for entry in (sys.path if path is None else path) if entry.startswith(_FOLDERS)]
+    return bool(own) and PathFinder.find_spec(name, own) is not None
 
 
 def _ours(spec: ModuleSpec | None) -> ModuleSpec | None:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -62,6 +62,8 @@ class Extension:
         commands: of the command line, by name.
         settings: returns the type of its value in the settings: a struct whose fields have
             defaults, or a simple type.
+        variables: HEADRACE_ variables that are not settings; the extension reads them.
+        file_hints: what a handler's file without a class is, by a name that it has.
         api: returns an `api.extension.ApiPart`.
         workers: returns a `workers.extension.WorkerPart`.
         handlers: returns a `handlers.extension.HandlerPart`.
@@ -75,6 +77,8 @@ class Extension:
     summary: str
     commands: Mapping[str, Command] = field(default_factory=dict)
     settings: Callable[[], Any] | None = None
+    variables: Collection[str] = ()
+    file_hints: Mapping[str, str] = field(default_factory=dict)
     api: Callable[[], object] | None = None
     workers: Callable[[], object] | None = None
     handlers: Callable[[], object] | None = None

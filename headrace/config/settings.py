@@ -52,11 +52,12 @@ def values_in_variables(
 ) -> dict[str, Any]:
     """Return the values that these variables have, as `values_in_file` does."""
     known, values = variables(prefix), dict[str, Any]()
+    others = other_variables()
     unusable = tuple(prefix + name.upper() for name in found().problems)
     for variable, text in environ.items():
         if variable not in known:
-            if not variable.startswith(unusable):
-                near = did_you_mean(variable, [*core_variables, *known])
+            if variable not in others and not variable.startswith(unusable):
+                near = did_you_mean(variable, [*core_variables, *known, *others])
                 problems.append(f"environment: {variable}: unknown variable{near}")
         elif text:
             name, key, kind = known[variable]
@@ -78,6 +79,11 @@ def variables(prefix: str) -> dict[str, tuple[str, str, Any]]:
         else:
             result[f"{prefix}{name}".upper()] = (name, "", kind)
     return result
+
+
+def other_variables() -> set[str]:
+    """Return the variables of extensions that are not settings."""
+    return {name for extension in found().extensions.values() for name in extension.variables}
 
 
 def combined(
@@ -125,9 +131,6 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_MODEL_PARENT",
         "HEADRACE_NODE",
         "HEADRACE_SPOOL_DIR",
-        "HEADRACE_TORCHSERVE_API_KEY",
-        "HEADRACE_TORCHSERVE_INFERENCE_KEY",
-        "HEADRACE_TORCHSERVE_MANAGEMENT_KEY",
         "HEADRACE_URL",
         "HEADRACE_USER_ENVIRONMENT",
         "HEADRACE_WORKER_SHARE",

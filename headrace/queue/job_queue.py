@@ -18,9 +18,7 @@ from headrace.queue.coalescer import Coalescer
 from headrace.queue.submission import (
     JobSubmission,
     Receipt,
-    hash_request,
     read_receipts,
-    submission,
     submit_arguments,
 )
 from headrace.redis import keys
@@ -189,8 +187,6 @@ def _is_rare(row: Any) -> bool:
         return row[_RESULT] is None
     return isinstance(row, Exception) or row == _LEASED
 
-
-__all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
 #: How many jobs one call of jobs/submit.lua takes, which limits how long it blocks Redis, ...
 SUBMIT_MAX_JOBS: Final = 256

@@ -24,7 +24,8 @@ from headrace.errors import (
     TooManyInFlight,
 )
 from headrace.jobs.job import Job, iso
-from headrace.jobs.message import InputSource, quiet_message, quiet_pieces, write_message
+from headrace.jobs.message import InputSource
+from headrace.jobs.message_writer import Blank, blank_message, write_message
 from headrace.jobs.options import DEFAULT_OPTIONS, NO_DETAILS, InputDetails, JobOptions
 from headrace.jobs.tokens import NO_PREFIX, estimate, token_field, usual_deadline_s
 from headrace.jobs.trace_context import Trace
@@ -71,237 +72,161 @@ class Receipt(NamedTuple):
     repeated: bool
 
 
+class SubmitKind(msgspec.Struct, frozen=True):
+    """What many jobs share; they differ in the rest of `submission`'s arguments.
+
+    Attributes:
+        result_ttl_s: for jobs without their own.
+        options: what the client requested.
+        waiter: id of the API process that waits for the ends, or "". The end of a quiet job
+            (`keys.NO_WAITER`) is not published; it has no Celery result, and is not listed.
+        caller: the owner of the jobs.
+    """
+
+    model: ModelConfig
+    result_ttl_s: int
+    options: JobOptions = DEFAULT_OPTIONS
+    waiter: str = ""
+    caller: Caller = EVERYBODY
+
+
+# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
+class Extras(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What few jobs have.
+
+    Attributes:
+        source: where the input is stored, if not in the message; the input is `null` then.
+        details: what comes with the input; the metadata is taken from the options.
+        deadline_s: by when its result is wanted, in seconds since 1970; None if only its `expires`
+            counts, or the usual deadline. Offline jobs of a schedule by tokens run in this order.
+        fields: more names and values of its record.
+    """
+
+    source: InputSource | None = None
+    trace: Trace | None = None
+    details: InputDetails | None = None
+    deadline_s: float | None = None
+    fields: tuple[Arg, ...] = ()
+
+
+NO_EXTRAS: Final = Extras()
+
+
 def submission(
+    kind: SubmitKind,
     job_id: str,
-    model: ModelConfig,
     input_json: bytes,
-    options: JobOptions = DEFAULT_OPTIONS,
     *,
     now_s: float,
-    result_ttl_s: int,
-    waiter: str = "",
     request_hash: str = "",
-    source: InputSource | None = None,
-    caller: Caller = EVERYBODY,
-    quiet: bool = False,
-    trace: Trace | None = None,
-    details: InputDetails | None = None,
-    shadow_of: str = "",
-    deadline_s: float | None = None,
+    extras: Extras = NO_EXTRAS,
 ) -> JobSubmission:
     """Return the submission of one job.
 
     Args:
         job_id: the id, new or from an earlier try.
-        options: what the client requested.
         now_s: seconds since 1970 by Redis' clock; `expires` counts from then.
-        result_ttl_s: for jobs without their own.
-        waiter: id of the API process that waits for the end, or "".
-        source: where the input is stored, if not in the message; input_json is `null` then.
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
-        caller: the owner of the job.
-        quiet: its end is not published; it has no Celery result, and is not listed.
-        details: what comes with the input; the metadata is taken from the options.
-        shadow_of: the job of which this is a copy for a shadow version, or "".
-        deadline_s: by when its result is wanted, in seconds since 1970; None if only its `expires`
-            counts, or the usual deadline. Offline jobs of a schedule by tokens run in this order.
     """
-    if model.expires_s is not None and options.expires is None and not shadow_of:
-        options = msgspec.structs.replace(options, expires=model.expires_s)
-    tokens = ""
+    model, options = kind.model, kind.options
+    own: tuple[Arg, ...] = (request_hash,) if request_hash else ()
     if model.counts_tokens:
-        tokens = _tokens(
-            model, input_json, source, options, now_s, deadline_s, caller.tokens_per_minute
-        )
-    width = _width(request_hash, tokens)
-    alike = quiet and source is None and trace is None and details is None and not shadow_of
-    if alike and _is_plain(options):
-        shared, pieces = _quiet_kind(
-            model.name, model.version, model.asked_version, model.max_queue_depth, model.timeout_s,
-            options, result_ttl_s, width, caller, model.max_queued_tokens or 0,
-        )  # fmt: skip
-        message = quiet_message(pieces, job_id, input_json)
-    else:
-        if options.metadata is not None:
-            text = msgspec.json.encode(options.metadata)
-            details = msgspec.structs.replace(details or NO_DETAILS, metadata=text)
-        queue = model.queue
-        message = write_message(
-            job_id, model.name, queue, input_json, options,
-            timeout_s=model.timeout_s if options.timeout is None else options.timeout,
-            expires_at=_expires_at(options, now_s), source=source, quiet=quiet, trace=trace,
-            details=details, version=model.asked_version,
-        )  # fmt: skip
-        rare = _rare_fields(job_id, model, options, source, caller, shadow_of)
-        # No other job has the same webhook or original: it must not displace entries of the cache.
-        kind = _shared.__wrapped__ if options.webhook or shadow_of else _shared
-        shared = kind(
-            model.name, model.version, model.asked_version, queue, _STEPS[options.priority],
-            model.max_queue_depth, _us(options.countdown), _begin_us(options), width,
-            options.result_ttl or result_ttl_s, keys.NO_WAITER if quiet else waiter, rare, caller,
-            model.max_queued_tokens or 0,
-        )  # fmt: skip
-        if trace is not None:
-            shared = job_scripts.with_field(shared, JobField.TRACE, trace.trace_id)
-    own = _own(job_id, message, request_hash, tokens)
-    return JobSubmission(job_id, model.name, shared, own, len(message))
+        own = (request_hash, _tokens(kind, input_json, now_s, extras))
+    details, fields = extras.details, extras.fields
+    if options.metadata is not None:
+        text = msgspec.json.encode(options.metadata)
+        details = msgspec.structs.replace(details or NO_DETAILS, metadata=text)
+        fields += (JobField.METADATA, text)
+    fields += _own_fields(kind, job_id, extras)
+    if options.metadata is not None or options.webhook:
+        # These are seldom those of another job, and metadata cannot be hashed.
+        options = msgspec.structs.replace(options, metadata=None, webhook=None, webhook_events=None)
+        kind = msgspec.structs.replace(kind, options=options)
+    shared, blank = _shared(kind, 2 + len(own))
+    if fields:
+        shared = job_scripts.with_fields(shared, *fields)
+    expires_s = _expires_s(kind)
+    message = write_message(
+        blank, job_id, input_json,
+        expires_at=None if expires_s is None else iso(int((now_s + expires_s) * US_PER_S)),
+        source=extras.source, trace=extras.trace, details=details,
+    )  # fmt: skip
+    return JobSubmission(job_id, model.name, shared, (job_id, message, *own), len(message))
 
 
-def _own(job_id: str, message: bytes, request_hash: str, tokens: str) -> tuple[Arg, ...]:
-    if tokens:
-        return (job_id, message, request_hash, tokens)
-    return (job_id, message, request_hash) if request_hash else (job_id, message)
+def _expires_s(kind: SubmitKind) -> float | None:
+    expires_s = kind.options.expires
+    return kind.model.expires_s if expires_s is None else expires_s
 
 
-def _width(request_hash: str, tokens: str) -> int:
-    """Return the length of `_own`."""
-    return 4 if tokens else 3 if request_hash else 2
-
-
-def _tokens(
-    model: ModelConfig,
-    input_json: bytes,
-    source: InputSource | None,
-    options: JobOptions,
-    now_s: float,
-    deadline_s: float | None,
-    tokens_per_minute: int,
-) -> str:
+def _tokens(kind: SubmitKind, input_json: bytes, now_s: float, extras: Extras) -> str:
     """Return the record's `tk` of a job."""
-    stored_bytes = None if source is None else max(0, source.size)
+    model = kind.model
+    stored_bytes = None if extras.source is None else max(0, extras.source.size)
     tokens, prefix = estimate(
-        input_json, stored_bytes, model.options, model.handler, tokens_per_minute
+        input_json, stored_bytes, model.options, model.handler, kind.caller.tokens_per_minute
     )
-    if options.priority < keys.OFFLINE_STEP:
+    if kind.options.priority < keys.OFFLINE_STEP:
         return token_field(tokens, NO_PREFIX, None)
-    if options.expires is not None:
-        expires_at = now_s + options.expires
+    expires_s, deadline_s = _expires_s(kind), extras.deadline_s
+    if expires_s is not None:
+        expires_at = now_s + expires_s
         deadline_s = expires_at if deadline_s is None else min(deadline_s, expires_at)
     if deadline_s is None:
         deadline_s = usual_deadline_s(now_s)
     return token_field(tokens, prefix, deadline_s)
 
 
-def _expires_at(options: JobOptions, now_s: float) -> str | None:
-    return None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
-
-
-def _us(seconds: float | None) -> int:
-    return int((seconds or 0) * US_PER_S)
-
-
-def _begin_us(options: JobOptions) -> int:
-    """Return within which time a job must have begun; 0 if it may begin at any time."""
-    return 0 if options.expires is None else max(1, int(options.expires * US_PER_S))
-
-
-def _is_plain(options: JobOptions) -> bool:
-    """Return whether such jobs differ in their input alone, and have no rare fields."""
-    return (
-        options.expires is None
-        and options.metadata is None
-        and not options.webhook
-        and options.retry_backoff is None
-        and options.retry_backoff_max is None
-    )
+def _own_fields(kind: SubmitKind, job_id: str, extras: Extras) -> tuple[Arg, ...]:
+    """Return the fields of a record for its own webhook, its stored input and its trace."""
+    fields: tuple[Arg, ...] = ()
+    if extras.source is not None and extras.source.ref:
+        fields += (JobField.INPUT_REF, extras.source.ref)
+    if kind.options.webhook:
+        fields += (*webhook_fields(job_id, kind.model.name, kind.caller.key_id, kind.options),)
+    if extras.trace is not None:
+        fields += (JobField.TRACE, extras.trace.trace_id)
+    return fields
 
 
 @lru_cache(maxsize=1024)
-def _quiet_kind(
-    model: str,
-    version: str,
-    asked_version: str,
-    max_depth: int,
-    timeout_s: float | None,
-    options: JobOptions,
-    result_ttl_s: int,
-    width: int,
-    caller: Caller,
-    max_tokens: int,
-) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
-    """Return what plain quiet jobs of a request share: their run, and most of the message."""
-    queue = keys.version_queue(model, asked_version) if asked_version else keys.queue_name(model)
-    shared = _shared(
-        model,
-        version,
-        asked_version,
-        queue,
-        _STEPS[options.priority],
-        max_depth,
-        _us(options.countdown),
-        0,
-        width,
-        options.result_ttl or result_ttl_s,
-        keys.NO_WAITER,
-        (),
-        caller,
-        max_tokens,
-    )
-    limit_s = options.timeout if options.timeout is not None else timeout_s
-    return shared, quiet_pieces(model, queue, options, limit_s, asked_version)
+def _shared(kind: SubmitKind, width: int) -> tuple[tuple[Arg, ...], Blank]:
+    """Return the `submit_run` and the message of jobs of a kind.
 
+    One object for many, so that runs compare quickly.
 
-@lru_cache(maxsize=1024)
-def _shared(
-    model: str,
-    version: str,
-    asked_version: str,
-    queue: str,
-    step: str,
-    max_depth: int,
-    delay_us: int,
-    begin_us: int,
-    width: int,
-    ttl_s: int,
-    waiter: str,
-    rare: tuple[Arg, ...],
-    caller: Caller,
-    max_tokens: int,
-) -> tuple[Arg, ...]:
-    """Return the `submit_run` of such jobs: one object for many, so that runs compare quickly."""
-    fields: list[Arg] = [JobField.MODEL, model, JobField.VERSION, version]
-    if asked_version:
-        fields += (JobField.ASKED_VERSION, asked_version)
+    Args:
+        width: how many values of its own a job has.
+    """
+    model, options, waiter, caller = kind.model, kind.options, kind.waiter, kind.caller
+    fields: list[Arg] = [JobField.MODEL, model.name, JobField.VERSION, model.version]
+    if model.asked_version:
+        fields += (JobField.ASKED_VERSION, model.asked_version)
+    ttl_s = options.result_ttl or kind.result_ttl_s
     if ttl_s != keys.DEFAULT_TTL_S:
         fields += (JobField.TTL, ttl_s)
-    owner = ""
     if waiter:
         fields += (JobField.WAITER, waiter)
+    owner = ""
     if caller.key_id:
         fields += (JobField.KEY, caller.key_id)
         limits = (caller.in_flight, int(caller.sees_all), caller.tokens_per_minute)
         owner = " ".join(map(str, (caller.key_id, *limits)))
-    fields += rare
-    return job_scripts.submit_run(
-        queue, step, max_depth=max_depth, delay_us=delay_us, expires_us=begin_us,
-        listed=waiter != keys.NO_WAITER, owner=owner, values_per_job=width, fields=fields,
-        max_tokens=max_tokens,
-    )  # fmt: skip
-
-
-def _rare_fields(
-    job_id: str,
-    model: ModelConfig,
-    options: JobOptions,
-    source: InputSource | None,
-    caller: Caller,
-    shadow_of: str,
-) -> tuple[Arg, ...]:
-    """Return those fields of a record that most records lack."""
-    if options is DEFAULT_OPTIONS and source is None and not shadow_of:
-        return ()
-    fields: list[Arg] = []
-    if source is not None and source.ref:
-        fields += (JobField.INPUT_REF, source.ref)
     if options.retry_backoff is not None or options.retry_backoff_max is not None:
         fields += (JobField.BACKOFF, _backoff(options, model))
-    if options.metadata is not None:
-        fields += (JobField.METADATA, msgspec.json.encode(options.metadata))
-    if options.webhook:
-        fields += webhook_fields(job_id, model.name, caller.key_id, options)
-    if shadow_of:
-        fields += (JobField.SHADOW_OF, shadow_of)
-    return tuple(fields)
+    expires_s, quiet = _expires_s(kind), waiter == keys.NO_WAITER
+    run = job_scripts.submit_run(
+        model.queue, _STEPS[options.priority], max_depth=model.max_queue_depth,
+        delay_us=int((options.countdown or 0) * US_PER_S),
+        expires_us=0 if expires_s is None else max(1, int(expires_s * US_PER_S)),
+        listed=not quiet, owner=owner, values_per_job=width, fields=fields,
+        max_tokens=model.max_queued_tokens or 0,
+    )  # fmt: skip
+    timeout_s = model.timeout_s if options.timeout is None else options.timeout
+    return run, blank_message(
+        model.name, model.queue, options,
+        timeout_s=timeout_s, quiet=quiet, version=model.asked_version,
+    )  # fmt: skip
 
 
 def _backoff(options: JobOptions, model: ModelConfig) -> str:

@@ -39,6 +39,9 @@ INPUT_ROWS = rows(_BELOW.partition("\n### ")[0])
 SETTING_ROWS = rows(section("Settings"))
 OTHER_ROWS = rows(section("Other variables"))
 EXTENSION_VARIABLES = settings.variables(ENV_PREFIX)
+ALL_VARIABLES = {
+    *VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES, *settings.other_variables()
+}  # fmt: skip
 
 
 def written(default: Any) -> str:
@@ -128,7 +131,7 @@ def test_a_value_of_an_extension_has_its_variables(name: str) -> None:
 def test_every_variable_that_is_named_is_known_and_every_known_one_is_named() -> None:
     named = set(re.findall(r"HEADRACE_[A-Z_]+", TEXT))
     named -= {"HEADRACE_NAME_FIELD"}
-    assert named == {*VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES}
+    assert named == ALL_VARIABLES
 
 
 def test_the_other_variables_that_people_set_have_a_row() -> None:
@@ -136,7 +139,7 @@ def test_the_other_variables_that_people_set_have_a_row() -> None:
 
 
 def test_every_variable_that_the_code_names_is_one_that_the_servers_take() -> None:
-    known = {*VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES}
+    known = ALL_VARIABLES
     used = {
         name: path.name
         for folder in ("headrace", "api", "workers", "handlers", "extensions", "examples")

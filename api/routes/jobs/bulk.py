@@ -45,6 +45,7 @@ from headrace.jobs.values.encoding import without_line_ends
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
+from headrace.redis import keys
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
 HOLD_MIN_S: Final = 0.02
@@ -109,7 +110,7 @@ class BulkSubmitter:
         self._key = key
         self._hold_s = hold_s
         self._brief = brief
-        self._quiet = quiet
+        self._waiter = keys.NO_WAITER if quiet else ""
         self._deadline_s = deadline_s
         authenticator = services.authenticator
         self._rates = authenticator.rates if authenticator is not None and caller.rate else None
@@ -243,7 +244,7 @@ class BulkSubmitter:
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
                 row.job = submission_of(
-                    services, row.request, now_s, quiet=self._quiet, deadline_s=self._deadline_s
+                    services, row.request, now_s, self._waiter, deadline_s=self._deadline_s
                 )
         except HeadraceError as error:
             row.outcome = error.kept()
@@ -305,12 +306,7 @@ class BulkSubmitter:
         row.stored = stored
         now_s = self._services.queue.clock.now_s()
         row.job = submission_of(
-            self._services,
-            request,
-            now_s,
-            source=stored.source,
-            quiet=self._quiet,
-            deadline_s=self._deadline_s,
+            self._services, request, now_s, self._waiter, stored.source, self._deadline_s
         )
 
     async def _drop(self, row: BulkLine, stored: StoredInput) -> None:

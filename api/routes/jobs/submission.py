@@ -28,7 +28,14 @@ from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
 from headrace.queue.following.waiters import EndedJob
-from headrace.queue.submission import JobSubmission, answer_to_repeat, id_unavailable, submission
+from headrace.queue.submission import (
+    Extras,
+    JobSubmission,
+    SubmitKind,
+    answer_to_repeat,
+    id_unavailable,
+    submission,
+)
 
 
 class AcceptedJob(NamedTuple):
@@ -152,31 +159,23 @@ def submission_of(
     now_s: float,
     waiter: str = "",
     source: InputSource | None = None,
-    *,
-    quiet: bool = False,
     deadline_s: float | None = None,
 ) -> JobSubmission:
     """Return the arguments of jobs/submit.lua for a request.
 
-    `now_s` is the time by Redis' clock. `waiter` is the id of the API process that waits for the
-    end. `source` is the place of an input that the message does not carry.
+    `now_s` is the time by Redis' clock. `waiter` is as in `SubmitKind`. `source` is the place of an
+    input that the message does not carry.
     """
-    return submission(
-        request.identity.job_id,
-        request.model,
-        request.input_json,
-        request.options,
-        now_s=now_s,
-        result_ttl_s=services.settings.result_ttl_s,
-        waiter=waiter,
-        request_hash=request.request_hash,
-        source=source,
-        caller=request.caller,
-        quiet=quiet,
-        trace=request.trace,
-        details=request.details,
-        deadline_s=deadline_s,
+    kind = SubmitKind(
+        request.model, services.settings.result_ttl_s, request.options, waiter, request.caller
     )
+    extras = Extras(
+        source=source, trace=request.trace, details=request.details, deadline_s=deadline_s
+    )
+    return submission(
+        kind, request.identity.job_id, request.input_json,
+        now_s=now_s, request_hash=request.request_hash, extras=extras,
+    )  # fmt: skip
 
 
 def fresh_job(request: ValidatedRequest, created_us: int) -> Job:

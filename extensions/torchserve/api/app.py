@@ -7,10 +7,9 @@ native API is left to its router.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, get_args
 
 from api.extension import operations
 from api.http.answers import send_reply, send_stream
@@ -27,46 +26,42 @@ from api.http.messages import (
     segments_of,
 )
 from api.routes.admission import refuse_foreign_page
+from api.routes.paths import Route, Routes
 from api.services import Services
-from extensions.torchserve.api import descriptions, metrics, tokens
-from extensions.torchserve.api.endpoints import Found, Interfaces, Parts, config_of, parts_of
+from extensions.torchserve.api import tokens
+from extensions.torchserve.api.descriptions import Interface, Row, TokenKind
 from extensions.torchserve.api.errors import (
+    METHOD_NOT_ALLOWED,
     NOT_FOUND,
     TorchServeError,
     error_reply,
     reply_to,
     unexpected,
 )
-from extensions.torchserve.api.management import endpoints
-from extensions.torchserve.api.predictions import predict
+from extensions.torchserve.api.parts import Parts, config_of, parts_of
 from extensions.torchserve.api.replies import REQUEST_ID, fixed_headers, new_request_id
 from extensions.torchserve.api.reporter import TorchServeReporter
+from extensions.torchserve.api.table import ANY, in_table, paths_of
+from extensions.torchserve.config.launch import CONFIG_NAME, address_of
 from extensions.torchserve.config.settings import TorchServeConfig, read_config
 from extensions.torchserve.metrics.recorder import TorchServeMetrics, metrics_output
 from headrace.errors import HeadraceError, drop_tracebacks
 
 #: The label of requests for unknown paths in metrics, as in api.router.
-_NO_ROUTE: Final = "none"
+_NO_ROUTE: Final[Routes[Row]] = Routes("none", {})
 #: The first segments of the native API's paths.
 _NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {"", "v1"}
 #: The second segments of OpenAI's paths.
 _NATIVE_V1: Final = frozenset(
     one.path.split("/")[2] for one in operations() if one.path.startswith("/v1/")
 )
-_METRICS: Final = "metrics"
-_HTTPS_PORT: Final = 443
-_HTTP_PORT: Final = 80
-
-
-_ALL: Final = Interfaces(inference=True, management=True, metrics=True)
+#: What one port serves.
+Interfaces = frozenset[Interface]
+_ALL: Final[Interfaces] = frozenset(get_args(Interface))
 
 
 class TorchServe:
-    """Serves TorchServe's URLs.
-
-    Args:
-        services: the services, which have its parts.
-    """
+    """Serves TorchServe's URLs; the services have its parts."""
 
     def __init__(self, services: Services) -> None:
         config = config_of(services)
@@ -89,16 +84,18 @@ class TorchServe:
         services = self._services
         interfaces = self._interfaces(scope)
         segments = stripped(segments_of(scope))
-        if interfaces.inference and is_native(segments, interfaces):
-            return False
+        if "inference" in interfaces:
+            if is_native(segments, interfaces):
+                return False
+            segments = in_table(segments)
         began = time.perf_counter()
         request = Request(scope, receive)
-        found = find(interfaces, request.method, segments)
+        label, by_method = paths_of(interfaces).find(segments) or _NO_ROUTE
         trace = scope.get(REQUEST_TRACE)
         if trace is not None:
-            trace.routed(_NO_ROUTE if found is None else found.label, "", request)
+            trace.routed(label, "", request)
         try:
-            answer = await self._answer(services, request, found)
+            answer = await self._answer(request, by_method, segments)
         except ClientGone as gone:
             drop_tracebacks(gone)
             return True
@@ -112,7 +109,6 @@ class TorchServe:
             headers = headers[1:] if has_id else headers
         elif not has_id:
             headers = (new_request_id(), *headers)
-        label = _NO_ROUTE if found is None else found.label
         services.counters.answered(label, request.method, answer.status)
         if isinstance(answer, Reply):
             await send_reply(send, answer._replace(headers=headers), request)
@@ -121,20 +117,27 @@ class TorchServe:
         self._reporter.finished(scope, answer.status, began)
         return True
 
-    async def _answer(self, services: Services, request: Request, found: Found | None) -> Answer:
-        if found is None:
+    async def _answer(
+        self, request: Request, by_method: Mapping[str, Route[Row]], segments: Sequence[str]
+    ) -> Answer:
+        route = by_method.get(request.method) or by_method.get(ANY)
+        token: TokenKind = next((one.row.token for one in by_method.values()), "")
+        if route is None and not token:  # the root of the metrics port has its description only
             return error_reply(
                 404,
                 NOT_FOUND,
                 f"there is nothing at {request.path[:256]} on this port. OPTIONS / lists the paths",
             )
+        services = self._services
         try:
             if services.authenticator is None and self._origin != "*" and request.has(b"origin"):
                 allowed = (self._origin, *services.settings.cors_origins)
                 refuse_foreign_page(request, allowed)
-            if found.token:
-                await tokens.check(services, request, found.token)
-            return await found.run(services, request)
+            if token:
+                await tokens.check(services, request, token)
+            if route is None:
+                return _refuse(request, by_method)
+            return await route.row.endpoint(services, request, *route.parameters(segments))
         except (TorchServeError, HeadraceError) as error:
             return reply_to(error)
         except ClientGone:
@@ -145,6 +148,14 @@ class TorchServe:
     def _interfaces(self, scope: Scope) -> Interfaces:
         server = scope.get("server")
         return self._ports.get(server[1] if server else None, _ALL)
+
+
+def _refuse(request: Request, by_method: Iterable[str]) -> Reply:
+    allowed = ", ".join(method for method in by_method if method != "HEAD")
+    message = (
+        f"{request.method[:32]} is not allowed on {request.path[:256]}. Allowed here: {allowed}"
+    )
+    return error_reply(405, METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
 
 
 def build(services: Services, file: Path) -> TorchServe:
@@ -166,65 +177,33 @@ def build(services: Services, file: Path) -> TorchServe:
 def interfaces_by_port(config: TorchServeConfig) -> dict[int | None, Interfaces]:
     """Return what each port serves; None is the port of a Unix socket."""
     found: dict[int | None, Interfaces] = {}
-    for address, interface in (
-        (config.inference_address, "inference"),
-        (config.management_address, "management"),
-        (config.metrics_address, "metrics"),
-    ):
+    for interface in get_args(Interface):
         if interface == "metrics" and not config.enable_metrics_api:
             continue
-        port = port_of(address)
-        found[port] = found.get(port, Interfaces())._replace(**{interface: True})
+        key = f"{interface}_address"
+        port = address_of(key, getattr(config, key), CONFIG_NAME).port or None
+        found[port] = found.get(port, frozenset()) | {interface}
     return found
 
 
-def port_of(address: str) -> int | None:
-    """Return the port of an address of the configuration; None for a Unix socket."""
-    url = urlsplit(address)
-    if url.scheme == "unix":
-        return None
-    return url.port or (_HTTPS_PORT if url.scheme == "https" else _HTTP_PORT)
-
-
 def stripped(segments: list[str]) -> list[str]:
-    """Return the segments of a path without the first one, and without empty ones at its end."""
-    del segments[0]
-    while segments and not segments[-1]:
+    """Return the segments of a path without empty ones at its end; the first one stays."""
+    while len(segments) > 1 and not segments[-1]:
         segments.pop()
     return segments
 
 
 def is_native(segments: Sequence[str], interfaces: Interfaces) -> bool:
     """Return whether a path belongs to the native API, even if a model has its name."""
-    if not segments:
-        return False
-    first = segments[0]
-    if first == "v1":
-        known = len(segments) > 1 and segments[1] in _NATIVE_V1
-        return known and not _is_kserve(segments, interfaces)
-    if first == _METRICS:
-        return not interfaces.metrics
-    return first in _NATIVE
-
-
-def _is_kserve(segments: Sequence[str], interfaces: Interfaces) -> bool:
-    """Return whether a path is `/v1/models/{model}:predict`, or shows whether a model is ready.
-
-    The latter is also a path of OpenAI's API, which has it where TorchServe's management is not
-    served.
-    """
-    if len(segments) != len(("v1", "models", "model")) or segments[1] != "models":
-        return False
-    return ":" in segments[2] or interfaces.management
-
-
-def find(interfaces: Interfaces, method: str, segments: Sequence[str]) -> Found | None:
-    """Return the endpoint of a request; None for an unknown path."""
-    found = descriptions.find(interfaces, method, segments)
-    if found is None and interfaces.metrics and segments and segments[0] == _METRICS:
-        found = metrics.find(method, segments)
-    if found is None and interfaces.inference:
-        found = predict.find(method, segments)
-    if found is None and interfaces.management:
-        found = endpoints.find(method, segments)
-    return found
+    match segments:
+        case ["", "v1", "models", model] if ":" in model or "management" in interfaces:
+            # The latter is also a path of OpenAI's API, which has it where TorchServe's management
+            # is not served.
+            return False
+        case ["", "v1", second, *_]:
+            return second in _NATIVE_V1
+        case ["", "metrics", *_]:
+            return "metrics" not in interfaces
+        case ["", first, *_]:
+            return first in _NATIVE
+    return False

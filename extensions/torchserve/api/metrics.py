@@ -7,13 +7,13 @@ with a comma, and a counter keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from api.http.messages import Reply, Request
 from api.services import Services
-from extensions.torchserve.api.endpoints import Found, config_of, parts_of
+from extensions.torchserve.api.parts import config_of, parts_of
 from extensions.torchserve.config.metrics_config import BUCKETS, LEGACY, MetricSpec, MetricType
 from extensions.torchserve.config.settings import TorchServeConfig
 from extensions.torchserve.logs.lines import number
@@ -38,14 +38,8 @@ _ADDED: Final = (DEPTH, OLDEST, IN_FLIGHT)
 _BOUNDS: Final = (*map(number, BUCKETS), "+Inf")
 
 
-def find(method: str, segments: Sequence[str]) -> Found | None:
-    """Return the endpoint of a request on the metrics port; None for an unknown path."""
-    del method  # TorchServe takes any, and any path below
-    return Found(get_metrics, "/metrics", "") if segments[:1] == ["metrics"] else None
-
-
-async def get_metrics(services: Services, request: Request) -> Reply:
-    """Return the metrics; none in the mode `log`.
+async def get_metrics(services: Services, request: Request, *_below: str) -> Reply:
+    """Return the metrics, also for a path below; none in the mode `log`.
 
     Raises:
         BrokerError: Redis does not answer.

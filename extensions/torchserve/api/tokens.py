@@ -13,9 +13,10 @@ from typing import Final, Literal, get_args
 from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.endpoints import TokenKind, config_of
+from extensions.torchserve.api.descriptions import TokenKind
 from extensions.torchserve.api.errors import INVALID_KEY, NOT_FOUND, TorchServeError
 from extensions.torchserve.api.management.parameters import read_query
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import json_reply
 from extensions.torchserve.config.key_file import KeyKind, KeyReader, renew
 from headrace.access.api_key import Scope

@@ -13,12 +13,11 @@ import typer
 
 from extensions.torchserve.config.key_file import remove_keys
 from extensions.torchserve.config.launch import KEY_FILE, Flags, Launch, merge
+from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 from headrace._version import __version__
 from headrace.cli.shared import output
 from headrace.errors import HeadraceError
 
-#: The version whose interfaces are served.
-TORCHSERVE_VERSION: Final = "0.12.0"
 _RUNNING: Final = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
 #: Flags that have no effect, with the name of what they take.
 _UNUSED: Final = {"--log-config": "FILE", "--cpp-log-config": "FILE"}
@@ -135,17 +134,8 @@ def _launch(options: argparse.Namespace) -> Launch:
     temporary = os.environ.get("TEMP")
     if temporary and not Path(temporary).is_dir():
         _fail(f"Invalid temp directory: {temporary}, please check TEMP environment variable.")
-    flags = Flags(
-        options.ts_config,
-        options.model_store,
-        options.workflow_store,
-        tuple(options.models),
-        options.no_snapshots,
-        options.disable_token_auth,
-        options.enable_model_api,
-        options.log_config,
-        options.plugins_path,
-    )
+    options.models = tuple(options.models)
+    flags = Flags(**{name: getattr(options, name) for name in Flags._fields})
     launch = merge(flags, os.environ, Path.cwd())
     for key in ("model_store", "workflow_store"):
         path = getattr(options, key)

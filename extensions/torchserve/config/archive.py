@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from extensions.torchserve.config.manifest import MANIFEST
 from extensions.torchserve.config.model_config import (
     SEQUENCES,
     ModelYaml,
@@ -19,20 +20,22 @@ from extensions.torchserve.config.model_config import (
     why_refused,
     yaml_options,
 )
+from extensions.torchserve.config.settings import is_allowed
 from headrace.config.environment import name_problem
 from headrace.config.inputs.parameters import Parameter
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.config.model.options import PER_WORKER
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
 from headrace.models.extension import ModelFolder
 from headrace.models.folder import leads_out, requirements_file
 
-MANIFEST: Final = "MAR-INF/MANIFEST.json"
 #: Before a handler of TorchServe in the option `handler`.
 TORCHSERVE: Final = "torchserve:"
 _MANIFEST_MAX_BYTES: Final = 1024 * 1024
 _HANDLER_MAX_CHARS: Final = 4 * 1024 * 1024
+_URL: Final = re.compile("(https?|file):", re.IGNORECASE)
 _IMPORTS: Final = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 #: What TorchServe has where nothing is set, for the models that run its handlers.
 DEFAULTS: Final[dict[str, Any]] = {
@@ -166,6 +169,35 @@ def _is_ours(file: Path) -> bool:
         return False
     roots = set(_IMPORTS.findall(text))
     return "headrace" in roots and "ts" not in roots
+
+
+def is_url(source: str) -> bool:
+    """Return whether a source is a file that must be fetched."""
+    return _URL.match(source) is not None
+
+
+def download(settings: Settings, allowed: str, url: str, file: Path) -> None:
+    """Write what a URL has into a file.
+
+    Args:
+        allowed: `allowed_urls`, which redirects must match too.
+
+    Raises:
+        ConfigError: it cannot be fetched.
+        OSError: the file cannot be written.
+    """
+    # A model process reads archives too, and fetches none.
+    from headrace.models.download import Downloader
+
+    downloader = Downloader(
+        (),
+        settings.model_limit_bytes,
+        settings.model_fetch_timeout_s,
+        permits=lambda text: is_allowed(text, allowed),
+    )
+    with downloader.fetch(url) as found, file.open("wb") as opened:
+        for chunk in found.chunks if found is not None else ():
+            opened.write(chunk)
 
 
 def check(values: Mapping[str, Any]) -> None:

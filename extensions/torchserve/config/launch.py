@@ -271,7 +271,7 @@ def _addresses(config: TorchServeConfig, where: str) -> tuple[Address, ...]:
     keys += ["metrics_address"] if config.enable_metrics_api else []
     found: dict[tuple[str, int], Address] = {}
     for key in keys:
-        address = _address(key, getattr(config, key), where)
+        address = address_of(key, getattr(config, key), where)
         first = found.setdefault((address.host, address.port), address)
         if first.scheme != address.scheme:
             raise ConfigError(
@@ -281,7 +281,12 @@ def _addresses(config: TorchServeConfig, where: str) -> tuple[Address, ...]:
     return tuple(found.values())
 
 
-def _address(key: str, text: str, where: str) -> Address:
+def address_of(key: str, text: str, where: str) -> Address:
+    """Return the address that a key of the configuration has.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         url = urlsplit(text)
         if url.scheme == "unix" and url.path:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import yaml
 
-_MANIFEST: Final = Path("MAR-INF", "MANIFEST.json")
+MANIFEST: Final = "MAR-INF/MANIFEST.json"
 _MAX_BYTES: Final = 1024 * 1024
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest in the folder of an archive; {} without one."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        path = folder / _MANIFEST
+        path = folder / MANIFEST
         if path.stat().st_size <= _MAX_BYTES:
             found = json.loads(path.read_bytes())
             return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -35,6 +36,8 @@ _MS_PER_S: Final = 1000
 _MAX_DEPTH: Final = 100_000_000
 _DEFAULT_BATCH: Final = 1
 _DEFAULT_DELAY_MS: Final = 100
+#: The number of model processes that a request asks for.
+INITIAL_WORKERS: Final = "initialWorkers"
 #: In a request these count as not given, as in TorchServe.
 _NOT_GIVEN: Final = {
     "batchSize": -1,
@@ -63,13 +66,7 @@ RESPONSE_TIMEOUT: Final = "responseTimeout"
 #: Our own key in `models` of config.properties, which the operator writes. No archive sets it.
 WEIGHTS_ONLY: Final = "weightsOnly"
 #: Keys of TorchServe that are accepted and have no effect.
-_UNUSED: Final = frozenset(
-    {
-        "asyncCommunication",
-        "maxRetryTimeoutInSec",
-        "useVenv",
-    }
-)
+_UNUSED: Final = frozenset({"asyncCommunication", "maxRetryTimeoutInSec", "useVenv"})
 #: For these TorchServe starts the processes of one worker with torchrun.
 _TORCHRUN_TYPES: Final = ("pp", "tp", "pptp")
 _PARALLEL_TYPES: Final = (*_TORCHRUN_TYPES, "custom")
@@ -87,22 +84,6 @@ class ModelYaml(NamedTuple):
     values: dict[str, Any]
     problems: list[str]
     is_readable: bool = True
-
-
-class Requested(NamedTuple):
-    """What a request to register a model asks for; None where it leaves the choice.
-
-    A number of 0 or less is a choice too.
-    """
-
-    batch_size: int | None = None
-    max_batch_delay: int | None = None
-    initial_workers: int | None = None
-    response_timeout: int | None = None
-    startup_timeout: int | None = None
-
-
-NOTHING_REQUESTED: Final = Requested()
 
 
 def read_model_config(path: Path) -> ModelYaml:
@@ -217,16 +198,16 @@ def model_options(
     name: str,
     version: str,
     values: Mapping[str, Any],
-    requested: Requested = NOTHING_REQUESTED,
+    requested: Mapping[str, int] = MappingProxyType({}),
     *,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Return the options with which a model is registered.
 
     Args:
-        name: the model.
         values: its model-config.yaml, as `read_model_config` returns it.
-        requested: what a request asks for.
+        requested: what a request asks for, by the names of model-config.yaml and INITIAL_WORKERS.
+            A number of 0 or less is a choice too.
         workers: the number of model processes where nothing else gives one.
     """
     declared = config.models.get(name, {}).get(version, {})
@@ -237,13 +218,7 @@ def model_options(
         # There, 0 counts as not given.
         if _fits(key, value) and (key not in _NUMBERS or value > 0)
     }
-    asked = {
-        "batchSize": requested.batch_size,
-        "maxBatchDelay": requested.max_batch_delay,
-        "responseTimeout": requested.response_timeout,
-        "startupTimeout": requested.startup_timeout,
-    }
-    given = {n: v for n, v in asked.items() if v is not None and v != _NOT_GIVEN[n]}
+    given = {n: v for n, v in requested.items() if v != _NOT_GIVEN.get(n, v)}
     batch = {key: value for key, value in given.items() if key in _BATCH}
     defaults = {
         "responseTimeout": config.default_response_timeout,
@@ -271,13 +246,17 @@ def _too_small(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **({"options": {TOO_SMALL: unheld}} if unheld else {})}
 
 
-def with_snapshot(values: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model-config.yaml with what requests have changed since, as a snapshot has it.
+def requested_too_small(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of 0 or less that a request had given, from a snapshot."""
+    return {
+        name: settings[name]
+        for name in _NOT_GIVEN
+        if type(settings.get(name)) is int and settings[name] <= 0
+    }
 
-    Args:
-        values: its model-config.yaml, as `read_model_config` returns it.
-        snapshot: the values of the version in the snapshot.
-    """
+
+def with_snapshot(values: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model-config.yaml with what requests have changed since, as a snapshot has it."""
     changed = {key: snapshot[key] for key in _CHANGED if type(snapshot.get(key)) is int}
     return {**values, **changed}
 
@@ -302,14 +281,17 @@ def _other_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workers(
-    config: TorchServeConfig, declared: Mapping[str, Any], requested: Requested, workers: int
+    config: TorchServeConfig,
+    declared: Mapping[str, Any],
+    requested: Mapping[str, int],
+    workers: int,
 ) -> dict[str, Any]:
     """Return the options for the number of model processes, if model-config.yaml gives none."""
     low, high = declared.get("minWorkers"), declared.get("maxWorkers")
     if isinstance(low, int) and low >= 0:
         return worker_options(low, high if isinstance(high, int) and high > low else low)
-    if requested.initial_workers is not None:
-        workers = max(requested.initial_workers, 0)
+    if INITIAL_WORKERS in requested:
+        workers = max(requested[INITIAL_WORKERS], 0)
     elif config.default_workers_per_model > 0:
         workers = config.default_workers_per_model
     return worker_options(workers, workers)

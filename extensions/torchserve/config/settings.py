@@ -21,54 +21,29 @@ from headrace.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+#: The version whose interfaces these are.
+TORCHSERVE_VERSION: Final = "0.12.0"
 #: Keys of TorchServe that Headrace has other settings for; the launcher uses them.
 LAUNCHER_KEYS: Final = frozenset(
     {
-        "certificate_file",
-        "enable_envvars_config",
-        "keystore",
-        "keystore_pass",
-        "keystore_type",
-        "model_snapshot",
-        "model_store",
-        "number_of_gpu",
-        "private_key_file",
-        "use_env_allowed_urls",
-        "workflow_store",
+        "certificate_file", "enable_envvars_config", "keystore", "keystore_pass", "keystore_type",
+        "model_snapshot", "model_store", "number_of_gpu", "private_key_file",
+        "use_env_allowed_urls", "workflow_store",
     }
-)
+)  # fmt: skip
 #: Keys of TorchServe that mean nothing here.
 UNUSED_KEYS: Final = frozenset(
     {
-        "async_logging",
-        "cpp_log_config",
-        "cpu_launcher_args",
-        "cpu_launcher_enable",
-        "debug",
-        "enable_grpc_ssl",
-        "grpc_inference_address",
-        "grpc_inference_max_connection_age_grace_ms",
-        "grpc_inference_max_connection_age_ms",
-        "grpc_inference_port",
-        "grpc_management_address",
-        "grpc_management_max_connection_age_grace_ms",
-        "grpc_management_max_connection_age_ms",
-        "grpc_management_port",
-        "initial_distribution_port",
-        "initial_worker_port",
-        "io_ratio",
-        "ipex_enable",
-        "ipex_gpu_enable",
-        "model_server_home",
-        "netty_client_threads",
-        "number_of_netty_threads",
-        "plugins_path",
-        "prefer_direct_buffer",
-        "system_metrics_cmd",
-        "use_native_io",
-        "vmargs",
+        "async_logging", "cpp_log_config", "cpu_launcher_args", "cpu_launcher_enable", "debug",
+        "enable_grpc_ssl", "grpc_inference_address", "grpc_inference_max_connection_age_grace_ms",
+        "grpc_inference_max_connection_age_ms", "grpc_inference_port", "grpc_management_address",
+        "grpc_management_max_connection_age_grace_ms", "grpc_management_max_connection_age_ms",
+        "grpc_management_port", "initial_distribution_port", "initial_worker_port", "io_ratio",
+        "ipex_enable", "ipex_gpu_enable", "model_server_home", "netty_client_threads",
+        "number_of_netty_threads", "plugins_path", "prefer_direct_buffer", "system_metrics_cmd",
+        "use_native_io", "vmargs",
     }
-)
+)  # fmt: skip
 #: TorchServe takes these words for `ts_open_inference_protocol`.
 _OPEN_INFERENCE: Final = {"oip": "true"}
 

@@ -14,7 +14,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from extensions.torchserve.config.model_config import Requested
 from extensions.torchserve.config.properties import write_properties
 from headrace.errors import ConfigError
 
@@ -100,19 +99,6 @@ def read_models(text: str, where: str) -> list[SnapshotModel]:
         ) from error
 
 
-def too_small(settings: Mapping[str, Any]) -> Requested:
-    """Return the numbers of 0 or less that a request had given."""
-    names = ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
-    found = (settings.get(name) for name in names)
-    values = [value if type(value) is int and value <= 0 else None for value in found]
-    return Requested(
-        batch_size=values[0],
-        max_batch_delay=values[1],
-        response_timeout=values[2],
-        startup_timeout=values[3],
-    )
-
-
 def write_snapshot(
     folder: Path,
     kind: Kind,
@@ -124,11 +110,8 @@ def write_snapshot(
     """Write a snapshot, which appears when it is complete; return its path.
 
     Args:
-        folder: where snapshots are.
-        kind: what it was made for.
         now: the local time.
         values: the keys of config.properties.
-        models: the models; those of one name are together.
         revision: the state of the registry.
 
     Raises:

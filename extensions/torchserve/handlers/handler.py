@@ -54,25 +54,6 @@ if TYPE_CHECKING:
     import ts.context
     from ts.metrics.emission import MetricRow
 
-
-def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
-    """Return the places of a batch in turns, none with two requests of one sequence.
-
-    Args:
-        ids: the sequence of each request.
-        places: the requests, in the order of their submits.
-    """
-    found: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for place in places:
-        turn = seen.get(ids[place], 0)
-        seen[ids[place]] = turn + 1
-        if turn == len(found):
-            found.append([])
-        found[turn].append(place)
-    return found
-
-
 logger = logging.getLogger(__name__)
 
 #: Named `body` for a handler: an input that is no form.
@@ -352,6 +333,26 @@ class TorchServeHandler(Handler):
         rows, self._rows = self._rows, []
         if rows and self._send_metrics is not None:
             self._send_metrics(rows)
+
+
+def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
+    """Return the places of a batch in turns, none with two requests of one sequence.
+
+    A model with sequences has one model process, so that each sequence finds its state there.
+
+    Args:
+        ids: the sequence of each request.
+        places: the requests, in the order of their submits.
+    """
+    found: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for place in places:
+        turn = seen.get(ids[place], 0)
+        seen[ids[place]] = turn + 1
+        if turn == len(found):
+            found.append([])
+        found[turn].append(place)
+    return found
 
 
 def is_alone(headers: Mapping[str, Any]) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from extensions.torchserve.config.manifest import read_manifest
 from extensions.torchserve.config.settings import TorchServeConfig, read_config
 from extensions.torchserve.handlers.entry import put_first
 from headrace.config.model.handler_reference import HandlerReference
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: The folder of the package `ts`.
 SHIM: Final = Path(__file__).parent / "shim"
-MANIFEST: Final = "MAR-INF/MANIFEST.json"
 CONFIG_VARIABLE: Final = "HEADRACE_TORCHSERVE"
 
 
@@ -99,14 +98,7 @@ def _manifest(folder: Path, context: Context, reference: HandlerReference) -> di
     }
     if context.weights is not None:
         model["serializedFile"] = os.path.relpath(context.weights, folder)
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {"runtime": "python", "model": model}
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", hint="pack the archive again") from error
-    return cast("dict[str, Any]", manifest)
+    return read_manifest(folder) or {"runtime": "python", "model": model}
 
 
 def _yaml_config(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class LogFiles:
             ) from error
 
     def is_line(self, line: bytes) -> bool:
-        """Return whether a line has the form of `log_lines.console_line`."""
+        """Return whether a line has the form of `console_line`."""
         return is_line(line)
 
     def line(self, name: str, text: str) -> str:
@@ -135,7 +135,7 @@ class LogFiles:
         return console_line(time.time(), "INFO", name, name, text)
 
     def write(self, data: bytes) -> None:
-        """Write complete lines, in the form of `log_lines.console_line`."""
+        """Write complete lines, in the form of `console_line`."""
         parts: dict[bytes, list[bytes]] = {}
         for line, at, logger, text in read_lines(data):
             if logger in self._of:

@@ -1,17 +1,18 @@
 """The lines of TorchServe's logs, which scripts and its benchmark suite parse.
 
 A process writes each line in the form of the console. Its supervisor writes the lines to standard
-output, and into the log files by their logger (log_files.py).
+output, and into the log files by their logger (files.py).
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
+from headrace.observability.log_format import BELOW_THE_LINE, HIDDEN, plain, shown
 from headrace.text import printable
 
 #: The value of the setting `log_format` for these lines.
@@ -30,6 +31,9 @@ _LINE: Final = re.compile(
 #: The places of the marks that each such line has: around its level.
 _BEFORE_LEVEL: Final = slice(23, 25)
 _AFTER_LEVEL: Final = slice(30, 32)
+
+#: Processes that run handlers, whose lines belong to the log of the models.
+_OF_HANDLERS: Final = frozenset({"model", "preprocess"})
 
 #: The names and values of dimensions, in order.
 Dimensions = tuple[tuple[str, str], ...]
@@ -57,6 +61,22 @@ def _origin(level: str, thread: str, logger: str) -> str:
     return f" [{level:<{_LEVEL_WIDTH}}] {one_word(thread)} {logger} - "
 
 
+def log_line(event: MutableMapping[str, Any]) -> str:
+    """Return the line of an event; its fields are in order, and `_created` is its time."""
+    created, level = event.pop("_created"), event.pop("level", "info").upper()
+    logger, part = event.pop("logger", ""), event.get("part", "")
+    below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
+    text = plain(event.pop("event", ""))
+    if part in _OF_HANDLERS:
+        thread, logger = f"W-{event.get('pid', 0)}-{event.pop('model', '')}-stdout", MODEL_LOG
+    else:
+        thread = str(part) or logger
+    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in HIDDEN)
+    rows = [text + (f"  {fields}" if fields else "")]
+    rows += [plain(row.expandtabs()) for one in below for row in one.rstrip().split("\n")]
+    return "".join(console_line(created, level, thread, logger, row) for row in rows)[:-1]
+
+
 def is_line(line: bytes) -> bool:
     """Return whether a line has the form of `console_line`, by its marks."""
     return line[_BEFORE_LEVEL] == b" [" and line[_AFTER_LEVEL] == b"] "
@@ -79,10 +99,7 @@ def metric_text(
     """Return the text of a metric's line.
 
     Args:
-        name: of the metric.
-        unit: as metrics.yaml has it.
         dimensions: without the host.
-        at: when it was measured, in seconds since 1970.
         request_ids: for a metric of a handler, the ids of its requests, separated by commas; None
             for no requests; "" for other metrics.
     """
@@ -93,8 +110,8 @@ def metric_text(
 
 @lru_cache(maxsize=1024)
 def _around_value(name: str, unit: str, dimensions: Dimensions, host: str) -> tuple[str, str]:
-    shown = ",".join(f"{printable(key)}:{printable(one)}" for key, one in dimensions)
-    return f"{printable(name)}.{printable(unit)}:", f"|#{shown}|#hostname:{host},"
+    listed = ",".join(f"{printable(key)}:{printable(one)}" for key, one in dimensions)
+    return f"{printable(name)}.{printable(unit)}:", f"|#{listed}|#hostname:{host},"
 
 
 def access_text(

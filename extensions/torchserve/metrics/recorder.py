@@ -116,10 +116,8 @@ class TorchServeMetrics:
         """Take a value of one of the server's own metrics.
 
         Args:
-            name: the metric.
             value: what a counter grows by, or the value of a gauge.
             labels: without the host.
-            model: whose metric it is.
             thread: the model process that it is about.
         """
         spec = self._kept.specs.get(name)

@@ -11,22 +11,23 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from extensions.torchserve.config.archive import MANIFEST, archive_handler
+from extensions.torchserve.config.archive import archive_handler, download, is_url
 from extensions.torchserve.config.launch import Launch
+from extensions.torchserve.config.manifest import MANIFEST
 from extensions.torchserve.config.model_config import (
     AT_START,
     details_of,
     model_options,
+    requested_too_small,
     with_snapshot,
 )
 from extensions.torchserve.config.settings import is_allowed
-from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel, too_small
+from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel
 from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.jobs.ids import MODEL_NAME
 from headrace.models.archive import ARCHIVES, is_archive
-from headrace.models.download import Downloader
 from headrace.models.folder import MODEL_FILE
 from headrace.models.source import SourceReader
 from headrace.registry.model import (
@@ -43,7 +44,6 @@ from headrace.registry.store import RegistryStore
 BY: Final = "headrace torchserve --start"
 #: The model processes of a model for which nothing gives a number.
 DEFAULT_WORKERS: Final = 1
-_URL: Final = re.compile("(https?|file):", re.IGNORECASE)
 _NAME: Final = re.compile(MODEL_NAME)
 
 
@@ -64,9 +64,6 @@ class StartReader:
     """Reads the archives of the models that the server starts with.
 
     Args:
-        launch: names them.
-        reader: reads their archives.
-        settings: the model store, and the limits of a download.
         report: prints what is left out of `all`, and what is fetched.
     """
 
@@ -167,7 +164,8 @@ class StartReader:
             return None
         config = msgspec.structs.replace(config, models={one.name: {one.version: one.settings}})
         values = with_snapshot(found.settings, one.settings)
-        options = model_options(config, one.name, one.version, values, too_small(one.settings))
+        small = requested_too_small(one.settings)
+        options = model_options(config, one.name, one.version, values, small)
         details = {**details_of(found.settings), **options.get("options", {})}
         options |= {"source": one.archive, "options": details}
         if HANDLER in one.settings:
@@ -182,7 +180,7 @@ class StartReader:
         Raises:
             ConfigError: it is not allowed, or cannot be fetched.
         """
-        if not _URL.match(source):
+        if not is_url(source):
             return source
         allowed, shown = self._launch.config.allowed_urls, source.partition("?")[0]
         if not is_allowed(source, allowed):
@@ -199,18 +197,9 @@ class StartReader:
             self._report(f"{name} is in the model store, so {shown} is not fetched")
             return name
         self._report(f"{shown} is fetched into the model store")
-        settings = self._settings
-        downloader = Downloader(
-            (),
-            settings.model_limit_bytes,
-            settings.model_fetch_timeout_s,
-            permits=lambda text: is_allowed(text, allowed),
-        )
         partial = target.with_name(f".{name}.{os.getpid()}")
         try:
-            with downloader.fetch(source) as download, partial.open("wb") as file:
-                for chunk in download.chunks if download is not None else ():
-                    file.write(chunk)
+            download(self._settings, allowed, source, partial)
             partial.replace(target)
         except OSError as error:
             raise ConfigError(f"{target}: it cannot be written: {error.strerror}") from error
@@ -246,7 +235,6 @@ def register_all(
     """Register the models that the server starts with; return what that has changed.
 
     Args:
-        starts: the models.
         declared: the models file, which has those of workflows; workers follow the registry if it
             is applied.
         alone: whether the registry is of this server alone. Then it has no others afterwards;

@@ -21,10 +21,7 @@ def read_workflows(
     """Return the models file with the workflows of a store; without any, it has no models.
 
     Args:
-        store: the workflow store.
         folder: where the archives are unpacked; what is there is removed.
-        limits: how large an archive may be.
-        reader: reads the archives of the models.
         report: prints which workflow is left out, and why.
     """
     shutil.rmtree(folder, ignore_errors=True)

@@ -56,7 +56,6 @@ class WorkerMetrics:
         due_at: when the totals must be written.
 
     Args:
-        config: whether and how often the host is shown in the log.
         figures: returns the newest figures of the host and the GPUs.
         environ: the environment of the worker, with its number among those of its host.
     """
@@ -175,11 +174,6 @@ class WorkerMetrics:
 
 def build(file: Path, log_format: str, figures: Callable[[], Figures]) -> WorkerMetrics:
     """Return what takes the metrics of a worker.
-
-    Args:
-        file: the configuration of TorchServe's interfaces.
-        log_format: the setting of this name.
-        figures: returns the newest figures of the host and the GPUs.
 
     Raises:
         ConfigError: the configuration cannot be read.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
 from headrace.config.inputs.input_schema import read_keys
 from headrace.config.inputs.parameters import differing, example_values, merged
@@ -81,6 +82,10 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     requirements: Requirements | None = None
     asked_version: str = ""
     declared: bool = True
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self.name, self.version, self.asked_version))
 
     @property
     def on_demand(self) -> bool:

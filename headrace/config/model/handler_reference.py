@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from headrace.config.extensions import handler_extension
+from headrace.config.extensions import found, handler_extension
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 
@@ -186,11 +186,9 @@ def source_problem(path: Path, name: str) -> str | None:
         near = did_you_mean(wanted, classes)
         return f"{path} has no {wanted}{near or f'; classes in it: {listing(classes)}'}"
     if not wanted and not classes and not made:
-        if "handle" in bound:
-            return (
-                f"{path} has TorchServe's function `handle`, but no class; see docs/torchserve.md"
-            )
-        return f"{path} defines no class"
+        hints = (extension.file_hints for extension in found().extensions.values())
+        known = (hint for each in hints for name, hint in each.items() if name in bound)
+        return f"{path} {next(known, 'defines no class')}"
     return None
 
 

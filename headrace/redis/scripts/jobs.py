@@ -156,9 +156,9 @@ def submit_run(
     return (*head, max_tokens, len(fields), *fields)
 
 
-def with_field(run: tuple[Arg, ...], name: str, value: str) -> tuple[Arg, ...]:
-    """Return a `submit_run` whose jobs have one more field in their records."""
-    fields = (*run[_SUBMIT_HEAD + 1 :], name, value)
+def with_fields(run: tuple[Arg, ...], *more: Arg) -> tuple[Arg, ...]:
+    """Return a `submit_run` whose jobs have more names and values in their records."""
+    fields = (*run[_SUBMIT_HEAD + 1 :], *more)
     return (*run[:_SUBMIT_HEAD], len(fields), *fields)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from headrace.jobs.ids import new_id
-from headrace.jobs.message import write_message
 from headrace.redis import keys
+from tests.harness.clients.messages import write_message
 from tests.harness.clients.script_calls import Claimed, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

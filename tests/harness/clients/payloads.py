@@ -12,7 +12,7 @@ from headrace.jobs.job import State
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
 from headrace.payloads.stores import PayloadStores
-from headrace.queue.submission import submission
+from headrace.queue.submission import Extras, SubmitKind, submission
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from tests.harness.fakes.worker import FakeWorker
@@ -72,10 +72,9 @@ def submit_source(
     ours: Client, model: str, source: InputSource, job_id: str = "", **options: Any
 ) -> str:
     """Submit a job whose input lies elsewhere; its id."""
-    job = submission(
-        job_id or new_id(), ours.catalog.get(model), b"null", JobOptions(**options),
-        now_s=time.time(), result_ttl_s=600, source=source,
-    )  # fmt: skip
+    kind = SubmitKind(ours.catalog.get(model), 600, JobOptions(**options))
+    extras = Extras(source=source)
+    job = submission(kind, job_id or new_id(), b"null", now_s=time.time(), extras=extras)
     ours.send(job)
     return job.id
 

@@ -14,13 +14,14 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from headrace.jobs.ids import new_id
-from headrace.jobs.message import InputSource, write_message
+from headrace.jobs.message import InputSource
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
 from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES, Settlement
+from tests.harness.clients.messages import write_message
 
 LEASE_US = 60_000_000
 MAX_CRASHES = 3

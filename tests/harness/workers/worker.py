@@ -22,7 +22,7 @@ from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, job_from_record
 from headrace.jobs.options import JobOptions
-from headrace.queue.submission import JobSubmission, submission, submit_arguments
+from headrace.queue.submission import JobSubmission, SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
@@ -210,19 +210,17 @@ class Client:
         config = self.catalog.get(model)
         made = [
             submission(
-                new_id(), config, raw, JobOptions(**options), now_s=time.time(), result_ttl_s=600
+                SubmitKind(config, 600, JobOptions(**options)), new_id(), raw, now_s=time.time()
             )
             for raw, options in jobs
-        ]  # fmt: skip
+        ]
         self.send(*made)
         return [one.id for one in made]
 
     def submit_text(self, model: str, text: bytes, **options: Any) -> str:
         """Enqueue one job whose input is this JSON text; its id."""
-        job = submission(
-            new_id(), self.catalog.get(model), text, JobOptions(**options),
-            now_s=time.time(), result_ttl_s=600,
-        )  # fmt: skip
+        kind = SubmitKind(self.catalog.get(model), 600, JobOptions(**options))
+        job = submission(kind, new_id(), text, now_s=time.time())
         self.send(job)
         return job.id
 

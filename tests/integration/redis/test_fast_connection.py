@@ -15,7 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError
-from headrace.queue.job_queue import JobQueue, submission
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.submission import SubmitKind, submission
 from headrace.redis.connection import connect_async, drop_connections
 from headrace.redis.fast_connection import exchange, pack_all, take_connection
 from headrace.redis.scripts import Command
@@ -100,7 +101,7 @@ def test_a_submit_after_its_idle_connection_was_killed_succeeds(
                 other.client_kill_filter(_type="normal", skipme=True)
                 while seen and connection.in_order:  # noqa: ASYNC110 - redis-py has no event
                     await asyncio.sleep(0)
-                job = submission(f"job-{n}", MODEL, b"1", now_s=time.time(), result_ttl_s=60)
+                job = submission(SubmitKind(MODEL, 60), f"job-{n}", b"1", now_s=time.time())
                 assert not (await queue.submit(job)).repeated
         await client.aclose()
 

@@ -15,7 +15,7 @@ import pytest
 from headrace.access.api_key import Caller
 from headrace.jobs.ids import new_id
 from headrace.jobs.options import JobOptions
-from headrace.queue.submission import JobSubmission, submission
+from headrace.queue.submission import Extras, JobSubmission, SubmitKind, submission
 from headrace.redis import keys
 from tests.harness.deployments.outage import DURABLE
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
@@ -49,13 +49,11 @@ def server() -> Iterator[RedisServer]:
 
 def submit(client: Client, caller: Caller, value: Any, count: int = 1, **more: Any) -> list[str]:
     config = client.catalog.get(more.pop("model", "m"))
-    options = JobOptions(**more.pop("options", {}))
+    kind = SubmitKind(config, 600, JobOptions(**more.pop("options", {})), caller=caller)
+    extras = Extras(**more)
 
     def one() -> JobSubmission:
-        now_s, new = time.time(), new_id()
-        return submission(
-            new, config, value, options, now_s=now_s, result_ttl_s=600, caller=caller, **more
-        )
+        return submission(kind, new_id(), value, now_s=time.time(), extras=extras)
 
     jobs = [one() for _ in range(count)]
     client.send(*jobs)

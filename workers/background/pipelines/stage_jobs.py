@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import redis.asyncio
-from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from headrace.config.model.catalog import Catalog, ModelConfig
@@ -28,11 +27,10 @@ from headrace.payloads.stores import THREADS, PayloadStores, read_bytes, read_pa
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.following.waiters import JobWaiter, Waiters
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
-from headrace.queue.submission import submission
+from headrace.queue.submission import Extras, JobSubmission, SubmitKind, submission
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 from headrace.redis.outages import OUTAGE_LINES, Backoff, translate
-from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import pages_of, script
 from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.stage_state import stage_job_id
@@ -342,23 +340,23 @@ class StageJobs:
 
     def _submission(
         self, execution: PipelineExecution, stage: Stage, job_id: str, given: StageInput
-    ) -> Any:
+    ) -> JobSubmission:
         model = self._catalog.models[stage.model]
-        job = submission(
-            job_id,
+        kind = SubmitKind(
             model,
-            given.text,
+            self._settings.result_ttl_s,
             execution.options(stage, model.timeout_s),
-            now_s=self._queue.clock.now_s(),
-            result_ttl_s=self._settings.result_ttl_s,
-            waiter=self._waiters.api_id,
+            self._waiters.api_id,
+        )
+        extras = Extras(
             source=given.source,
             trace=execution.message.trace,
             details=execution.details(stage, model),
+            # Its pipeline's job is the failure that a user sees and retries.
+            fields=(JobField.STAGE_JOB, "1"),
         )
-        # Its pipeline's job is the failure that a user sees and retries.
-        shared = job_scripts.with_field(job.shared, JobField.STAGE_JOB, "1")
-        return replace(job, shared=shared)
+        now_s = self._queue.clock.now_s()
+        return submission(kind, job_id, given.text, now_s=now_s, extras=extras)
 
     async def _input(self, job_id: str, model: ModelConfig, value: Value) -> StageInput:
         if isinstance(value, ExternalValue):

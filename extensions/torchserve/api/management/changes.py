@@ -10,7 +10,6 @@ from typing import Final
 from api.components.model_registry import ChangeState, ModelRegistry, change_state
 from api.http.messages import Request
 from api.services import Services
-from extensions.torchserve.api.endpoints import config_of
 from extensions.torchserve.api.errors import (
     INTERNAL,
     MODEL_NOT_FOUND,
@@ -19,6 +18,7 @@ from extensions.torchserve.api.errors import (
 )
 from extensions.torchserve.api.management.model_descriptions import serving_of, worker_range
 from extensions.torchserve.api.management.model_files import shown
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.config.snapshot import last_written
 from headrace.config.suggestions import listing
 from headrace.errors import Conflict, last_line
@@ -93,9 +93,7 @@ async def change(
     """Change a model, again if another client changes it at the same time.
 
     Args:
-        services: has the registry.
         request: its caller is the author.
-        name: the model.
         make: makes the changes from the present state.
 
     Returns:
@@ -176,8 +174,6 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
     """Return the error for a version that was not loaded.
 
     Args:
-        services: know the workers.
-        name: the model.
         error: the traceback; "" if the time was up.
     """
     reason = last_line(error)

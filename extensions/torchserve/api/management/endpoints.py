@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api import descriptions, tokens
-from extensions.torchserve.api.endpoints import Endpoint, Found, config_of
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     INDEX,
     INVALID_VERSION,
-    METHOD_NOT_ALLOWED,
     TIMED_OUT,
     WORKFLOW_NOT_FOUND,
     TorchServeError,
@@ -40,7 +36,8 @@ from extensions.torchserve.api.management.model_descriptions import (
 )
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.management.parameters import read_query
-from extensions.torchserve.api.management.registration import register_model, remove_fetched
+from extensions.torchserve.api.management.registration import remove_fetched
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import json_reply, status_reply
 from extensions.torchserve.config.model_config import MAX_WORKERS, SEQUENCES, worker_options
 from extensions.torchserve.config.workflow import WORKFLOWS, read_archives
@@ -56,78 +53,6 @@ from headrace.registry.model import (
 
 _PAGE: Final = 100
 _ALL: Final = "all"
-_MODEL: Final = "/models/{model}"
-_VERSION: Final = "/models/{model}/{version}"
-_DEFAULT: Final = "/models/{model}/{version}/set-default"
-_READY: Final = "/v1/models/{model}"
-#: The last segment of a path of the inference interface.
-_INVOKE: Final = "invoke"
-
-
-def find(method: str, segments: Sequence[str]) -> Found | None:
-    """Return the endpoint of a request on the management port; None for an unknown path."""
-    match segments:
-        case ["token"]:
-            return Found(tokens.new_token, "/token", "")
-        case ["models"]:
-            return _by_method("/models", method, GET=list_models, POST=_if_allowed(register_model))
-        case ["models", model]:
-            return _of_version(_MODEL, method, model, "")
-        case ["models", _, name] if name == _INVOKE:
-            return None
-        case ["models", model, version]:
-            return _of_version(_VERSION, method, model, version)
-        case ["models", model, version, "set-default"]:
-            return _by_method(_DEFAULT, method, PUT=partial(set_default, model, version))
-        case ["workflows"]:
-            return _by_method("/workflows", method, GET=list_workflows, POST=register_workflow)
-        case ["v1", "models", model]:
-            return _by_method(_READY, method, GET=partial(readiness, model))
-    return None
-
-
-def _of_version(label: str, method: str, model: str, version: str) -> Found:
-    return _by_method(
-        label,
-        method,
-        GET=partial(describe_model, model, version),
-        PUT=partial(scale, model, version),
-        DELETE=_if_allowed(partial(unregister_model, model, version)),
-        OPTIONS=partial(describe_interface, model),
-    )
-
-
-def _by_method(label: str, method: str, **endpoints: Endpoint) -> Found:
-    """Return the endpoint for a method; for another one, one that refuses it."""
-    known = "GET" if method == "HEAD" else method
-    endpoint = endpoints.get(known) or partial(_refuse, tuple(endpoints))
-    return Found(endpoint, label, "management")
-
-
-async def _refuse(allowed: tuple[str, ...], _: Services, request: Request) -> Answer:
-    raise TorchServeError(
-        405,
-        METHOD_NOT_ALLOWED,
-        f"{request.method[:32]} is not allowed on {request.path[:256]}. "
-        f"Allowed here: {', '.join(allowed)}",
-        ((b"allow", ", ".join(allowed).encode()),),
-    )
-
-
-def _if_allowed(endpoint: Endpoint) -> Endpoint:
-    """Return an endpoint that needs `enable_model_api`."""
-
-    async def checked(services: Services, request: Request) -> Answer:
-        if not config_of(services).enable_model_api:
-            raise TorchServeError(
-                405,
-                METHOD_NOT_ALLOWED,
-                "Models cannot be registered or unregistered here. Start the server with "
-                "--enable-model-api, or set enable_model_api=true",
-            )
-        return await endpoint(services, request)
-
-    return checked
 
 
 async def list_models(services: Services, request: Request) -> Answer:
@@ -181,7 +106,9 @@ def _page(request: Request, names: Iterable[str]) -> tuple[list[str], dict[str, 
     return every[begin:end], {"nextPageToken": str(end)} if end <= len(every) else {}
 
 
-async def describe_model(name: str, version: str, services: Services, request: Request) -> Answer:
+async def describe_model(
+    services: Services, request: Request, name: str, version: str = ""
+) -> Answer:
     """Describe the default version of a model, another one, or all of them."""
     model = model_of(await registry_of(services).read(), name)
     if version == _ALL:
@@ -196,19 +123,14 @@ async def describe_model(name: str, version: str, services: Services, request: R
     return json_reply([found])
 
 
-async def describe_interface(name: str, services: Services, _: Request) -> Answer:
-    """Describe how to manage a model, as OpenAPI."""
-    return descriptions.management(model_of(await registry_of(services).read(), name).name)
-
-
-async def readiness(name: str, services: Services, _: Request) -> Answer:
+async def readiness(services: Services, _: Request, name: str) -> Answer:
     """Return whether a model has a worker, as KServe asks."""
     model = model_of(await registry_of(services).read(), name)
     reports = await services.queue.worker_states()
     return json_reply({"name": model.name, "ready": is_ready(model, reports)})
 
 
-async def scale(name: str, version: str, services: Services, request: Request) -> Answer:
+async def scale(services: Services, request: Request, name: str, version: str = "") -> Answer:
     """Set how many workers a version has, at least and at most."""
     query = read_query(request)
     model = model_of(await registry_of(services).read(), name)
@@ -270,7 +192,7 @@ def _numbers(one: ModelVersion, least: int, most: int) -> dict[str, Any]:
     return found | options
 
 
-async def set_default(name: str, version: str, services: Services, request: Request) -> Answer:
+async def set_default(services: Services, request: Request, name: str, version: str) -> Answer:
     """Choose the version that runs requests without one."""
 
     def make(present: Registry) -> list[Change]:
@@ -282,7 +204,9 @@ async def set_default(name: str, version: str, services: Services, request: Requ
     return status_reply(f'Default version successfully updated for model "{name}" to "{version}"')
 
 
-async def unregister_model(name: str, version: str, services: Services, request: Request) -> Answer:
+async def unregister_model(
+    services: Services, request: Request, name: str, version: str = ""
+) -> Answer:
     """Remove a version of a model, and wait until its workers have ended."""
     removed: list[tuple[str, ModelVersion]] = []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -25,12 +24,12 @@ from extensions.torchserve.api.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
+from extensions.torchserve.config.archive import download, is_url
 from extensions.torchserve.config.settings import is_allowed
 from headrace.config.environment import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
-from headrace.models.download import Downloader
 from headrace.models.extension import ModelFolder
 from headrace.models.folder import PROGRAMS, read_file, read_folder
 from headrace.models.source import SourceReader
@@ -38,7 +37,6 @@ from headrace.models.store import lock_path
 
 #: The beginning of the name of a file that is being fetched into the model store.
 PARTIAL: Final = ".headrace-fetch-"
-_URL: Final = re.compile(r"^(https?|file):", re.IGNORECASE)
 #: Of a file that `Found.keep` has named: this name, and the one before.
 _NAMES: Final = 2
 _ZIP_BEGIN: Final = b"PK"
@@ -135,11 +133,6 @@ def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
                 os.close(lock)
 
 
-def is_url(url: str) -> bool:
-    """Return whether the parameter of a request names a file that must be fetched."""
-    return _URL.match(url) is not None
-
-
 @contextmanager
 def found_model(
     settings: Settings, allowed: str, reader: SourceReader, url: str, *, has_handler: bool
@@ -149,9 +142,7 @@ def found_model(
     A file that is fetched is removed at the end, unless `Found.keep` has given it its name.
 
     Args:
-        settings: the model store, and the limits of a download.
         allowed: `allowed_urls` of TorchServe's configuration.
-        url: the parameter of the request.
         has_handler: whether the request or the configuration names a handler.
 
     Raises:
@@ -296,15 +287,7 @@ def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:
         if url[:5].lower() == "file:":
             _copy(settings, url, file)
             return
-        downloader = Downloader(
-            (),
-            settings.model_limit_bytes,
-            settings.model_fetch_timeout_s,
-            permits=lambda text: is_allowed(text, allowed),
-        )
-        with downloader.fetch(url) as download, file.open("wb") as opened:
-            for chunk in download.chunks if download is not None else ():
-                opened.write(chunk)
+        download(settings, allowed, url, file)
     except ConfigError as error:
         raise _no_download(url, error.message) from None
     except (OSError, ValueError) as error:

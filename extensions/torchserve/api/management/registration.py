@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.endpoints import config_of
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     CONFLICT,
@@ -30,20 +29,20 @@ from extensions.torchserve.api.management.model_files import (
     Found,
     found_model,
     interrupted,
-    is_url,
     remove_interrupted,
     shown,
 )
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import status_reply
-from extensions.torchserve.config.archive import TORCHSERVE, archive_handler
+from extensions.torchserve.config.archive import TORCHSERVE, archive_handler, is_url
 from extensions.torchserve.config.model_config import (
+    INITIAL_WORKERS,
     MAX_WORKERS,
     REGISTRATION,
     RUNTIME,
     SEQUENCES,
     URL,
-    Requested,
     details_of,
     model_options,
 )
@@ -158,12 +157,7 @@ async def _register(
 
 
 async def remove_fetched(services: Services, options: Mapping[str, Any]) -> None:
-    """Remove the file of a version that is gone from the model store, if a URL was fetched for it.
-
-    Args:
-        services: have the registry and the model store.
-        options: those of the version.
-    """
+    """Remove the file that was fetched for a version, which is gone, from the model store."""
     store, source = services.settings.model_store, options.get("source")
     url = (options.get("options") or {}).get(URL, "")
     if store is None or not source or not is_url(url):
@@ -212,14 +206,15 @@ async def _clean_up(services: Services) -> None:
         await asyncio.to_thread(remove_interrupted, left, used)
 
 
-def _requested(parameters: Parameters) -> Requested:
-    return Requested(
-        batch_size=parameters.limited("batch_size"),
-        max_batch_delay=parameters.limited("max_batch_delay"),
-        initial_workers=parameters.limited("initial_workers", MAX_WORKERS),
-        response_timeout=parameters.limited("response_timeout"),
-        startup_timeout=parameters.limited("startup_timeout"),
-    )
+def _requested(parameters: Parameters) -> dict[str, int]:
+    asked = {
+        "batchSize": parameters.limited("batch_size"),
+        "maxBatchDelay": parameters.limited("max_batch_delay"),
+        INITIAL_WORKERS: parameters.limited("initial_workers", MAX_WORKERS),
+        "responseTimeout": parameters.limited("response_timeout"),
+        "startupTimeout": parameters.limited("startup_timeout"),
+    }
+    return {name: number for name, number in asked.items() if number is not None}
 
 
 async def _install(services: Services, model: ModelFolder | None) -> None:
@@ -264,7 +259,7 @@ def _options(
     version: str,
     model: ModelFolder | None,
     parameters: Parameters,
-    asked: Requested,
+    asked: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the options of a version, by the precedence that TorchServe has for each."""
     settings = model.settings if model is not None else {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,8 +32,6 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api import descriptions
-from extensions.torchserve.api.endpoints import Endpoint, Found, config_of
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     INTERNAL,
@@ -45,6 +43,7 @@ from extensions.torchserve.api.errors import (
     message_of,
     reply_to,
 )
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
 from extensions.torchserve.api.predictions.sequences import (
@@ -57,6 +56,7 @@ from extensions.torchserve.api.predictions.tickets import ticket
 from extensions.torchserve.api.replies import json_reply, status_reply
 from extensions.torchserve.config.archive import TORCHSERVE
 from extensions.torchserve.config.model_config import RESPONSE_TIMEOUT, TOO_SMALL
+from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BrokerError,
@@ -77,14 +77,6 @@ _MODEL_NAME: Final = "model_name"
 _URL_PATH: Final = "url_path"
 _EXPLAIN: Final = "explain"
 _LENGTH: Final = b"content-length"
-#: First segments that are no model's name in `/{model}/predict`.
-_RESERVED: Final = frozenset(
-    {
-        "api-description", "explanations", "invocations", "metrics", "models", "ping",
-        "predictions", "token", "v1", "v2", "wfpredict", "workflows",
-    }
-)  # fmt: skip
-_OIP_VERSIONS_SEGMENTS: Final = 4
 
 
 class Target(NamedTuple):
@@ -104,96 +96,33 @@ class Target(NamedTuple):
     with_query: bool = False
 
 
-def find(method: str, segments: Sequence[str]) -> Found | None:
-    """Return the endpoint of a request on the inference port; None for an unknown path."""
-    count = len(segments)
-    first = segments[0] if count else ""
-    if first == "predictions" and count > 1:
-        return _versioned(method, segments, explain=False)
-    if first == "explanations" and count > 1:
-        return _versioned(method, segments, explain=True)
-    if first == "ping" and count == 1:
-        return Found(ping, "/ping", "")
-    if first == "invocations" and count == 1:
-        return Found(invoke, "/invocations", "inference")
-    if first == "wfpredict" and count == 2:
-        endpoint = partial(predict_workflow, segments[1])
-        return _predicts(method, "/wfpredict/{workflow}", endpoint, segments[1])
-    if first == "v1":
-        return _kserve_v1(method, segments)
-    if first == "v2":
-        return _kserve_v2(method, segments)
-    if count == 3 and first == "models" and segments[2] == "invoke":
-        return _of_target(method, "/models/{model}/invoke", Target(segments[1], with_query=True))
-    if count in (2, 3) and segments[-1] == "predict" and first not in _RESERVED:
-        version = segments[1] if count == 3 else ""
-        label = "/{model}/{version}/predict" if version else "/{model}/predict"
-        return _of_target(method, label, Target(first, version, with_query=True))
-    return None
-
-
-def _versioned(method: str, segments: Sequence[str], *, explain: bool) -> Found:
-    label = f"/{segments[0]}/{{model}}"
-    version, url_path = "", ""
-    if len(segments) > 2:
-        version, url_path = segments[2], "/".join(segments[3:])
-        label += "/{version}"
-    return _of_target(method, label, Target(segments[1], version, url_path, explain))
-
-
-def _kserve_v1(method: str, segments: Sequence[str]) -> Found | None:
-    if len(segments) != 3 or segments[1] != "models":
-        return None
-    model, _, verb = segments[2].rpartition(":")
-    if not model or verb not in ("predict", "explain"):
-        return None
-    target = Target(model, explain=verb == "explain")
-    return _of_target(method, f"/v1/models/{{model}}:{verb}", target)
-
-
-def _kserve_v2(method: str, segments: Sequence[str]) -> Found | None:
-    match segments:
-        case ["v2", "models", model, ("infer" | "explain") as verb]:
-            target = Target(model, explain=verb == "explain")
-            return _of_target(method, f"/v2/models/{{model}}/{verb}", target)
-        case ["v2"] | ["v2", "health", "live" | "ready"]:
-            return Found(partial(_oip, segments[-1]), "/" + "/".join(segments), "")
-        case ["v2", *_] if "versions" in segments and len(segments) > _OIP_VERSIONS_SEGMENTS:
-            return Found(partial(_oip, "versions"), "/v2/models/{model}/versions/{version}", "")
-    return None
-
-
-def _of_target(method: str, label: str, target: Target) -> Found:
-    return _predicts(method, label, partial(predict, target), target.model)
-
-
-def _predicts(method: str, label: str, endpoint: Endpoint, model: str) -> Found:
-    """Return an endpoint that predicts with any method but OPTIONS, which describes it."""
-    if method == "OPTIONS":
-        return Found(partial(descriptions.prediction, model), label, "inference")
-    return Found(endpoint, label, "inference")
-
-
-async def _oip(what: str, services: Services, _: Request) -> Reply:
-    """Answer the paths of the Open Inference Protocol that need no model."""
+def _oip_json(services: Services, document: Any, status: int = 200) -> Reply:
+    """Answer a path of the Open Inference Protocol that needs no model."""
     if not config_of(services).ts_open_inference_protocol:
         raise TorchServeError(
             404,
             NOT_FOUND,
             "the Open Inference Protocol is off. Set ts_open_inference_protocol=true to serve it",
         )
-    if what == "versions":
-        return json_reply({"error": "Model versions are not served at this path."}, 501)
-    if what == "v2":
-        return json_reply(
-            {
-                "name": "Torchserve",
-                "version": descriptions.TORCHSERVE_VERSION,
-                # The misspelt name is part of the contract.
-                "extenstion": ["kserve", "kubeflow"],
-            }
-        )
-    return json_reply({what: True})
+    return json_reply(document, status)
+
+
+async def oip_server(services: Services, _: Request) -> Reply:
+    """Name the server."""
+    # The misspelt name is part of the contract.
+    extensions = {"extenstion": ["kserve", "kubeflow"]}
+    return _oip_json(services, {"name": "Torchserve", "version": TORCHSERVE_VERSION, **extensions})
+
+
+async def oip_health(what: str, services: Services, _: Request) -> Reply:
+    """Return that the server is live, or ready."""
+    return _oip_json(services, {what: True})
+
+
+async def oip_versions(services: Services, _: Request, *_of: str) -> Reply:
+    """Refuse a path of one version of a model."""
+    document = {"error": "Model versions are not served at this path."}
+    return _oip_json(services, document, 501)
 
 
 async def ping(services: Services, _: Request) -> Reply:
@@ -228,7 +157,7 @@ async def invoke(services: Services, request: Request) -> Answer:
     return await _predict(Target(name, with_query=True), services, request, body)
 
 
-async def predict_workflow(name: str, services: Services, request: Request) -> Answer:
+async def predict_workflow(services: Services, request: Request, name: str) -> Answer:
     """Predict with a pipeline."""
     if name not in services.catalog.pipelines:
         raise TorchServeError(
@@ -236,12 +165,22 @@ async def predict_workflow(name: str, services: Services, request: Request) -> A
             WORKFLOW_NOT_FOUND,
             f"there is no workflow {name[:64]!r}. Workflows are the pipelines of the models file",
         )
-    return await predict(Target(name), services, request)
+    return await predict(services, request, name)
 
 
-async def predict(target: Target, services: Services, request: Request) -> Answer:
+async def predict(
+    services: Services,
+    request: Request,
+    model: str,
+    version: str = "",
+    url_path: str = "",
+    *,
+    explain: bool = False,
+    with_query: bool = False,
+) -> Answer:
     """Predict, or explain, with a model or one version of it."""
     body = await read_body(request, services.settings.body_limit_bytes)
+    target = Target(model, version, url_path, explain, with_query)
     return await _predict(target, services, request, body)
 
 

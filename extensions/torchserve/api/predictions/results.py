@@ -12,7 +12,6 @@ import msgspec
 from api.http.messages import BODILESS, Answer, ByteRange, Header, Reply, Request
 from api.routes.jobs.job import stream_result
 from api.services import Services
-from extensions.torchserve.api.endpoints import config_of
 from extensions.torchserve.api.errors import (
     INTERNAL,
     UNAVAILABLE,
@@ -20,6 +19,7 @@ from extensions.torchserve.api.errors import (
     answer_of_failure,
     error_reply,
 )
+from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
 from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
 from headrace.jobs.serialization import JOBS_PATH

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from api.components.model_status import NO_WORKER
 from api.services import Services
-from extensions.torchserve.api.endpoints import parts_of
 from extensions.torchserve.api.errors import UNAVAILABLE, TorchServeError
+from extensions.torchserve.api.parts import parts_of
 from extensions.torchserve.config.model_config import JOB_TICKET
 from headrace.config.model.catalog import ModelConfig
 from headrace.redis import keys

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from headrace import Client, errors
-from headrace.jobs.message import write_message
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
+from tests.harness.clients.messages import write_message
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
 from tests.harness.fakes.proxy import proxy

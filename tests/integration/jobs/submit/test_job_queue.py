@@ -26,7 +26,14 @@ from headrace.jobs.job import State
 from headrace.jobs.options import JobOptions
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.following.waiters import Waiters
-from headrace.queue.job_queue import JobQueue, JobSubmission, Receipt, hash_request, submission
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.submission import (
+    JobSubmission,
+    Receipt,
+    SubmitKind,
+    hash_request,
+    submission,
+)
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, publish_state, settle
@@ -37,16 +44,14 @@ T = TypeVar("T")
 
 
 def job(
-    value: bytes = b"1", job_id: str = "", options: JobOptions | None = None, **rest: Any
+    value: bytes = b"1", job_id: str = "", request_hash: str = "", **kind: Any
 ) -> JobSubmission:
     return submission(
+        SubmitKind(MODEL, 60, **kind),
         job_id or new_id(),
-        MODEL,
         value,
-        options or JobOptions(),
         now_s=time.time(),
-        result_ttl_s=60,
-        **rest,
+        request_hash=request_hash,
     )
 
 

@@ -38,7 +38,7 @@ def _extensions() -> Iterator[None]:
         Extension(name="grpc", summary="", settings=lambda: Ports),
         Extension(name="serving", summary="", settings=lambda: Path),
         Extension(name="partly", summary="", settings=fails),
-        Extension(name="none", summary=""),
+        Extension(name="none", summary="", variables=("HEADRACE_NONE_KEY",)),
         missing="absent",
     ):
         yield
@@ -107,6 +107,13 @@ def test_what_does_not_fit_is_named_with_its_variable() -> None:
         "environment: HEADRACE_GRPC_PORT: expected int >= 1, got '0'",
         "environment: HEADRACE_GRPC_PRT: unknown variable; did you mean HEADRACE_GRPC_PORT?",
         "environment: HEADRACE_SERVING_X: unknown variable; did you mean HEADRACE_SERVING?",
+    ]
+
+
+def test_a_variable_that_an_extension_reads_itself_is_no_setting() -> None:
+    load(environ={"HEADRACE_NONE_KEY": "1"})
+    assert problems(environ={"HEADRACE_NONE_KEI": "1"}) == [
+        "environment: HEADRACE_NONE_KEI: unknown variable; did you mean HEADRACE_NONE_KEY?"
     ]
 
 

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.message import LAST_INSTANT_S, decode_message, write_message
+from headrace.jobs.message import LAST_INSTANT_S, decode_message
 from headrace.redis.keys import TASK_NAME
 from tests.harness.clients.celery_client import caught
+from tests.harness.clients.messages import write_message
 
 QUEUE = "headrace.m"
 KWARGS = {"model": "m", "input": {"x": [1, 2.5, "é", None]}}

@@ -15,10 +15,11 @@ from kombu.transport.virtual import Message as KombuMessage
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.ids import new_id
-from headrace.jobs.message import InputSource, arguments_repr, decode_message, write_message
+from headrace.jobs.message import InputSource, arguments_repr, decode_message
 from headrace.jobs.options import GivenDetails, InputDetails, JobOptions, read_details
 from headrace.jobs.values.encoding import binary_input, decode_input, describe_input, loads
 from headrace.redis.keys import TASK_NAME, queue_name
+from tests.harness.clients.messages import write_message
 
 SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 MODELS = st.text(SAFE, min_size=1, max_size=64)

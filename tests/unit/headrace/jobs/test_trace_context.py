@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.message import decode_message, write_message
+from headrace.jobs.message import decode_message
 from headrace.jobs.trace_context import Trace, read_trace, trace_in
+from tests.harness.clients.messages import write_message
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

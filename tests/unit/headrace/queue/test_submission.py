@@ -11,25 +11,37 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull, TokensUsed
 from headrace.jobs.ids import new_ids
-from headrace.jobs.message import InputSource, decode_message, write_message
+from headrace.jobs.message import InputSource, decode_message
 from headrace.jobs.options import JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.queue.submission import (
+    Extras,
     JobSubmission,
     Receipt,
+    SubmitKind,
     read_receipts,
     submission,
     submit_arguments,
 )
 from headrace.redis.keys import DEFAULT_TTL_S, NO_WAITER
 from headrace.redis.scripts import Arg
+from tests.harness.clients.messages import write_message
 
 MODELS = [ModelConfig(name=name, handler="echo", max_queue_depth=5) for name in ("a", "b")]
 
 
 def job(job_id: str, model: ModelConfig = MODELS[0], **given: Any) -> JobSubmission:
-    options = JobOptions(**given.pop("options", {}))
-    return submission(job_id, model, b"1", options, now_s=0, result_ttl_s=60, **given)
+    kind = SubmitKind(
+        model,
+        60,
+        JobOptions(**given.pop("options", {})),
+        given.pop("waiter", ""),
+        given.pop("caller", EVERYBODY),
+    )
+    request_hash = given.pop("request_hash", "")
+    return submission(
+        kind, job_id, b"1", now_s=0, request_hash=request_hash, extras=Extras(**given)
+    )
 
 
 def runs(arguments: list[Arg]) -> list[tuple[list[Arg], list[str]]]:
@@ -78,7 +90,7 @@ def test_neighbours_of_one_trace_are_one_run() -> None:
         job(ids[1], trace=traces[0]),
         job(ids[2], trace=traces[0]),
         job(ids[3], trace=traces[1]),
-        job(ids[4], trace=traces[1], options={"metadata": {}}, quiet=True),
+        job(ids[4], trace=traces[1], options={"metadata": {}}, waiter=NO_WAITER),
         job(ids[5]),
     ]
     found = runs(submit_arguments(jobs))
@@ -110,7 +122,7 @@ def test_a_model_can_have_a_limit_for_the_start_of_jobs_without_their_own() -> N
     model = ModelConfig(name="a", handler="echo", max_queue_depth=5, expires_s=0.5)
     jobs = [
         job(new_ids(1)[0], model),
-        job(new_ids(1)[0], model, quiet=True),
+        job(new_ids(1)[0], model, waiter=NO_WAITER),
         job(new_ids(1)[0], model, options={"expires": 3}),
     ]
     heads = [head for head, _ in runs(submit_arguments(jobs))]
@@ -125,19 +137,18 @@ def test_a_record_says_how_long_it_is_kept_only_where_others_are_not() -> None:
 
 def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:
     ids = new_ids(3)
-    jobs = [job(ids[0]), job(ids[1], quiet=True), job(ids[2], quiet=True)]
+    jobs = [job(ids[0]), *(job(one, waiter=NO_WAITER) for one in ids[1:])]
     found = runs(submit_arguments(jobs))
     assert [of for _, of in found] == [ids[:1], ids[1:]]
     assert [head[5] for head, _ in found] == [1, 0]
     assert found[1][0][-2:] == ["w", NO_WAITER]
 
 
-def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:
+def test_a_quiet_job_has_a_short_message() -> None:
     text, model = '{"x":"é % \\u00e9"}'.encode(), MODELS[0]
     for options in (JobOptions(), JobOptions(priority=9, max_retries=2, timeout=5.5, countdown=3)):
-        made = submission(
-            "a.b", model, text, options, now_s=0, result_ttl_s=60, request_hash="h", quiet=True
-        )
+        kind = SubmitKind(model, 60, options, NO_WAITER)
+        made = submission(kind, "a.b", text, now_s=0, request_hash="h")
         wanted = write_message(
             "a.b", model.name, model.queue, text, options,
             timeout_s=options.timeout or model.timeout_s, quiet=True,
@@ -146,7 +157,7 @@ def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:
         read = decode_message(wanted)
         assert (read.input, read.quiet, read.max_retries) == (text, True, options.max_retries)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        submission("a.b", model, b'"\xff"', now_s=0, result_ttl_s=60, quiet=True)
+        submission(SubmitKind(model, 60), "a.b", b'"\xff"', now_s=0)
 
 
 def test_jobs_with_tokens_are_one_run_each_with_its_own_tokens() -> None:
@@ -155,9 +166,10 @@ def test_jobs_with_tokens_are_one_run_each_with_its_own_tokens() -> None:
         options={"max_tokens": 50},
     )  # fmt: skip
     prompts = [b'"four by four!!!!"', b'{"prompt":"12345678","max_tokens":7}']
-    for quiet in (False, True):
+    for waiter in ("", NO_WAITER):
+        kind = SubmitKind(model, 60, waiter=waiter)
         jobs = [
-            submission(str(n), model, text, now_s=0, result_ttl_s=60, quiet=quiet, request_hash=h)
+            submission(kind, str(n), text, now_s=0, request_hash=h)
             for n, (text, h) in enumerate(zip(prompts, ("", "h"), strict=True))
         ]
         ((head, ids),) = runs(submit_arguments(jobs))
@@ -170,10 +182,9 @@ def test_offline_jobs_with_tokens_have_their_deadline_and_prefix() -> None:
     text = b'{"messages":[{"role":"system","content":"Be kind."},{"role":"user","content":"%d"}]}'
 
     def field(n: int, deadline_s: float | None = None, now_s: float = 1000, **options: Any) -> str:
-        made = submission(
-            "a", model, text % n, JobOptions(priority=9, **options), now_s=now_s, result_ttl_s=60,
-            deadline_s=deadline_s,
-        )  # fmt: skip
+        kind = SubmitKind(model, 60, JobOptions(priority=9, **options))
+        extras = Extras(deadline_s=deadline_s)
+        made = submission(kind, "a", text % n, now_s=now_s, extras=extras)
         return str(made.own[3])
 
     tokens, deadline, prefix = field(1).split()

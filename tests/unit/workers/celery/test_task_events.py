@@ -16,11 +16,12 @@ from kombu.clocks import LamportClock
 
 from headrace.config.model.catalog import load_catalog
 from headrace.errors import InputError, TransientError
-from headrace.jobs.message import decode_message, write_message
+from headrace.jobs.message import decode_message
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.encoding import binary_input
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
+from tests.harness.clients.messages import write_message
 from tests.harness.workers.worker import write_models
 from workers.celery.celery_internals import event_channel, take_ticks
 from workers.celery.task_events import (

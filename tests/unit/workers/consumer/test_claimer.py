@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import ClaimReply
+from tests.harness.clients.messages import write_message
 from workers.consumer.loop import Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager

@@ -12,8 +12,9 @@ import pytest
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
-from headrace.jobs.message import decode_message, write_message
+from headrace.jobs.message import decode_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
+from tests.harness.clients.messages import write_message
 from workers.consumer.held_jobs import HeldJobs
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 from headrace.jobs.job import State
-from headrace.jobs.message import decode_message, write_message
+from headrace.jobs.message import decode_message
 from headrace.jobs.options import JobOptions
 from headrace.redis.scripts.jobs import DEAD
+from tests.harness.clients.messages import write_message
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import RetryPolicy, failed
 

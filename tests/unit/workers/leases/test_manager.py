@@ -11,11 +11,12 @@ from redis.exceptions import ResponseError
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.errors import ResultNotStored
-from headrace.jobs.message import InputSource, write_message
+from headrace.jobs.message import InputSource
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import NAMES, Command, script
 from headrace.redis.scripts.jobs import FENCED, ClaimReply
+from tests.harness.clients.messages import write_message
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection

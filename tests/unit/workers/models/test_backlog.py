@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import ClaimReply
+from tests.harness.clients.messages import write_message
 from workers.batching.estimates import KNOWN_SHARE
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel

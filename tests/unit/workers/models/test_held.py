@@ -7,7 +7,8 @@ import time
 import msgspec
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message import decode_message, write_message
+from headrace.jobs.message import decode_message
+from tests.harness.clients.messages import write_message
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.batching.estimates import LEAST_AGE_S, LEAST_BATCHES, LeastTime
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.jobs.message import write_message
 from headrace.redis.scripts.jobs import (
     EXCLUSIVE,
     FENCED,
@@ -20,6 +19,7 @@ from headrace.redis.scripts.jobs import (
     ISOLATION_ENDS,
     RESERVED,
 )
+from tests.harness.clients.messages import write_message
 from workers.jobs.leased_job import LeasedJob
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from extensions.torchserve.api.app import interfaces_by_port, is_native, stripped
-from extensions.torchserve.api.endpoints import Interfaces
+from extensions.torchserve.api.app import Interfaces, interfaces_by_port, is_native, stripped
 from extensions.torchserve.config.settings import TorchServeConfig
 
 
 def test_each_interface_has_its_port() -> None:
     assert interfaces_by_port(TorchServeConfig()) == {
-        8080: Interfaces(inference=True),
-        8081: Interfaces(management=True),
-        8082: Interfaces(metrics=True),
+        8080: {"inference"},
+        8081: {"management"},
+        8082: {"metrics"},
     }
 
 
 def test_interfaces_of_one_address_share_a_port() -> None:
     one = "http://0.0.0.0:9090"
     shared = TorchServeConfig(inference_address=one, management_address=one)
-    assert interfaces_by_port(shared)[9090] == Interfaces(inference=True, management=True)
+    assert interfaces_by_port(shared)[9090] == {"inference", "management"}
 
 
 def test_a_port_without_metrics_is_not_served() -> None:
@@ -39,18 +38,18 @@ def test_an_address_without_a_port_has_that_of_its_scheme() -> None:
 @pytest.mark.parametrize(
     ("path", "segments"),
     [
-        ("/", []),
-        ("/models/", ["models"]),
-        ("/models/x//", ["models", "x"]),
-        ("/models//x", ["models", "", "x"]),
-        ("//predictions", ["", "predictions"]),
+        ("/", [""]),
+        ("/models/", ["", "models"]),
+        ("/models/x//", ["", "models", "x"]),
+        ("/models//x", ["", "models", "", "x"]),
+        ("//predictions", ["", "", "predictions"]),
     ],
 )
 def test_empty_segments_at_the_end_of_a_path_do_not_count(path: str, segments: list[str]) -> None:
     assert stripped(path.split("/")) == segments
 
 
-INFERENCE = Interfaces(inference=True)
+INFERENCE: Interfaces = frozenset({"inference"})
 
 
 @pytest.mark.parametrize(
@@ -73,10 +72,10 @@ def test_other_paths_are_those_of_torchserve(path: str) -> None:
 
 
 def test_a_model_of_v1_is_kserves_where_management_is_served() -> None:
-    management = Interfaces(management=True)
-    assert not is_native(["v1", "models", "m"], management)
-    assert is_native(["v1", "models"], management)
+    management: Interfaces = frozenset({"management"})
+    assert not is_native(["", "v1", "models", "m"], management)
+    assert is_native(["", "v1", "models"], management)
 
 
 def test_metrics_are_native_where_torchserves_have_another_port() -> None:
-    assert not is_native(["metrics"], INFERENCE._replace(metrics=True))
+    assert not is_native(["", "metrics"], INFERENCE | {"metrics"})

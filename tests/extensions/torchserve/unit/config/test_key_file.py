@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from extensions.torchserve.config.key_file import (
+    STATIC_KEYS,
     Key,
     KeyReader,
     make_keys,
@@ -18,6 +19,7 @@ from extensions.torchserve.config.key_file import (
     renew,
     static_keys,
 )
+from extensions.torchserve.extension import EXTENSION
 from headrace.errors import ConfigError
 
 
@@ -62,6 +64,7 @@ def test_keys_that_an_operator_has_written_stay(path: Path) -> None:
 
 
 def test_keys_of_the_environment_do_not_expire(path: Path) -> None:
+    assert set(EXTENSION.variables) == STATIC_KEYS.keys()
     environ = {"HEADRACE_TORCHSERVE_INFERENCE_KEY": "fixed", "HEADRACE_TORCHSERVE_API_KEY": ""}
     assert static_keys(environ) == {"inference": "fixed"}
     assert make_keys(path, 60, static_keys(environ)).inference == Key("fixed")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from extensions.torchserve.config.model_config import (
-    NOTHING_REQUESTED,
-    Requested,
+    INITIAL_WORKERS,
     model_options,
     read_model_config,
     why_refused,
@@ -115,13 +115,13 @@ def test_the_number_of_model_processes() -> None:
 def _options(
     declared: dict[str, Any] | None = None,
     values: dict[str, Any] | None = None,
-    requested: Requested = NOTHING_REQUESTED,
+    requested: Mapping[str, int] | None = None,
     workers: int = 0,
     **config: Any,
 ) -> dict[str, Any]:
     models = {"m": {"1.0": declared}} if declared is not None else {}
     settings = TorchServeConfig(models=models, **config)
-    return model_options(settings, "m", "1.0", values or {}, requested, workers=workers)
+    return model_options(settings, "m", "1.0", values or {}, requested or {}, workers=workers)
 
 
 def test_defaults() -> None:
@@ -138,22 +138,23 @@ def test_defaults() -> None:
 
 
 BATCH = {"batchSize": 3, "maxBatchDelay": 30}
+YAML = {"batchSize": 5, "maxBatchDelay": 50}
 TIMES = {"responseTimeout": 3, "startupTimeout": 30}
 
 
 @pytest.mark.parametrize(
     ("declared", "values", "requested", "expected"),
     [
-        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(7, 70), (7, 70)),
-        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(-1, -100), (5, 50)),
-        (BATCH, {"batchSize": 5, "maxBatchDelay": 50}, Requested(0, 0), (1, 0)),
-        (BATCH, {"batchSize": 0, "maxBatchDelay": 0}, Requested(), (3, 30)),
-        (BATCH, {}, Requested(), (3, 30)),
-        ({"batchSize": "x"}, {}, Requested(), (1, 100)),
+        (BATCH, YAML, {"batchSize": 7, "maxBatchDelay": 70}, (7, 70)),
+        (BATCH, YAML, {"batchSize": -1, "maxBatchDelay": -100}, (5, 50)),
+        (BATCH, YAML, {"batchSize": 0, "maxBatchDelay": 0}, (1, 0)),
+        (BATCH, {"batchSize": 0, "maxBatchDelay": 0}, {}, (3, 30)),
+        (BATCH, {}, {}, (3, 30)),
+        ({"batchSize": "x"}, {}, {}, (1, 100)),
     ],
 )
 def test_a_request_wins_for_batches(
-    declared: dict[str, Any], values: dict[str, Any], requested: Requested, expected: object
+    declared: dict[str, Any], values: dict[str, Any], requested: dict[str, int], expected: object
 ) -> None:
     found = _options(declared, values, requested)
     assert (found["max_batch_size"], found["max_batch_delay_ms"]) == expected
@@ -170,34 +171,30 @@ def test_a_request_wins_for_batches(
 def test_a_request_loses_for_timeouts(
     declared: dict[str, Any], values: dict[str, Any], expected: object
 ) -> None:
-    requested = Requested(response_timeout=7, startup_timeout=70)
+    requested = {"responseTimeout": 7, "startupTimeout": 70}
     found = _options(declared, values, requested, default_response_timeout=9)
     assert (found["timeout_s"], found["load_timeout_s"]) == expected
 
 
 def test_numbers_of_zero_or_less_that_a_request_gives_count() -> None:
-    small = Requested(batch_size=0, max_batch_delay=-2, response_timeout=0, startup_timeout=-5)
+    small = {"batchSize": 0, "maxBatchDelay": -2, "responseTimeout": 0, "startupTimeout": -5}
     found = _options(requested=small)
-    assert found["options"] == {
-        "too_small": {
-            "batchSize": 0,
-            "maxBatchDelay": -2,
-            "responseTimeout": 0,
-            "startupTimeout": -5,
-        }
-    }
+    assert found["options"] == {"too_small": small}
     assert (found["max_batch_size"], found["max_batch_delay_ms"]) == (1, 0)
     assert found["timeout_s"] == found["load_timeout_s"] == 0.001
     # model-config.yaml wins for timeouts.
     found = _options(values=TIMES, requested=small)
     assert (found["timeout_s"], found["load_timeout_s"]) == (3, 30)
     assert found["options"] == {"too_small": {"batchSize": 0, "maxBatchDelay": -2}}
-    not_given = Requested(
-        batch_size=-1, max_batch_delay=-100, response_timeout=-1, startup_timeout=-1
-    )
+    not_given = {
+        "batchSize": -1,
+        "maxBatchDelay": -100,
+        "responseTimeout": -1,
+        "startupTimeout": -1,
+    }
     assert _options(requested=not_given) == _options()
     assert _options(default_startup_timeout=0)["load_timeout_s"] == 0.001
-    assert _options(requested=Requested(max_batch_delay=0))["max_batch_delay_ms"] == 0
+    assert _options(requested={"maxBatchDelay": 0})["max_batch_delay_ms"] == 0
 
 
 def test_timeouts_without_any_other_are_the_default() -> None:
@@ -219,7 +216,7 @@ def test_timeouts_without_any_other_are_the_default() -> None:
 def test_who_decides_the_number_of_model_processes(
     declared: dict[str, Any], values: dict[str, Any], initial: int | None, expected: int
 ) -> None:
-    requested = Requested(initial_workers=initial)
+    requested = {} if initial is None else {INITIAL_WORKERS: initial}
     found = _options(declared, values, requested, default_workers_per_model=5)
     assert found["total_replicas"] == expected
 
@@ -228,17 +225,17 @@ def test_a_model_with_sequences_has_one_model_process() -> None:
     values = {"sequenceBatching": True, "minWorkers": 2, "maxWorkers": 4}
     assert _options(values=values)["total_replicas"] == 1
     assert "max_replicas" not in _options(values=values)
-    found = _options(values=values, requested=Requested(initial_workers=0))
+    found = _options(values=values, requested={INITIAL_WORKERS: 0})
     assert found["total_replicas"] == 1
     assert yaml_options(values) == {"total_replicas": 1, "options": {"sequences": True}}
     none = {"sequenceBatching": True}
-    assert _options(values=none, requested=Requested(initial_workers=0))["total_replicas"] == 0
+    assert _options(values=none, requested={INITIAL_WORKERS: 0})["total_replicas"] == 0
 
 
 def test_an_idle_time_alone_makes_no_sequences() -> None:
     idle = {"sequenceMaxIdleMSec": 1000, "maxNumSequence": 5}
     assert yaml_options(idle) == {}
-    assert _options(values=idle, requested=Requested(initial_workers=3))["total_replicas"] == 3
+    assert _options(values=idle, requested={INITIAL_WORKERS: 3})["total_replicas"] == 3
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from api.build import build
 from api.extension import Surface, api_parts, operations, surfaces_of
+from api.http.messages import incoming_request_id
 from api.observability.access_log import AccessLog, observe_request
-from api.observability.request_trace import RequestTrace, incoming_request_id
+from api.observability.request_trace import RequestTrace
 from api.openapi import document
 from api.router import Router
 from api.routes.service import documentation

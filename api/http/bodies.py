@@ -111,6 +111,11 @@ class Payload(NamedTuple):
     kind: str
 
 
+def is_form(content_type: bytes) -> bool:
+    """Return whether a body has several parts."""
+    return content_type[:10].lower() == b"multipart/"
+
+
 def input_of(
     body: bytes,
     content_type: bytes,

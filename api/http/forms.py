@@ -47,11 +47,6 @@ class Form(NamedTuple):
     nested: bool
 
 
-def is_form(content_type: bytes) -> bool:
-    """Return whether a body has several parts."""
-    return content_type[:10].lower() == b"multipart/"
-
-
 def read_form(
     body: bytes,
     content_type: bytes,

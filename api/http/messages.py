@@ -25,6 +25,9 @@ NO_CONTENT: Final = 204
 #: Answers with these statuses have no body: 204 and 304 (RFC 9110, 15.3.5 and 15.4.5).
 BODILESS: Final = frozenset({NO_CONTENT, 304})
 NO_STORE: Final = (b"cache-control", b"no-store")
+REQUEST_ID: Final = b"x-request-id"
+#: A request id of any other form is ignored.
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 #: The key of the `RequestTrace` in the scope of a request that is logged or has a span.
 REQUEST_TRACE: Final = "headrace.request_trace"
 
@@ -84,6 +87,14 @@ def segments_of(scope: Scope) -> list[str]:
         path: str = scope["path"]
         return path.split("/")
     return [unquote(segment) for segment in raw.decode("latin-1").split("/")]
+
+
+def incoming_request_id(scope: Scope) -> bytes:
+    """Return the id that a request brings; empty if it has none or one of another form."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID:
+            return value if _REQUEST_ID.fullmatch(value) else b""
+    return b""
 
 
 class Request:

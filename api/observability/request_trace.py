@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from api.http.messages import Message, Request, Scope, Send
+from api.http.messages import REQUEST_ID, Message, Request, Scope, Send
 from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
 
-REQUEST_ID: Final = b"x-request-id"
-#: A request id of any other form is ignored.
-_ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 #: The status in the log if the client closed the connection before the answer.
 CLIENT_GONE: Final = 499
 _JOBS_PATH: Final = JOBS_PATH.encode()
@@ -68,14 +64,6 @@ class RequestTrace:
         elif message["type"] == "http.response.body":
             self.size += len(message.get("body", b""))
         await self._send(message)
-
-
-def incoming_request_id(scope: Scope) -> bytes:
-    """Return the id that a request brings; empty if it has none or one of another form."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID:
-            return value if _ID.fullmatch(value) else b""
-    return b""
 
 
 #: From this status on the server failed, not the client.

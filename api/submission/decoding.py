@@ -1,4 +1,4 @@
-"""Decode queries, JSON bodies and the options of a job; an unknown name suggests the nearest."""
+"""Decode queries and JSON bodies; an unknown name suggests the nearest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import msgspec
 from api.http.bodies import not_json
 from api.http.messages import Request, unknown_name
 from headrace.config.suggestions import not_a_choice
-from headrace.errors import InvalidParameter, InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.errors import InvalidParameter
+from headrace.jobs.options import JobOptions
 from headrace.jobs.values.media_types import BOM
 
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
@@ -45,7 +45,7 @@ class JsonDecoder(Generic[Shape]):
             if not body.isascii():
                 body.decode()
         except msgspec.ValidationError as error:
-            raise _invalid(error, "member", self._shape) from None
+            raise invalid_member(error, "member", self._shape) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error, body) from None
         return decoded
@@ -96,63 +96,13 @@ def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParame
     return InvalidParameter(f"query parameter {name}: {text[:32]!r} is not valid", name, hint=hint)
 
 
-def options_from_query(given: Mapping[str, str]) -> JobOptions:
-    """Return the options among a query's parameters.
-
-    Raises:
-        InvalidRequest: an option is not valid.
-    """
-    if not given:
-        return DEFAULT_OPTIONS
-    values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
-    if not values:
-        return DEFAULT_OPTIONS
-    for name, text in values.items():
-        # msgspec would take it for an absent option; it is rather an unset variable.
-        if text.lower() == "null":
-            raise InvalidRequest(
-                f"query parameter {name}: null is not a value", hint="Leave it out for the default."
-            )
-    if "metadata" in values:
-        try:
-            values["metadata"] = msgspec.json.decode(values["metadata"])
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(
-                f"the query parameter metadata is not JSON: {error}",
-                hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
-            ) from None
-    if "webhook_events" in values:
-        values["webhook_events"] = values["webhook_events"].split(",")
-    try:
-        options = msgspec.convert(values, JobOptions, strict=False)
-    except msgspec.ValidationError as error:
-        raise _invalid(error, "query parameter", JobOptions) from None
-    return check_options(options)
-
-
-def check_options(options: JobOptions) -> JobOptions:
-    """Check what the types of the options cannot express, and return them.
-
-    Raises:
-        InvalidRequest: the metadata is too large.
-    """
-    if options.metadata is not None:
-        size = len(msgspec.json.encode(options.metadata))
-        if size > METADATA_MAX_BYTES:
-            raise InvalidRequest(
-                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
-                hint="Keep large data elsewhere and its key in metadata.",
-            )
-    return options
-
-
 def _misplaced_option(name: str) -> InvalidParameter:
     """Return the error for an option of a job among the members of its request."""
     hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
     return InvalidParameter(f"unknown member {name!r}: it is an option of the job", name, hint=hint)
 
 
-def _invalid(
+def invalid_member(
     error: msgspec.ValidationError, what: str, shape: type[msgspec.Struct]
 ) -> InvalidParameter:
     """Return the error for a msgspec error; it names the member at fault."""

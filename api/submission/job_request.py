@@ -1,4 +1,7 @@
-"""Decode and validate a submit request: its model, input, options and id."""
+"""Decode and validate a submit request: its model, input, options and id.
+
+`InputChecks` checks the input against the `inputs` of its model, before it is queued.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from msgspec import Meta
 from api.components.model_status import ModelStatuses
 from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
 from api.http.messages import Request
-from api.submission.decoding import JsonDecoder, check_options
+from api.submission.decoding import OPTION_NAMES, JsonDecoder, invalid_member
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.inputs.input_schema import InputSection
 from headrace.config.inputs.parameters import check_parameters
@@ -21,7 +24,7 @@ from headrace.config.suggestions import listing
 from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
 from headrace.jobs.ids import ID, ModelName, check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.message import InputSource
-from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, InputDetails, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of
@@ -112,6 +115,56 @@ def no_header(_: bytes) -> bytes:
 
 SUBMIT: Final = JsonDecoder(JobRequest)
 LINE: Final = JsonDecoder(BulkLineRequest)
+
+
+def options_from_query(given: Mapping[str, str]) -> JobOptions:
+    """Return the options among a query's parameters.
+
+    Raises:
+        InvalidRequest: an option is not valid.
+    """
+    if not given:
+        return DEFAULT_OPTIONS
+    values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
+    if not values:
+        return DEFAULT_OPTIONS
+    for name, text in values.items():
+        # msgspec would take it for an absent option; it is rather an unset variable.
+        if text.lower() == "null":
+            raise InvalidRequest(
+                f"query parameter {name}: null is not a value", hint="Leave it out for the default."
+            )
+    if "metadata" in values:
+        try:
+            values["metadata"] = msgspec.json.decode(values["metadata"])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"the query parameter metadata is not JSON: {error}",
+                hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
+            ) from None
+    if "webhook_events" in values:
+        values["webhook_events"] = values["webhook_events"].split(",")
+    try:
+        options = msgspec.convert(values, JobOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_member(error, "query parameter", JobOptions) from None
+    return check_options(options)
+
+
+def check_options(options: JobOptions) -> JobOptions:
+    """Check what the types of the options cannot express, and return them.
+
+    Raises:
+        InvalidRequest: the metadata is too large.
+    """
+    if options.metadata is not None:
+        size = len(msgspec.json.encode(options.metadata))
+        if size > METADATA_MAX_BYTES:
+            raise InvalidRequest(
+                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
+                hint="Keep large data elsewhere and its key in metadata.",
+            )
+    return options
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):

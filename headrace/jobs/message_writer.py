@@ -27,7 +27,7 @@ class Blank(NamedTuple):
 
     Attributes:
         text: with a `%s` for each difference.
-        own: our own header, which says too what is not as usual.
+        own: our own header, with what is not as usual.
         quiet: the message has only what readers need, as it is copied several times.
     """
 

@@ -107,16 +107,6 @@ def level_number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
 
 
-def batch_tag(owner: str) -> str:
-    """Return the first part of the names of a worker's batches."""
-    return owner.rpartition("-")[2]
-
-
-def batch_name(tag: str, seq: int) -> str:
-    """Return the name of a batch in logs and traces, which is unique among all workers."""
-    return f"{tag}-{seq}"
-
-
 def about_jobs(ids: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a line about these jobs."""
     if len(ids) == 1:

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, WEBHOOK_URL_MAX_CHARS, JobOptions
+from headrace.jobs.options import WEBHOOK_URL_MAX_CHARS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -105,8 +105,6 @@ class WebhookPolicy:
         Raises:
             InvalidRequest: its webhook cannot be sent.
         """
-        if options is DEFAULT_OPTIONS:
-            return
         if not options.webhook:
             if options.webhook_events:
                 raise InvalidRequest(

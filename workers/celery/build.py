@@ -19,7 +19,6 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
-from headrace.observability.logs import batch_tag
 from headrace.observability.tracing import tracing
 from headrace.observability.worker_report import DeviceFigures, Figures, ModelStats
 from headrace.payloads.input_ref import InputRefs
@@ -44,6 +43,7 @@ from workers.models.held import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter
+from workers.protocol.frames import batch_tag
 from workers.protocol.phases import PARENT_VARIABLE
 from workers.replicas.devices import device_of, tuned
 from workers.replicas.orphan_guard import OrphanGuard

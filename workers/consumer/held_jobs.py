@@ -83,8 +83,8 @@ class HeldJobs:
 
         self._leases.renew(model, answered)
 
-    def read_cancels(self, messages: Sequence[bytes]) -> bool:
-        """Read the messages that jobs/cancel.lua published; return whether there were any."""
+    def read_cancels(self, messages: Sequence[bytes]) -> None:
+        """Read the messages that jobs/cancel.lua published."""
         for message in messages:
             try:
                 notices = read_cancel_notices(message)
@@ -96,7 +96,6 @@ class HeldJobs:
                 for model in self._models:
                     if model.config.name == name:
                         self._cancel(model, job_id, token)
-        return bool(messages)
 
     def _cancel(self, model: ServedModel, job_id: str, token: str) -> None:
         unread = model.take_out_withheld(job_id, token)

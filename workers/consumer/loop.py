@@ -20,7 +20,6 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.observability.logs import batch_name, batch_tag
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import Command
@@ -39,6 +38,7 @@ from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
 from workers.observability.worker_report import WorkerReporter
+from workers.protocol.frames import batch_name, batch_tag
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
 from workers.replicas.replica import Replica
@@ -438,7 +438,7 @@ class Consumer:
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
             self._woken(self._notifications.read_changes())
-            self._held_jobs.read_cancels(self._notifications.take_messages())
+            self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
@@ -451,13 +451,20 @@ class Consumer:
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
                     model.missed(place)
-                if self._held_jobs.read_cancels(self._notifications.take_messages()):
+                if self._read_cancels():
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
             if not held and any(model.claim_request() for model in self.models):
                 return self._claimer.top_up_at - now
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
+
+    def _read_cancels(self) -> bool:
+        """Take the jobs that were cancelled; return whether there were any."""
+        messages = self._notifications.take_messages()
+        if messages:
+            self._held_jobs.read_cancels(messages)
+        return bool(messages)
 
     def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""

@@ -23,17 +23,17 @@ from headrace.handler import Context
 from headrace.jobs.values.value_check import check_of
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, tracing
-from workers.model_process.context import ThreadContext, begin, overlaps
-from workers.model_process.executor import BatchExecutor
-from workers.model_process.generation.continuous import BATCHES_MAX, ContinuousExecutor
-from workers.model_process.overlap import (
+from workers.model_process.batch_state import (
     PREEMPTED,
     Inbox,
-    OverlappedExecutor,
     ReceivedBatch,
     done_frame,
     leave,
 )
+from workers.model_process.context import ThreadContext, begin, overlaps
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.generation.continuous import BATCHES_MAX, ContinuousExecutor
+from workers.model_process.overlap import OverlappedExecutor
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
 from workers.model_process.reports.profile import Profiler
 from workers.model_process.startup import (

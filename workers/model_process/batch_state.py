@@ -1,14 +1,59 @@
-"""A batch while it runs in the model process: its inputs, what each verb returned, its outcomes."""
+"""A batch in the model process: as it arrives, while it runs, and the frame of its outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import logging
+import os
+import queue
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from workers.model_process.context import Input
 from workers.model_process.outcomes import Outcome
 from workers.model_process.reports.progress_reporter import BatchProgress
+from workers.protocol.frames import (
+    Done,
+    FromModel,
+    Init,
+    RunBatch,
+    Stop,
+    ToGenerator,
+    Traces,
+)
+from workers.threads import SOFTWARE_ERROR_STATUS
+
+logger = logging.getLogger("headrace.model")
+
+Send = Callable[[FromModel], None]
+#: In a batch's dropped places: another model needs the device first, so the batch is returned to
+#: the worker if its `inference` has not begun.
+PREEMPTED: Final = -1
+
+
+@dataclass(slots=True)
+class ReceivedBatch:
+    """A batch of the worker.
+
+    Attributes:
+        items: as in the frame.
+        dropped: places of items whose jobs were cancelled, and PREEMPTED; another thread adds them.
+    """
+
+    seq: int
+    items: list[Any]
+    traces: Traces | None
+    dropped: set[int]
+
+    @classmethod
+    def of(cls, frame: RunBatch, dropped: set[int]) -> ReceivedBatch:
+        """Return the batch of a frame."""
+        return cls(frame.seq, frame.rows, frame.traces, dropped)
+
+
+#: What the worker has sent, without what concerns batches that came before.
+Inbox = queue.SimpleQueue[Init | ReceivedBatch | ToGenerator | Stop]
 
 
 @dataclass(slots=True)
@@ -119,3 +164,24 @@ def rows_of(items: Any, rows: list[int]) -> Any:
     if hasattr(items, "shape"):
         return items[rows]
     return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
+
+
+def done_frame(seq: int, state: BatchState) -> Done:
+    """Return the frame that reports a batch's outcomes to the worker."""
+    times = state.times
+    return Done(seq, state.outcomes, times.as_list(), times.padding, state.fits, state.device_lost)
+
+
+def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
+    """End the process because a batch lost the device.
+
+    Args:
+        seq: the batch's number.
+        alone: no other batch was in the process. If the batch also has a single item, that item is
+            the cause and ends with its error. All other items run alone next.
+    """
+    logger.critical("device lost with a batch of %d; the process ends", len(state.outcomes))
+    if alone and len(state.readable) == 1:
+        with contextlib.suppress(OSError):  # the worker is gone
+            send(done_frame(seq, state))
+    os._exit(SOFTWARE_ERROR_STATUS)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.handler import Context
 from headrace.observability import logs
-from workers.protocol.frames import Traces
+from workers.protocol.frames import Traces, batch_name
 
 
 class ItemDetails(NamedTuple):
@@ -43,7 +43,7 @@ def begin(tag: str, seq: int, traces: Traces | None) -> None:
 
     `tag` is the prefix of this worker's batch names.
     """
-    logs.LINE_FIELDS.set({"batch": logs.batch_name(tag, seq)})
+    logs.LINE_FIELDS.set({"batch": batch_name(tag, seq)})
     TRACES.set(traces)
 
 

@@ -10,62 +10,27 @@ A batch that raises is split in the main thread, one verb after the other.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Final
 
-from workers.model_process.batch_state import BatchState, SubBatch
+from workers.model_process.batch_state import (
+    PREEMPTED,
+    BatchState,
+    Inbox,
+    ReceivedBatch,
+    Send,
+    SubBatch,
+    done_frame,
+    leave,
+)
 from workers.model_process.context import begin
 from workers.model_process.executor import BatchExecutor, clock
-from workers.protocol.frames import (
-    Began,
-    Done,
-    FromModel,
-    Init,
-    RunBatch,
-    Stop,
-    ToGenerator,
-    Traces,
-    Yielded,
-)
-from workers.threads import SOFTWARE_ERROR_STATUS, run_critical
+from workers.protocol.frames import Began, Traces, Yielded
+from workers.threads import run_critical
 
-logger = logging.getLogger("headrace.model")
-
-Send = Callable[[FromModel], None]
-#: In a batch's dropped places: another model needs the device first, so the batch is returned to
-#: the worker if its `inference` has not begun.
-PREEMPTED: Final = -1
 _WHAT: Final = "the model process'"
-
-
-@dataclass(slots=True)
-class ReceivedBatch:
-    """A batch of the worker.
-
-    Attributes:
-        items: as in the frame.
-        dropped: places of items whose jobs were cancelled, and PREEMPTED; another thread adds them.
-    """
-
-    seq: int
-    items: list[Any]
-    traces: Traces | None
-    dropped: set[int]
-
-    @classmethod
-    def of(cls, frame: RunBatch, dropped: set[int]) -> ReceivedBatch:
-        """Return the batch of a frame."""
-        return cls(frame.seq, frame.rows, frame.traces, dropped)
-
-
-#: What the worker has sent, without what concerns batches that came before.
-Inbox = queue.SimpleQueue[Init | ReceivedBatch | ToGenerator | Stop]
 
 
 @dataclass(slots=True)
@@ -201,24 +166,3 @@ class OverlappedExecutor:
                     leave(self._send, batch.seq, state, alone=self._inside == 1)
                 self._inside -= 1
                 self._send(done_frame(batch.seq, state))
-
-
-def done_frame(seq: int, state: BatchState) -> Done:
-    """Return the frame that reports a batch's outcomes to the worker."""
-    times = state.times
-    return Done(seq, state.outcomes, times.as_list(), times.padding, state.fits, state.device_lost)
-
-
-def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
-    """End the process because a batch lost the device.
-
-    Args:
-        seq: the batch's number.
-        alone: no other batch was in the process. If the batch also has a single item, that item is
-            the cause and ends with its error. All other items run alone next.
-    """
-    logger.critical("device lost with a batch of %d; the process ends", len(state.outcomes))
-    if alone and len(state.readable) == 1:
-        with contextlib.suppress(OSError):  # the worker is gone
-            send(done_frame(seq, state))
-    os._exit(SOFTWARE_ERROR_STATUS)

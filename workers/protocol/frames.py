@@ -382,3 +382,13 @@ def readable(descriptor: int, wait_s: float = 0.0) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
+
+
+def batch_tag(owner: str) -> str:
+    """Return the first part of the names of a worker's batches."""
+    return owner.rpartition("-")[2]
+
+
+def batch_name(tag: str, seq: int) -> str:
+    """Return the name of a batch in logs and traces, which is unique among all workers."""
+    return f"{tag}-{seq}"

@@ -413,7 +413,9 @@ class Dispatcher:
             if batch is dispatched.batch:
                 running.append(dispatched)
                 continue
-            self.isolation.batch_ended(dispatched.batch)
+            exclusive = self.isolation.exclusive
+            if exclusive is not None and exclusive.batch is dispatched.batch:
+                exclusive.ended = True
             if batch is None:
                 fair_queue.end(dispatched.turn, dispatched.used_s(now))
                 continue

@@ -173,11 +173,6 @@ class Isolation:
                 return
         self._send(run)
 
-    def batch_ended(self, batch: Batch) -> None:
-        """Note that a batch has left its model process."""
-        if self.exclusive is not None and self.exclusive.batch is batch:
-            self.exclusive.ended = True
-
     def take_requests(self) -> list[IsolatedRun]:
         """Return the runs whose scope must be sent to Redis."""
         requests, self._requests = self._requests, []

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from api.http.bodies import input_of, read_body, require_json
-from api.http.forms import is_form, read_form
+from api.http.bodies import input_of, is_form, read_body, require_json
+from api.http.forms import read_form
 from api.http.messages import Header, Reply, Request, StreamingReply
 from api.http.problems import problem
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.stream import prefers_events, submit_and_stream
 from api.routes.jobs.submission import submit, submit_and_wait, validate
 from api.services import Services
-from api.submission.decoding import OPTION_NAMES, options_from_query
+from api.submission.decoding import OPTION_NAMES
 from api.submission.job_request import (
     SUBMIT,
     HeaderOf,
@@ -29,6 +29,7 @@ from api.submission.job_request import (
     idempotency_key,
     identity_of,
     model_of_version,
+    options_from_query,
     request_from_input,
     request_trace,
     route,
@@ -45,7 +46,7 @@ from headrace.errors import (
     StoreError,
 )
 from headrace.jobs.job import Job
-from headrace.jobs.options import JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.serialization import JOBS_PATH, job_object
 
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -85,7 +86,8 @@ async def _submit_body(
         declared = model.parameters
         query = request.query(_MODEL_QUERY.union(declared) if declared else _MODEL_QUERY)
         options = options_from_query(query)
-        services.webhook_policy.check(options)
+        if options is not DEFAULT_OPTIONS:
+            services.webhook_policy.check(options)
         wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
         if identity is None:
             identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)

@@ -23,7 +23,7 @@ import msgspec
 from headrace.errors import HandlerError, InputError
 from headrace.generator import Generated, Generator, Piece, generated, room_for, too_large
 from headrace.observability.worker_report import SECONDS_BOUNDS
-from workers.model_process.batch_state import StageTimes
+from workers.model_process.batch_state import Inbox, ReceivedBatch, Send, StageTimes
 from workers.model_process.context import Input, begin
 from workers.model_process.executor import CANCELLED, BatchExecutor, checked_list, clock
 from workers.model_process.generation.offline_limit import OfflineLimit
@@ -34,7 +34,6 @@ from workers.model_process.generation.requests import (
     that_make_room,
 )
 from workers.model_process.outcomes import Outcome, encode_result, failure
-from workers.model_process.overlap import Inbox, ReceivedBatch, Send
 from workers.model_process.reports.pieces import PieceSender, SendsPieces, piece_json
 from workers.protocol.frames import (
     Done,

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.http.messages import incoming_request_id
 from api.observability.access_log import AccessLog
-from api.observability.request_trace import RequestTrace, incoming_request_id
+from api.observability.request_trace import RequestTrace
 from headrace.observability import logs
 from headrace.observability.log_format import formatter, shown_logger
 from headrace.observability.redaction import SHOWN, Redaction

@@ -91,7 +91,7 @@ def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
     model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     model._backlog.claiming = True
-    assert cancellation.read_cancels(told("b"))
+    cancellation.read_cancels(told("b"))
     ended = claim(model, "a", "b")
     assert [(end.id, end.state) for end in ended] == [("b", "c")]
     assert [job.id for job in model._batcher.take_all()] == ["a"]
@@ -102,8 +102,7 @@ def test_what_is_heard_of_others_jobs_is_passed_over(
 ) -> None:
     claim(model, "a")
     model._held["a"].token = "a newer one"
-    assert cancellation.read_cancels([*told("a", "unknown"), *told("a", model="gone")])
-    assert not cancellation.read_cancels([])
+    cancellation.read_cancels([*told("a", "unknown"), *told("a", model="gone")])
     assert (desk.settled, model._claims.cancelled_tokens, len(model._batcher)) == ([], set(), 1)
 
 
@@ -112,7 +111,7 @@ def test_what_cannot_be_read_ends_no_worker(
     model: ServedModel, desk: Desk, cancellation: HeldJobs, body: bytes
 ) -> None:
     claim(model, "a")
-    assert cancellation.read_cancels([body, *told("a")])
+    cancellation.read_cancels([body, *told("a")])
     assert [end.id for end in desk.settled] == ["a"]
 
 

@@ -22,10 +22,10 @@ from tests.extensions.torchserve.harness.archives import (
     run,
     write_archive,
 )
+from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.generation.continuous import ContinuousExecutor
 from workers.model_process.outcomes import Outcome
-from workers.model_process.overlap import ReceivedBatch
 from workers.protocol.frames import Done, Pieces, Stop
 
 CONFIG = "continuousBatching: true\n"

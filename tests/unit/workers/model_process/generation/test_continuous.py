@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from headrace import Budget, Context, Generator, Piece
 from headrace.errors import InputError
+from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import CANCELLED, BatchExecutor
 from workers.model_process.generation import continuous, offline_limit
 from workers.model_process.generation.continuous import ContinuousExecutor
-from workers.model_process.overlap import ReceivedBatch
 from workers.protocol.frames import Done, Offline, Pieces, Quiet, Room, Stop, TokenFigures, Waits
 
 F = TypeVar("F")

@@ -14,9 +14,9 @@ import torch
 
 from handlers.language_model import LanguageModel
 from headrace.handler import Context
+from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.generation.continuous import ContinuousExecutor
-from workers.model_process.overlap import ReceivedBatch
 from workers.protocol.frames import Done, Pieces, Stop
 
 LONG = 8

@@ -64,6 +64,7 @@ SLOW: Final = (
     "integration/registry/test_on_demand.py",
     "integration/registry/test_replicas.py",
     "integration/registry/test_shadow.py",
+    "integration/runs/test_runs.py",
     "integration/runs/test_tables.py",
     "integration/server/test_declared_inputs.py",
     "integration/server/test_health_probe.py",

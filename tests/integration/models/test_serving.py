@@ -69,7 +69,7 @@ import os
 import sys
 
 with open(os.environ["SPY_FILE"], "a") as file:
-    file.write(" ".join(sys.orig_argv) + "\\n")
+    file.write(" ".join(sys.argv) + "\\n")
 
 """
     + HANDLER
@@ -170,7 +170,7 @@ def test_an_archive_is_served_and_only_its_model_process_runs_it(
     folder = served[0].folder
     runs = (folder / "spy.log").read_text().splitlines()
     assert len(runs) == 1
-    assert " workers.model_process" in runs[0]
+    assert runs[0].startswith("workers.model_process ")
     assert len(list((folder / "state" / "models").glob("*/handler.py"))) == 3
 
 

@@ -285,7 +285,7 @@ def address_of(key: str, text: str, where: str) -> Address:
     """Return the address that a key of the configuration has.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not an address.
     """
     try:
         url = urlsplit(text)

@@ -28,7 +28,7 @@ class Blank(NamedTuple):
 
     Attributes:
         text: with a `%s` for each difference.
-        own: our own header, which says too what is not as usual.
+        own: what all of them have in our own header.
         quiet: the message has only what readers need, as it is copied several times.
     """
 

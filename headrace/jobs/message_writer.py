@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +23,7 @@ _OWN_OPTIONS: Final = ("max_retries", "retry_backoff", "retry_backoff_max")
 _SLOT: Final = "\x7f"
 
 
-class Blank(NamedTuple):
+class Blank(msgspec.Struct, frozen=True):
     """The message of the jobs of one kind.
 
     Attributes:

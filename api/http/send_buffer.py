@@ -17,7 +17,7 @@ FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
 #: The most bytes of all buffers of a process.
 ALL_MEMORY_MAX_BYTES: Final = 64 * 1024 * 1024
 ALL_FILES_MAX_BYTES: Final = 2 * FILE_MAX_BYTES
-#: The most bytes of one `take`.
+#: The most bytes of one `take` from a file.
 TAKE_BYTES: Final = 256 * 1024
 
 
@@ -142,14 +142,10 @@ class SendBuffer:
         return True
 
     def _from_memory(self) -> bytes:
-        taken = [self._memory.popleft()]
-        size = len(taken[0])
-        while self._memory and size + len(self._memory[0]) <= TAKE_BYTES:
-            size += len(self._memory[0])
-            taken.append(self._memory.popleft())
-        self._memory_bytes -= size
-        self._memory_room.used_bytes -= size
-        return b"".join(taken)
+        data = self._memory.popleft()
+        self._memory_bytes -= len(data)
+        self._memory_room.used_bytes -= len(data)
+        return data
 
     def _from_file(self) -> bytes:
         if self._file is None or not self.spooled_bytes:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import takewhile
 from typing import Annotated, Final, Self
 
@@ -37,7 +37,6 @@ class WaitQuery(msgspec.Struct):
     ] = UNSET
 
 
-@lru_cache(maxsize=256)
 def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     """Return the wait of a Prefer header (RFC 7240), capped; None without a valid wait."""
     match = _PREFER_WAIT.search(prefer)

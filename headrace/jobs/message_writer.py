@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import InvalidRequest
+from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource, shown_arguments
-from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
 from headrace.jobs.values.encoding import described_in_json
 from headrace.redis.keys import TASK_NAME
@@ -22,12 +23,12 @@ _OWN_OPTIONS: Final = ("max_retries", "retry_backoff", "retry_backoff_max")
 _SLOT: Final = "\x7f"
 
 
-class Blank(NamedTuple):
+class Blank(msgspec.Struct, frozen=True):
     """The message of the jobs of one kind.
 
     Attributes:
         text: with a `%s` for each difference.
-        own: our own header, with what is not as usual.
+        own: what all of them have in our own header.
         quiet: the message has only what readers need, as it is copied several times.
     """
 

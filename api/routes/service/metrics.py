@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Final
 
@@ -97,18 +96,14 @@ def _all(
     yield from _measured(list(scraped.workers.values()))
 
 
-# The caches return the same tuples at each scrape, which `Exposition` compares quickly.
-@lru_cache(maxsize=8)
 def _queue_labels(models: Models) -> list[Labels]:
     return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
 
 
-@lru_cache(maxsize=8)
 def _names(models: Models) -> Names:
     return tuple((name,) for name, _ in models)
 
 
-@lru_cache(maxsize=256)
 def _with_value(names: Names, value: str) -> list[Labels]:
     return [(model, value) for (model,) in names]
 

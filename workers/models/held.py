@@ -1,7 +1,7 @@
 """What a worker has leased of one model and not yet run.
 
 `Claims` has the jobs whose messages, inputs and logs are read, and the queue of each: a model has
-two, and a job is settled in the one from which it was claimed. `Deadlines` says until when they
+two, and a job is settled in the one from which it was claimed. `Deadlines` has until when they
 must begin. A prepared job ends as expired when its `expires` passes, or as soon as the running
 batches are sure to end later. A job whose timeout is shorter than any recent batch is not run,
 because it would only cost a model process.

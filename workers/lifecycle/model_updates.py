@@ -194,18 +194,10 @@ class ModelUpdates:
         """Choose the versions that this worker serves: all registered ones but the unloaded."""
         before, idle = self._desired, self._on_demand.idle
         chosen = {v: wanted for v, wanted in self._registered.items() if v not in idle}
+        totals = {v: wanted.config.total_replicas for v, wanted in chosen.items()}
         self._replica_leases.follow(
-            {
-                version: total
-                for version, wanted in chosen.items()
-                if (total := wanted.config.total_replicas) is not None
-            },
-            {
-                version
-                for version, wanted in chosen.items()
-                if version not in before
-                or not wanted.fits(before[version].config, before[version].loads)
-            },
+            {version: total for version, total in totals.items() if total is not None},
+            {v for v, w in chosen.items() if v not in before or not w.fits(*before[v][:2])},
         )
         self._autoscaler.follow([wanted.config for wanted in chosen.values()])
         self._renew_desired()
@@ -220,15 +212,8 @@ class ModelUpdates:
 
     def scale(self, now: float) -> None:
         """Decide for each model with `max_replicas` if it needs another number of processes."""
-        scaled = self._autoscaler.replicas
-        serving = [
-            model
-            for model in self._models
-            if version_of(model) in scaled
-            and model.life is Life.SERVING
-            and self._is_current(model)
-        ]
-        if self._autoscaler.check(serving, now):
+        scaled = [m for m in self._models if m.config.max_replicas and m.life is Life.SERVING]
+        if self._autoscaler.check(list(filter(self._is_current, scaled)), now):
             self._renew_desired()
 
     @property

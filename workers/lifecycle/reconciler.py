@@ -32,6 +32,7 @@ _NO_PROCESS: Final = (
 
 #: The name and the version of a model.
 Version = tuple[str, str]
+Models = Sequence[ServedModel]
 
 
 class Wanted(NamedTuple):
@@ -65,12 +66,7 @@ class Target(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Build a version and load it.
-
-    Attributes:
-        serves: it serves at once, because nothing else does or its predecessor must end first.
-        predecessor: retires before the load.
-    """
+    """Load a version, which serves at once if nothing else does or `predecessor` must end first."""
 
     wanted: Wanted
     serves: bool
@@ -88,7 +84,7 @@ class HandOver(NamedTuple):
     """Let a model claim from the model's own queue, and those that did no more."""
 
     model: ServedModel
-    owners: Sequence[ServedModel]
+    owners: Models
 
 
 class Scale(NamedTuple):
@@ -142,7 +138,7 @@ def desired(
     return wanted
 
 
-def reconcile(present: Sequence[ServedModel], target: Target) -> Action | None:
+def reconcile(present: Models, target: Target) -> Action | None:
     """Return the next action for one model; None until something happens.
 
     Args:
@@ -152,16 +148,15 @@ def reconcile(present: Sequence[ServedModel], target: Target) -> Action | None:
     for version, wanted in target.wanted.items():
         if (action := _start(version, wanted, present, target)) is not None:
             return action
+    serving = [model for model in present if model.life is Life.SERVING]
     for life, rule in _RULES:
         for model in present:
-            if model.life is life:
-                action = rule(model, target, _serving(present))
-                if action is not None:
-                    return action
+            if model.life is life and (action := rule(model, target, serving)) is not None:
+                return action
     return None
 
 
-def unfinished(present: Sequence[ServedModel], target: Target) -> bool:
+def unfinished(present: Models, target: Target) -> bool:
     """Return whether a model is not yet what it should become."""
     for model in present:
         wanted = target.wanted.get(version_of(model))
@@ -179,9 +174,7 @@ def version_of(model: ServedModel) -> Version:
     return model.config.name, model.config.version
 
 
-def _start(
-    version: Version, wanted: Wanted, present: Sequence[ServedModel], target: Target
-) -> Action | None:
+def _start(version: Version, wanted: Wanted, present: Models, target: Target) -> Action | None:
     """Begin to serve a version as it is wanted, unless that has begun or has failed."""
     begun, predecessor = False, None
     for model in present:
@@ -197,16 +190,14 @@ def _start(
             predecessor = predecessor or model
     if begun or version in target.failed:
         return None
-    if not _serving(present):
+    if not any(model.life is Life.SERVING for model in present):
         return Load(wanted, serves=True)
     if predecessor is not None and not wanted.config.recycle_overlap:
         return Load(wanted, True, predecessor)
     return Load(wanted, serves=False)
 
 
-def _finish_load(
-    model: ServedModel, target: Target, serving: Sequence[ServedModel]
-) -> Action | None:
+def _finish_load(model: ServedModel, target: Target, serving: Models) -> Action | None:
     """Let a loaded model serve, or discard it if it cannot be loaded or is no longer wanted."""
     version = version_of(model)
     if version not in target.wanted:
@@ -220,7 +211,7 @@ def _finish_load(
     return Serve(model, next((other for other in serving if version_of(other) == version), None))
 
 
-def _hand_over(model: ServedModel, target: Target, serving: Sequence[ServedModel]) -> Action | None:
+def _hand_over(model: ServedModel, target: Target, serving: Models) -> Action | None:
     """Let the default version claim from the model's own queue, once it can."""
     # A version whose options are wrong stays as it was, so two may be the default one.
     default = next((v for v, wanted in target.wanted.items() if wanted.is_default), None)
@@ -228,23 +219,18 @@ def _hand_over(model: ServedModel, target: Target, serving: Sequence[ServedModel
     if version != default or not model.own_closed:
         return None
     owners = [other for other in serving if not other.own_closed]
-    coming = not model.serving and (model.replicas or version in target.awaited)
-    if owners and coming:
+    if owners and not model.serving and (model.replicas or version in target.awaited):
         return None  # its first process still loads, here or in another worker
     return HandOver(model, owners)
 
 
-def _retire(model: ServedModel, target: Target, _serving: Sequence[ServedModel]) -> Action | None:
+def _retire(model: ServedModel, target: Target, _: Models) -> Action | None:
     """Let a version that is not wanted retire, once another one has the model's own queue."""
     version = version_of(model)
     if version in target.wanted:
         return None
     ends = not target.wanted or version in target.dropped or model.own_closed
     return Retire(model) if ends else None
-
-
-def _serving(present: Sequence[ServedModel]) -> list[ServedModel]:
-    return [model for model in present if model.life is Life.SERVING]
 
 
 #: What decides on a model by its life, in this order; one that retires ends by itself.

@@ -7,9 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.input_details import InputDetails
 from headrace.jobs.message import InputSource, shown_arguments
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
 from headrace.jobs.values.encoding import described_in_json
 from headrace.redis.keys import TASK_NAME

@@ -38,7 +38,7 @@ from workers.extension import Observer, observers_of
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
-from workers.lifecycle.registry_reader import Found, RegistryReader
+from workers.lifecycle.registry_reader import RegisteredModels, RegistryReader
 from workers.models.held import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
@@ -147,7 +147,7 @@ def _observers(settings: Settings, figures: Callable[[], Figures]) -> list[Obser
         raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
 
 
-def _changing_models(catalog: Catalog) -> Found | None:
+def _changing_models(catalog: Catalog) -> RegisteredModels | None:
     """Return the models of the worker's own file if the number of replicas of any changes."""
     if not any(
         config.total_replicas is not None or config.max_replicas is not None or config.on_demand
@@ -160,7 +160,7 @@ def _changing_models(catalog: Catalog) -> Found | None:
     ]
 
 
-def _prune_environments(settings: Settings, registered: Found | None) -> None:
+def _prune_environments(settings: Settings, registered: RegisteredModels | None) -> None:
     """Remove the environments of models that are gone; none if a registered model is not known."""
     if registered is None or not settings.install_requirements:
         return
@@ -175,7 +175,7 @@ def _prune_environments(settings: Settings, registered: Found | None) -> None:
 
 
 def _first_models(
-    catalog: Catalog, registered: Found | None, placement: Placement
+    catalog: Catalog, registered: RegisteredModels | None, placement: Placement
 ) -> list[tuple[ModelConfig, int]]:
     """Return a version of each model that a worker serves at first, and the reloads of each.
 

@@ -33,7 +33,7 @@ from workers.jobs.leased_job import NEVER, Batch
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.lifecycle.model_updates import ModelUpdates
-from workers.lifecycle.registry_reader import Found, RegistryReader
+from workers.lifecycle.registry_reader import RegisteredModels, RegistryReader
 from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, Place
 from workers.models.served_model import ServedModel
@@ -137,7 +137,7 @@ class Consumer:
         placement: Placement,
         registry: RegistryReader,
         profiles: Profiles,
-        registered: Found | None = None,
+        registered: RegisteredModels | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.models = models
@@ -166,7 +166,7 @@ class Consumer:
             observer,
         )  # fmt: skip
         if registered is not None:
-            self._updates.want(registered, registry.generation)
+            self._updates.follow(registered, registry.generation)
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         # A try to connect takes seconds if Redis does not answer.
@@ -431,7 +431,7 @@ class Consumer:
         elif key.fileobj is self._registry:
             registered = self._registry.take()
             if registered is not None:
-                self._updates.want(registered, self._registry.generation)
+                self._updates.follow(registered, self._registry.generation)
         elif key.fileobj is self._profiles:
             self._profiles.start(self.models, time.monotonic())
         elif key.fileobj is self._leases.socket():

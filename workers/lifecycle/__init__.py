@@ -1,5 +1,5 @@
 """Which models and replicas a worker has: loads, scales, hands over and retires them.
 
-Start with model_updates.py, then replica_manager.py. May import canvas, leases, observability,
-scheduling, models, replicas, protocol, jobs and threads.
+Start with reconciler.py, then model_updates.py and replica_manager.py. May import canvas, leases,
+observability, scheduling, models, replicas, protocol, jobs and threads.
 """

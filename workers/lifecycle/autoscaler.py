@@ -9,9 +9,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import msgspec
-
 from headrace.config.model.catalog import ModelConfig
+from workers.lifecycle.reconciler import Version, version_of
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 
@@ -111,23 +110,19 @@ class Autoscaler:
 
     Args:
         slots: the most batches that run at once on a device (`device_slots`); 0 is no limit.
-
-    Attributes:
-        changed: a number has changed since this was set to False.
     """
 
     def __init__(self, slots: int = 0) -> None:
-        self.changed = False
         self._slots = slots
-        self._configs: dict[tuple[str, str], ModelConfig] = {}
-        self._scales: dict[tuple[str, str], Scale] = {}
+        self._configs: dict[Version, ModelConfig] = {}
+        self._scales: dict[Version, Scale] = {}
 
     @property
-    def scales(self) -> bool:
-        """Whether any model has `max_replicas`."""
-        return bool(self._scales)
+    def replicas(self) -> dict[Version, int]:
+        """The replicas that each model with `max_replicas` should have now."""
+        return {version: scale.replicas for version, scale in self._scales.items()}
 
-    def want(self, configs: Sequence[ModelConfig]) -> None:
+    def follow(self, configs: Sequence[ModelConfig]) -> None:
         """Set the models; one whose `replicas` is as before keeps its number within its limits."""
         before, self._configs = self._configs, {}
         scales, self._scales = self._scales, {}
@@ -144,17 +139,15 @@ class Autoscaler:
                 number = min(max(number, limits.least), limits.most)
             self._configs[version], self._scales[version] = config, Scale(number)
 
-    def with_replicas(self, config: ModelConfig) -> ModelConfig:
-        """Return a configuration with the replicas that the model should have now."""
-        if config.max_replicas is None:
-            return config
-        number = self._scales[config.name, config.version].replicas
-        return msgspec.structs.replace(config, replicas=number)
+    def check(self, models: Sequence[ServedModel], now: float) -> bool:
+        """Decide for those of these models that have the number that they should have.
 
-    def check(self, models: Sequence[ServedModel], now: float) -> None:
-        """Decide for those of these models that have the number that they should have."""
+        Returns:
+            Whether a number has changed.
+        """
+        changed = False
         for model in models:
-            version = (model.config.name, model.config.version)
+            version = version_of(model)
             before = self._scales.get(version)
             if before is None or not before.replicas or before.replicas != model.config.replicas:
                 continue
@@ -162,12 +155,13 @@ class Autoscaler:
             after = next_scale(before, load_of(model, now), limits, now)
             self._scales[version] = after
             if after.why:
-                self.changed = True
+                changed = True
                 fields = {"model": version[0], "version": version[1], "replicas": after.replicas}
                 logger.info(
                     "%d replicas instead of %d: %s",
                     after.replicas, before.replicas, after.why, extra=fields,
                 )  # fmt: skip
+        return changed
 
     def _limits(self, config: ModelConfig) -> Limits:
         # With 0 the whole model is unloaded (`OnDemandModels`); while it is loaded, one is left.

@@ -4,28 +4,44 @@ A changed version is served by a new `ServedModel`, whose processes load while i
 serves. When all of them are ready, the predecessor retires. It claims no more, returns its prepared
 jobs to the queue, and ends when its batches have ended. If they cannot be loaded, it serves on.
 
-docs/architecture/registry.md describes the rules.
+`reconciler` decides, and this module does what it decides. docs/architecture/registry.md describes
+the rules.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
-
-import msgspec
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats, RegistryProgress
 from headrace.redis import keys
 from headrace.registry.catalog import RegisteredConfig
 from workers.jobs.leased_job import NEVER
+from workers.jobs.settlement import RetryPolicy
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.leases.notifications import QueueNotifications
 from workers.lifecycle.autoscaler import Autoscaler
-from workers.lifecycle.left_out import LeftOutModels
-from workers.lifecycle.on_demand import OnDemandModels, Wanted
-from workers.lifecycle.replica_leases import ReplicaLeases, Version
+from workers.lifecycle.on_demand import OnDemandModels
+from workers.lifecycle.reconciler import (
+    Action,
+    Discard,
+    HandOver,
+    Load,
+    Retire,
+    Scale,
+    Serve,
+    Target,
+    Version,
+    Wanted,
+    desired,
+    reconcile,
+    unfinished,
+    version_of,
+)
+from workers.lifecycle.replica_leases import ReplicaLeases
 from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.backlog import first_list
 from workers.models.served_model import Life, ServedModel
@@ -37,12 +53,10 @@ logger = logging.getLogger(__name__)
 
 #: The phases of a replica that is not loaded yet, but will be.
 _COMING: Final = STARTING | {Phase.RESTARTING}
-#: The options that no process is started with.
-_NO_PROCESS: Final = (
-    "replicas", "min_replicas", "max_replicas", "scale_down_s", "auto_replicas", "total_replicas",
-    "labels", "device_ids", "memory_mb", "load", "idle_unload_s", "traffic",
-)  # fmt: skip
 _NO_LISTS: Final[list[list[str]]] = [[] for _ in keys.STEPS]
+#: How often the queues of models that this worker leaves out are swept. Workers that serve a model
+#: sweep its queues each second.
+LEFT_OUT_SWEEP_S: Final = 5.0
 
 
 class Failed(NamedTuple):
@@ -86,25 +100,30 @@ class ModelUpdates:
         self.watching: list[ServedModel | None] = list(models)
         for position, model in enumerate(models):
             model.position = position
-        # All that is registered for this worker, and what of it should be loaded.
+        # All that is registered for this worker, and what of it should be served, by how many
+        # replicas.
         self._registered: dict[Version, Wanted] = {}
-        self._wanted: dict[Version, Wanted] | None = None
+        self._desired: dict[Version, Wanted] = {}
         # A configuration that could not be loaded is tried again when it changes.
         self._failed: dict[Version, Failed] = {}
         # What does not fit this worker, and why.
         self._elsewhere: dict[Version, list[str]] = {}
+        # The queues of models that it leaves out, with what a sweep does with lost jobs.
+        self._left_out: dict[str, str] = {}
+        self._left_out_at = 0.0
         # Errors in the options of a version, because of which it is not served as registered.
         self._problems: dict[Version, str] = {}
-        self._replica_leases = ReplicaLeases(models, leases)
+        self._replica_leases = ReplicaLeases(models)
         self._autoscaler = Autoscaler(leases.settings.device_slots)
-        self._left_out = LeftOutModels(leases)
-        self._on_demand = OnDemandModels(models, leases)
+        self._on_demand = OnDemandModels(models, leases.settings)
         self._pending = False
         self._generation = self._reached = 0
         self._unsettled: set[str] = set()
         self._built = 0
 
-    def want(self, found: Sequence[tuple[str, str, RegisteredConfig]], generation: int = 0) -> None:
+    def follow(
+        self, registered: Sequence[tuple[str, str, RegisteredConfig]], generation: int = 0
+    ) -> None:
         """Take what the registry has; `step` gets there.
 
         A version with wrong options is served on as it is.
@@ -112,79 +131,90 @@ class ModelUpdates:
         self._generation = generation
         before, elsewhere = self._registered, self._elsewhere
         self._registered, self._elsewhere, self._problems = {}, {}, {}
-        for name, version, registered in found:
-            if registered.config is not None:
-                if why := self._placement.misfits(registered.config):
-                    self._elsewhere[name, version] = why
-                    if elsewhere.get((name, version)) != why:
-                        fields = {"model": name, "version": version}
-                        text = "not served here: this worker %s"
-                        logger.info(text, ", ".join(why), extra=fields)
-                    continue
-                config = self._placement.resolve(registered.config)
-                wanted = Wanted(config, registered.loads, registered.is_default)
-                self._registered[name, version] = wanted
+        for name, number, entry in registered:
+            version = name, number
+            if entry.config is None:
+                self._problems[version] = entry.problem
+                logger.error("model not changed: %s", entry.problem, extra={"model": name})
+                if version in before:
+                    self._registered[version] = before[version]
+            elif why := self._placement.misfits(entry.config):
+                self._elsewhere[version] = why
+                if elsewhere.get(version) != why:
+                    fields = {"model": name, "version": number}
+                    text = "not served here: this worker %s"
+                    logger.info(text, ", ".join(why), extra=fields)
             else:
-                self._problems[name, version] = registered.problem
-                logger.error("model not changed: %s", registered.problem, extra={"model": name})
-                if (name, version) in before:
-                    self._registered[name, version] = before[name, version]
+                config = self._placement.resolve(entry.config)
+                self._registered[version] = Wanted(config, entry.loads, entry.is_default)
         # An unloaded version sweeps no queue of the others.
-        served = {name for (name, _), one in self._registered.items() if not one.config.on_demand}
-        self._left_out.want(
-            one.config
-            for name, version, one in found
-            if one.config is not None and (name, version) in self._elsewhere and name not in served
+        served = {v[0] for v, wanted in self._registered.items() if not wanted.config.on_demand}
+        self._leave_out(
+            entry.config
+            for name, number, entry in registered
+            if entry.config and (name, number) in self._elsewhere and name not in served
         )
-        on_demand = {v: one for v, one in self._registered.items() if one.config.on_demand}
-        needed = [v for v, one in on_demand.items() if self._is_needed(v, one)]
-        self._on_demand.want(on_demand, needed)
-        self._want_loaded()
+        on_demand = {v: wanted for v, wanted in self._registered.items() if wanted.config.on_demand}
+        needed = [v for v, wanted in on_demand.items() if self._is_needed(v, wanted)]
+        self._on_demand.follow(on_demand, needed)
+        self._choose()
+
+    def _leave_out(self, configs: Iterable[ModelConfig]) -> None:
+        """Set the versions that are left out, one of each model.
+
+        All workers that run may leave out the same model. Then no other worker returns the jobs of
+        a lost one to their queue.
+        """
+        settings = self._leases.settings
+        self._left_out = {
+            config.queue: RetryPolicy(
+                base_s=config.retry_backoff_s, max_s=config.retry_backoff_max_s
+            ).loss_arguments(settings.max_deliveries, settings.failures_kept)
+            for config in configs
+        }
+
+    def sweep_left_out(self, now: float) -> None:
+        """Sweep the queues of models that this worker leaves out, if that is due."""
+        if self._left_out and now >= self._left_out_at:
+            self._left_out_at = now + LEFT_OUT_SWEEP_S
+            for queue, losses in self._left_out.items():
+                self._leases.sweep_left_out(queue, losses, now)
 
     def _is_needed(self, version: Version, wanted: Wanted) -> bool:
         """Return whether a version that loads on demand must be loaded now.
 
         It is served already, or it is the default one and another one has the model's own queue.
         """
-        for model in self._of(version[0], Life.SERVING):
-            own = not model.own_closed
-            if model.config.version == version[1] or (wanted.is_default and own):
-                return True
-        return False
-
-    def _want_loaded(self) -> None:
-        """Set the wanted versions: all registered ones but the unloaded ones."""
-        self._on_demand.changed = False
-        before = self._wanted or {}
-        self._wanted = {
-            version: one
-            for version, one in self._registered.items()
-            if version not in self._on_demand or self._on_demand.is_loaded(version)
-        }
-        self._replica_leases.want(
-            {
-                version: total
-                for version, one in self._wanted.items()
-                if (total := one.config.total_replicas) is not None
-            },
-            {
-                version
-                for version, one in self._wanted.items()
-                if _differs(one, before.get(version))
-            },
+        return any(
+            version_of(model) == version or (wanted.is_default and not model.own_closed)
+            for model in self._of(version[0], Life.SERVING)
         )
-        self._autoscaler.want([one.config for one in self._wanted.values()])
+
+    def _choose(self) -> None:
+        """Choose the versions that this worker serves: all registered ones but the unloaded."""
+        before, idle = self._desired, self._on_demand.idle
+        chosen = {v: wanted for v, wanted in self._registered.items() if v not in idle}
+        totals = {v: wanted.config.total_replicas for v, wanted in chosen.items()}
+        self._replica_leases.follow(
+            {version: total for version, total in totals.items() if total is not None},
+            {v for v, w in chosen.items() if v not in before or not w.fits(*before[v][:2])},
+        )
+        self._autoscaler.follow([wanted.config for wanted in chosen.values()])
+        self._renew_desired()
+
+    def _renew_desired(self) -> None:
+        """Find out what should be served now; `step` gets there."""
+        self._desired = desired(
+            self._registered, self._on_demand.idle, self._replica_leases.granted,
+            self._autoscaler.replicas,
+        )  # fmt: skip
         self._pending = True
 
     def scale(self, now: float) -> None:
         """Decide for each model with `max_replicas` if it needs another number of processes."""
-        if self._autoscaler.scales:
-            serving = [one for one in self._models if one.life is Life.SERVING]
-            self._autoscaler.check([one for one in serving if self._is_current(one)], now)
-
-    def sweep_left_out(self, now: float) -> None:
-        """Sweep the queues of models that this worker leaves out, if that is due."""
-        self._left_out.sweep(now)
+        scaled = [m for m in self._models if m.config.max_replicas and m.life is Life.SERVING]
+        if self._autoscaler.check(list(filter(self._is_current, scaled)), now):
+            self._renew_desired()
 
     @property
     def leases_due(self) -> bool:
@@ -194,159 +224,136 @@ class ModelUpdates:
     def lease_replicas(self, now: float, *, stopping: bool) -> None:
         """Renew the leases of replicas; return them if the worker stops."""
         if stopping:
-            self._replica_leases.leave(now)
-        else:
-            self._replica_leases.renew(now)
+            self._replica_leases.follow({})
+        versions, arguments = self._replica_leases.request(now)
+        if versions:
+            others = sum(
+                model.config.replicas
+                for model in self._models
+                if model.config.total_replicas is None
+            )
+            replied = partial(self._replicas_leased, versions)
+            self._leases.lease_replicas(others, arguments, replied, now)
+
+    def _replicas_leased(self, versions: Sequence[Version], reply: Sequence[Any]) -> None:
+        if self._replica_leases.replied(versions, reply):
+            self._renew_desired()
 
     def find_work(self, now: float) -> None:
         """Decide which models are loaded on demand, and look for work of the others."""
-        serving = [one.config for one in self._models if one.life is Life.SERVING]
-        served = {(one.name, one.version) for one in serving}
-        failed = {v: one.error for v, one in self._failed.items() if v not in served}
-        self._on_demand.look(now, failed)
+        served = {version_of(model) for model in self._models if model.life is Life.SERVING}
+        failed = {v: failure.error for v, failure in self._failed.items() if v not in served}
+        if self._on_demand.look(now, failed):
+            self._choose()
+        if groups := self._on_demand.queue_groups():
+            self._leases.find_work(groups, self._work_waits, now)
+
+    def _work_waits(self, queues: Iterable[str], now: float) -> None:
+        if self._on_demand.work_waits(queues, now):
+            self._choose()
 
     def unloaded(self) -> dict[str, str]:
         """Return the versions that this worker loads on demand; see `OnDemandModels.unloaded`."""
         return self._on_demand.unloaded()
 
     def step(self, now: float) -> None:
-        """Take the next step of each model that differs from the wanted version."""
-        if self._on_demand.changed:
-            self._want_loaded()
-        for numbers in (self._replica_leases, self._autoscaler):
-            if numbers.changed:
-                numbers.changed, self._pending = False, True
-        if not self._pending or self._wanted is None:
+        """Take the next steps of each model that differs from what is desired."""
+        if not self._pending:
             return
-        names = {name: False for name, _ in self._wanted}
-        names |= {model.config.name: False for model in self._models}
-        names |= {name: False for name, _ in self._failed}
-        for name in names:
-            names[name] = self._step(name, now)
-        self._unsettled = {name for name, due in names.items() if due}
+        wanted: dict[str, dict[Version, Wanted]] = {}
+        for version, entry in self._desired.items():
+            wanted.setdefault(version[0], {})[version] = entry
+        for name, _ in [*map(version_of, self._models), *self._failed]:
+            wanted.setdefault(name, {})
+        dropped = self._elsewhere.keys() | self._on_demand.versions
+        self._unsettled = {
+            name for name, versions in wanted.items() if self._step(name, versions, dropped, now)
+        }
         self._pending = bool(self._unsettled)
         self._reached = self._generation
 
     def progress(self) -> RegistryProgress | None:
         """Return how far the worker is; None if it does not follow the registry."""
-        if self._wanted is None or not self._generation:
+        if not self._generation:
             return None
         updating, failed = self._unsettled | self._replica_leases.unanswered, {}
         for model in self._models:
-            name, version = model.config.name, model.config.version
             current = self._is_current(model)
             for replica in model.replicas:
                 if replica.error and current:
-                    failed[_label(name, version)] = replica.error
+                    failed[_label(version_of(model))] = replica.error
                 elif replica.state in _COMING and not replica.surplus:
-                    updating.add(name)
-        lasting = {version: one.error for version, one in self._failed.items()} | self._problems
-        failed |= {_label(*version): error for version, error in lasting.items()}
+                    updating.add(model.config.name)
+        lasting = {v: failure.error for v, failure in self._failed.items()} | self._problems
+        failed |= {_label(version): error for version, error in lasting.items()}
         failed |= self._on_demand.errors()
         return RegistryProgress(self._reached, sorted(updating), failed)
 
     def _is_current(self, model: ServedModel) -> bool:
-        wanted = (self._wanted or {}).get((model.config.name, model.config.version))
-        return (
-            wanted is not None
-            and model.loads == wanted.loads
-            and _same_process(model.config, wanted.config)
-        )
+        wanted = self._desired.get(version_of(model))
+        return wanted is not None and wanted.fits(model.config, model.loads)
 
-    def _step(self, name: str, now: float) -> bool:
-        """Take the next step of one model; return whether another one is due."""
-        wanted = {
-            version: one._replace(config=self._with_replicas(one.config))
-            for (known, version), one in (self._wanted or {}).items()
-            if known == name
-        }
+    def _step(
+        self, name: str, wanted: dict[Version, Wanted], dropped: Set[Version], now: float
+    ) -> bool:
+        """Take the next steps of one model; return whether another one is due."""
         self._forget_failures(name, wanted)
-        for version, one in wanted.items():
-            self._start(name, version, one)
-        for model in self._of(name, Life.LOADING):
-            self._loaded(model, wanted.get(model.config.version))
-        self._hand_over(name, wanted)
-        for model in self._of(name, Life.SERVING):
-            version = model.config.version
-            last = not wanted or (name, version) in self._elsewhere
-            last = last or (name, version) in self._on_demand
-            if version not in wanted and (last or model.own_closed):
-                self._retire(model)
+        target = Target(wanted, self._failed.keys(), self._replica_leases.awaited, dropped)
+        while (action := reconcile(self._named(name), target)) is not None:
+            self._do(action)
         for model in self._of(name, Life.RETIRING):
             self._end(model, now)
         for model in self._of(name, Life.SERVING):
             self._replica_manager.drain_surplus(model, now)
-        return self._unfinished(name, wanted)
+        return unfinished(self._named(name), target)
 
-    def _with_replicas(self, config: ModelConfig) -> ModelConfig:
-        """Return a configuration with the replicas that this worker runs now."""
-        return self._autoscaler.with_replicas(self._replica_leases.with_granted(config))
-
-    def _forget_failures(self, name: str, wanted: dict[str, Wanted]) -> None:
+    def _forget_failures(self, name: str, wanted: dict[Version, Wanted]) -> None:
         """Forget the configurations that failed and are no longer wanted, with their tracebacks.
 
         If nothing serves any more, as it was unloaded, all are tried again.
         """
-        failed = [version for known, version in self._failed if known == name]
-        alone = not self._of(name, Life.SERVING)
+        serving = self._of(name, Life.SERVING)
+        failed = [version for version in self._failed if version[0] == name]
         for version in list(failed):
-            if alone or self._failed[name, version].wanted != wanted.get(version):
-                del self._failed[name, version]
+            if not serving or self._failed[version].wanted != wanted.get(version):
+                del self._failed[version]
                 failed.remove(version)
         if not failed:
-            for model in self._of(name, Life.SERVING):
+            for model in serving:
                 model.update_error = ""
 
-    def _unfinished(self, name: str, wanted: dict[str, Wanted]) -> bool:
-        models = [model for model in self._models if model.config.name == name]
-        if any(model.life is not Life.SERVING for model in models):
-            return True
-        if any(replica.surplus for model in models for replica in model.replicas):
-            return True
-        if any(self._is_handed_over(model, wanted) for model in models):
-            return True
-        # A version that is served on because its successor could not be loaded is no work to do.
-        served = {model.config.version for model in models}
-        return any(
-            version not in served and (name, version) not in self._failed for version in wanted
-        )
-
-    @staticmethod
-    def _is_handed_over(model: ServedModel, wanted: dict[str, Wanted]) -> bool:
-        """Return whether a model is the default version, and another one still claims as such."""
-        one = wanted.get(model.config.version)
-        return one is not None and one.is_default and model.own_closed
+    def _named(self, name: str) -> list[ServedModel]:
+        return [model for model in self._models if model.config.name == name]
 
     def _of(self, name: str, life: Life) -> list[ServedModel]:
-        return [one for one in self._models if one.config.name == name and one.life is life]
+        return [model for model in self._named(name) if model.life is life]
 
-    def _start(self, name: str, version: str, wanted: Wanted) -> None:
-        """Begin to serve a version as it is wanted, unless that has begun or has failed."""
-        same = [
-            model
-            for model in self._models
-            if (model.config.name, model.config.version) == (name, version)
-            and model.life is not Life.RETIRING
-        ]
-        fitting = [model for model in same if self._fits(model, wanted)]
-        if not fitting and (name, version) not in self._failed:
-            predecessor = next((one for one in same if one.life is Life.SERVING), None)
-            self._begin(wanted, predecessor)
+    def _do(self, action: Action) -> None:
+        match action:
+            case Load():
+                self._load(action)
+            case Serve(model, predecessor):
+                self._serve(model, predecessor)
+                if all(replica.state is Phase.READY for replica in model.replicas):
+                    name, version = version_of(model)
+                    text = "serving as the registry has it: version %s"
+                    logger.info(text, version, extra={"model": name})
+            case HandOver(model, owners):
+                for owner in owners:
+                    owner.close_queue()
+                    self._watch(owner)
+                model.open_queue()
+                self._watch(model)
+            case Scale(model, config):
+                self._scale(model, config)
+            case Retire(model):
+                self._retire(model)
+            case Discard(model, error):
+                self._discard(model, error)
 
-    def _fits(self, model: ServedModel, wanted: Wanted) -> bool:
-        """Return whether a model is, or becomes, what is wanted; else discard it if it loads.
-
-        The number of its processes is set here.
-        """
-        if _same_process(model.config, wanted.config) and model.loads == wanted.loads:
-            self._scale(model, wanted.config)
-            return True
-        if model.life is Life.LOADING:
-            self._discard(model)
-        return False
-
-    def _begin(self, wanted: Wanted, predecessor: ServedModel | None) -> None:
-        """Load a version; a predecessor that leaves no memory for it retires first."""
+    def _load(self, action: Load) -> None:
+        """Build a version and load it."""
+        wanted, serves, predecessor = action
         name = wanted.config.name
         serving = self._of(name, Life.SERVING)
         self._built += 1
@@ -358,12 +365,10 @@ class ModelUpdates:
         model.life = Life.LOADING
         self._models.append(model)
         self._dispatcher.add(model)
-        if not serving:
-            # It has nothing to fall back on: its load is tried again and again.
-            self._serve(model, None)
-        elif predecessor is not None and not wanted.config.recycle_overlap:
+        if predecessor is not None:
             for replica in model.replicas:
                 replica.restart_at = NEVER  # until the predecessor has ended
+        if serves:
             self._serve(model, predecessor)
 
     def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
@@ -377,52 +382,25 @@ class ModelUpdates:
         self._observer.serve(model)
         self._watch(model)
 
-    def _loaded(self, model: ServedModel, wanted: Wanted | None) -> None:
-        """Put a loaded model into service, or discard one that cannot be loaded."""
-        name, version = model.config.name, model.config.version
-        if wanted is None:
-            self._discard(model)
+    def _discard(self, model: ServedModel, error: str) -> None:
+        """Forget a model whose processes load; if that has failed, the others serve on."""
+        model.life = Life.RETIRING
+        for replica in list(model.replicas):
+            self._replica_manager.discard(model, replica)
+        if not error:
             return
-        failed = next((one.error for one in model.replicas if one.error), "")
-        if failed and not self._of(name, Life.SERVING):
-            self._serve(model, None)  # what it should replace was unloaded: it is tried again
-            return
-        if failed:
-            self._failed[name, version] = Failed(wanted, failed)
-            self._replica_leases.load_failed((name, version))
-            self._discard(model)
-            for other in self._of(name, Life.SERVING):
-                other.update_error = f"version {version} could not be loaded:\n{failed}"
-            logger.error("the model serves on as it was", extra={"model": name})
-            return
-        if any(replica.state is not Phase.READY for replica in model.replicas):
-            return
-        serving = self._of(name, Life.SERVING)
-        predecessor = next((one for one in serving if one.config.version == version), None)
-        self._serve(model, predecessor)
-        logger.info("serving as the registry has it: version %s", version, extra={"model": name})
-
-    def _hand_over(self, name: str, wanted: dict[str, Wanted]) -> None:
-        """Let the default version claim from the model's own queue, once it serves."""
-        default = next((version for version, one in wanted.items() if one.is_default), None)
-        serving = self._of(name, Life.SERVING)
-        new = next((model for model in serving if model.config.version == default), None)
-        if new is None or not new.own_closed:
-            return
-        for model in serving:
-            if not model.own_closed:
-                if not new.serving and (new.replicas or self._replica_leases.awaited(new.config)):
-                    return  # its first process still loads, here or in another worker
-                model.close_queue()
-                self._watch(model)
-        new.open_queue()
-        self._watch(new)
+        name, number = version = version_of(model)
+        self._failed[version] = Failed(self._desired[version], error)
+        self._replica_leases.load_failed(version)
+        for other in self._of(name, Life.SERVING):
+            other.update_error = f"version {number} could not be loaded:\n{error}"
+        logger.error("the model serves on as it was", extra={"model": name})
 
     def _watch(self, model: ServedModel) -> None:
         """Set the lists whose changes wake the worker for a model."""
         if model.position is None:
             model.position = next(
-                (n for n, one in enumerate(self.watching) if one is None), len(self.watching)
+                (n for n, other in enumerate(self.watching) if other is None), len(self.watching)
             )
         if model.position == len(self.watching):
             self.watching.append(model)
@@ -440,8 +418,6 @@ class ModelUpdates:
 
     def _scale(self, model: ServedModel, config: ModelConfig) -> None:
         """Start processes, or mark those that are too many."""
-        if model.config == config:
-            return
         lasting = model.lasting
         model.config = config
         for replica in lasting[config.replicas :]:
@@ -449,19 +425,12 @@ class ModelUpdates:
         for _ in range(config.replicas - len(lasting)):
             model.replicas.append(model.template.another())
         self._dispatcher.set_shares()
-        self._pending = True
 
     def _retire(self, model: ServedModel) -> None:
         model.life = Life.RETIRING
         self._unwatch(model)
         for replica in model.replicas:
             replica.surplus = True
-
-    def _discard(self, model: ServedModel) -> None:
-        """Forget a model whose processes load."""
-        model.life = Life.RETIRING
-        for replica in list(model.replicas):
-            self._replica_manager.discard(model, replica)
 
     def _end(self, model: ServedModel, now: float) -> None:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
@@ -477,22 +446,9 @@ class ModelUpdates:
             for replica in other.replicas:
                 if replica.restart_at == NEVER:
                     replica.restart_at = now
-        name, version = model.config.name, model.config.version
+        name, version = version_of(model)
         logger.info("former processes ended: version %s", version, extra={"model": name})
 
 
-def _label(name: str, version: str) -> str:
-    return f"{name}{keys.VERSION_SEPARATOR}{version}"
-
-
-def _differs(one: Wanted, before: Wanted | None) -> bool:
-    """Return whether a version needs other processes than before."""
-    if before is None or one.loads != before.loads:
-        return True
-    return not _same_process(one.config, before.config)
-
-
-def _same_process(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether a process that was started for one configuration fits the other."""
-    same = msgspec.structs.replace(one, **{name: getattr(other, name) for name in _NO_PROCESS})
-    return same == other
+def _label(version: Version) -> str:
+    return keys.VERSION_SEPARATOR.join(version)

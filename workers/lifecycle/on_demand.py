@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from headrace.config.model.catalog import ModelConfig
+from headrace.config.settings import Settings
 from headrace.redis import keys
 from headrace.redis.scripts import pages_of
 from headrace.redis.scripts.queues import FIND_WORK_MAX_QUEUES
-from workers.leases.manager import LeaseManager
-from workers.lifecycle.replica_leases import Version
+from workers.lifecycle.reconciler import Version, Wanted, version_of
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.phases import STARTING, Phase
 
@@ -31,14 +30,6 @@ LEASE_S: Final = 5.0
 #: The first and the longest wait before a model is loaded again whose load has failed.
 RETRY_MIN_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
-
-
-class Wanted(NamedTuple):
-    """One version that the worker should serve."""
-
-    config: ModelConfig
-    loads: int
-    is_default: bool
 
 
 class LoadFailure(NamedTuple):
@@ -81,19 +72,13 @@ class LoadedVersion:
 
 
 class OnDemandModels:
-    """The models with `load: on_demand` of one worker.
+    """The models with `load: on_demand` of one worker."""
 
-    Attributes:
-        changed: what should be loaded has changed since this was set to False.
-    """
-
-    def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
-        self.changed = False
+    def __init__(self, models: Sequence[ServedModel], settings: Settings) -> None:
         self._models = models
-        self._leases = leases
-        self._most = leases.settings.max_loaded_models
-        self._most_mib = leases.settings.loaded_memory_mb
-        self._turn_s = leases.settings.load_turn_s
+        self._most = settings.max_loaded_models
+        self._most_mib = settings.loaded_memory_mb
+        self._turn_s = settings.load_turn_s
         self._entries: dict[Version, Wanted] = {}
         self._loaded: dict[Version, LoadedVersion] = {}
         self._failures: dict[Version, LoadFailure] = {}
@@ -107,14 +92,17 @@ class OnDemandModels:
         self._groups: list[str] | None = None
         self._owner_of: dict[str, Version] = {}
 
-    def __contains__(self, version: Version) -> bool:
-        return version in self._entries
+    @property
+    def versions(self) -> Set[Version]:
+        """All versions that load on demand."""
+        return self._entries.keys()
 
-    def is_loaded(self, version: Version) -> bool:
-        """Return whether a version should be loaded."""
-        return version in self._loaded
+    @property
+    def idle(self) -> Set[Version]:
+        """The versions that should not be loaded."""
+        return self._entries.keys() - self._loaded.keys()
 
-    def want(self, entries: Mapping[Version, Wanted], needed: Collection[Version]) -> None:
+    def follow(self, entries: Mapping[Version, Wanted], needed: Collection[Version]) -> None:
         """Set all versions that load on demand, and those that must be loaded now."""
         for version in [*self._measured, *self._failures]:
             if entries.get(version) != self._entries.get(version):
@@ -124,7 +112,7 @@ class OnDemandModels:
                 if version in self._loaded:
                     self._loaded[version].measured = ""  # again, also without new processes
         self._entries = dict(entries)
-        self._loaded = {v: one for v, one in self._loaded.items() if v in entries}
+        self._loaded = {v: state for v, state in self._loaded.items() if v in entries}
         self._waiting = {v: at for v, at in self._waiting.items() if v in entries}
         for version in needed:
             self._load(version, time.monotonic())
@@ -141,7 +129,7 @@ class OnDemandModels:
         """
         if not self._entries:
             return {}
-        served = {_version_of(one) for one in self._models if one.life is Life.SERVING}
+        served = {version_of(model) for model in self._models if model.life is Life.SERVING}
         return {
             keys.VERSION_SEPARATOR.join(version): self._problem(version)
             for version in self._entries
@@ -153,46 +141,51 @@ class OnDemandModels:
         versions = [version for version in self._failures if version not in self._loaded]
         if self._most_mib is not None:
             versions += [version for version in self._entries if self._is_too_large(version)]
-        return {keys.VERSION_SEPARATOR.join(one): self._problem(one) for one in versions}
+        return {keys.VERSION_SEPARATOR.join(v): self._problem(v) for v in versions}
 
-    def look(self, now: float, failed: Mapping[Version, str]) -> None:
-        """Unload idle models, load those for which there is room, and look for work of the others.
+    def look(self, now: float, failed: Mapping[Version, str]) -> bool:
+        """Unload idle models, and load those that wait and for which there is room.
 
         Args:
             now: the time.
             failed: the tracebacks of versions that could not be loaded and have no served model.
+
+        Returns:
+            Whether other versions should be loaded now.
         """
         if not self._entries:
-            return
+            return False
+        before = set(self._loaded)
         for version, error in failed.items():
             if version in self._loaded:
                 self._loaded[version].error = error
                 self._unload(version, now)
-        for version, one in list(self._loaded.items()):
-            self._observe(version, one, now)
+        for version, state in list(self._loaded.items()):
+            self._observe(version, state, now)
             if version not in self._loaded:
                 continue  # its memory was measured, and it is too large
             idle_s = self._entries[version].config.idle_unload_s
-            if not one.busy and idle_s and now - one.used_at >= idle_s:
+            if not state.busy and idle_s and now - state.used_at >= idle_s:
                 logger.info("unloaded: no jobs for %g s", idle_s, extra=_fields(version))
                 self._unload(version, now)
         self._free_memory(now)
         while not self._fits(self._loaded, 0, 0.0):
-            victim = self._idle_one(self._loaded)
+            victim = self._least_used(self._loaded)
             if victim is None:
                 break
             self._unload(victim, now)
         self._admit(now)
-        if groups := self._queue_groups():
-            self._leases.find_work(groups, self._found, now)
+        return before != self._loaded.keys()
 
-    def _found(self, queues: Iterable[str], now: float) -> None:
-        """Take the queues that have work."""
+    def work_waits(self, queues: Iterable[str], now: float) -> bool:
+        """Take the queues that have work; return whether more versions should be loaded now."""
+        before = set(self._loaded)
         for queue in queues:
             version = self._owner_of.get(queue)
             if version in self._entries and version not in self._loaded:
                 self._waiting[version] = now
         self._admit(now)
+        return before != self._loaded.keys()
 
     def _admit(self, now: float) -> None:
         """Load what waits, in its order, as far as there is room."""
@@ -212,19 +205,19 @@ class OnDemandModels:
         self._waiting.pop(version, None)
         if version not in self._loaded:
             self._loaded[version] = LoadedVersion(now, now)
-            self._groups, self.changed = None, True
+            self._groups = None
 
     def _unload(self, version: Version, now: float) -> None:
-        one = self._loaded.pop(version)
-        self._groups, self.changed = None, True
-        if one.error:
+        state = self._loaded.pop(version)
+        self._groups = None
+        if state.error:
             before = self._failures.get(version)
             number = before.number if before is not None else 0
             wait_s = min(RETRY_MAX_S, RETRY_MIN_S * 2**number)
-            retry_at = max(one.retry_at, now + wait_s)
-            self._failures[version] = LoadFailure(one.error, number + 1, retry_at)
+            retry_at = max(state.retry_at, now + wait_s)
+            self._failures[version] = LoadFailure(state.error, number + 1, retry_at)
 
-    def _observe(self, version: Version, one: LoadedVersion, now: float) -> None:
+    def _observe(self, version: Version, state: LoadedVersion, now: float) -> None:
         """Note what a version does, and what its load took."""
         own = [m for m in self._models_of(version) if m.life is not Life.RETIRING]
         replicas = [replica for model in own for replica in model.replicas]
@@ -233,32 +226,32 @@ class OnDemandModels:
         waits = bool(replicas) and all(
             replica.state in (Phase.FAILED, Phase.RESTARTING) for replica in replicas
         )
-        one.error, one.retry_at = "", now
+        state.error, state.retry_at = "", now
         if waits:
             # Lost processes are started again after a wait too, if there were too many.
             reasons = [replica.error for replica in replicas]
             reasons += [model.replica_history.wait_reason(now) for model in own]
-            one.error = next(filter(None, reasons), "")
-            one.retry_at = min(replica.restart_at for replica in replicas)
+            state.error = next(filter(None, reasons), "")
+            state.retry_at = min(replica.restart_at for replica in replicas)
         # A lost process starts again at once; what its batch had is back in the queue.
-        coming = STARTING if one.error else STARTING | {Phase.RESTARTING}
+        coming = STARTING if state.error else STARTING | {Phase.RESTARTING}
         loads = any(replica.state in coming for replica in replicas)
         shared = self._entries[version].config.total_replicas is not None
-        if shared and not replicas and now - one.since < LEASE_S:
+        if shared and not replicas and now - state.since < LEASE_S:
             loads = True  # other workers may get the leases of its replicas
         # Without a loaded replica nothing is claimed, so that it is not known whether jobs wait.
-        one.busy = not own or loads or any(_has_jobs(model) for model in own if model.serving)
+        state.busy = not own or loads or any(_has_jobs(model) for model in own if model.serving)
         jobs = sum(replica.jobs for replica in replicas)
-        if one.ran_at is None and (jobs or any(replica.batch for replica in replicas)):
-            one.ran_at = now
-        if one.busy or jobs != one.jobs:
-            one.used_at, one.jobs = now, jobs
+        if state.ran_at is None and (jobs or any(replica.batch for replica in replicas)):
+            state.ran_at = now
+        if state.busy or jobs != state.jobs:
+            state.used_at, state.jobs = now, jobs
         for model in own:
             loaded = model.life is Life.SERVING and model.replicas and model.serving
-            if loaded and not loads and one.measured != model.key:
-                one.measured = model.key
+            if loaded and not loads and state.measured != model.key:
+                state.measured = model.key
                 self._load_mib[version] = model.load_mib
-                self._measured[version] = sum(one.memory_mib() for one in model.replicas)
+                self._measured[version] = sum(replica.memory_mib() for replica in model.replicas)
                 if self._is_too_large(version):
                     logger.error("unloaded: %s", self._problem(version), extra=_fields(version))
                     self._unload(version, now)
@@ -269,11 +262,11 @@ class OnDemandModels:
     def _make_room(self, version: Version, now: float) -> bool:
         """Return whether there is room for a version; else unload others, if any may be."""
         need = self._memory_mib(version)
-        ending = {_version_of(one) for one in self._models if one.config.on_demand}
+        ending = {version_of(model) for model in self._models if model.config.on_demand}
         if self._fits({*self._loaded, *ending} - {version}, 1, need):
-            return all(one != version for one in map(_version_of, self._models))
+            return not self._models_of(version)
         while not self._fits(self._loaded, 1, need):
-            victim = self._idle_one(self._loaded) or self._served_one(self._loaded, now)
+            victim = self._least_used(self._loaded) or self._turn_over(self._loaded, now)
             if victim is None:
                 break
             logger.info("unloaded: %s@%s needs the room", *version, extra=_fields(victim))
@@ -293,26 +286,26 @@ class OnDemandModels:
             if not model.lacks_memory:
                 continue
             model.lacks_memory = False  # until the next try
-            others = {_version_of(one) for one in self._models if one.device == model.device}
+            others = {version_of(m) for m in self._models if m.device == model.device}
             others = {v for v in others & self._loaded.keys() if not self._loaded[v].error}
-            others.discard(_version_of(model))
-            victim = self._idle_one(others) or self._served_one(others, now)
+            others.discard(version_of(model))
+            victim = self._least_used(others) or self._turn_over(others, now)
             if victim is not None:
                 name = model.config.name
                 logger.info("unloaded: %s needs its memory", name, extra=_fields(victim))
                 self._unload(victim, now)
 
-    def _idle_one(self, versions: Iterable[Version]) -> Version | None:
-        """Return the least recently used idle version; first one that could not be loaded."""
+    def _least_used(self, versions: Iterable[Version]) -> Version | None:
+        """Return the idle version to unload: one that could not be loaded, else the least used."""
         loaded = {v: self._loaded[v] for v in versions}
-        idle = [v for v, one in loaded.items() if one.error or not one.busy]
-        return min(
-            idle,
-            key=lambda v: (not self._loaded[v].error, self._loaded[v].used_at),
-            default=None,
-        )
+        idle = {
+            v: (not state.error, state.used_at)
+            for v, state in loaded.items()
+            if state.error or not state.busy
+        }
+        return min(idle, key=idle.__getitem__, default=None)
 
-    def _served_one(self, versions: Iterable[Version], now: float) -> Version | None:
+    def _turn_over(self, versions: Iterable[Version], now: float) -> Version | None:
         """Return the version whose turn began first, if it is over."""
         began = {v: at for v in versions if (at := self._loaded[v].ran_at) is not None}
         turns = {v: at for v, at in began.items() if now - at >= self._turn_s}
@@ -340,30 +333,26 @@ class OnDemandModels:
 
     # Queues
 
-    def _queue_groups(self) -> list[str]:
+    def queue_groups(self) -> list[str]:
         """Return the queues of all unloaded versions, as the script takes them."""
         if self._groups is None:
             self._owner_of = {
                 queue: version
-                for version, one in self._entries.items()
+                for version, entry in self._entries.items()
                 if version not in self._loaded
-                for queue in _queues_of(version, is_default=one.is_default)
+                for queue in _queues_of(version, is_default=entry.is_default)
             }
             pages = pages_of(list(self._owner_of), FIND_WORK_MAX_QUEUES)
             self._groups = [" ".join(page) for page in pages]
         return self._groups
 
     def _models_of(self, version: Version) -> list[ServedModel]:
-        return [model for model in self._models if _version_of(model) == version]
+        return [model for model in self._models if version_of(model) == version]
 
 
 def _queues_of(version: Version, *, is_default: bool) -> list[str]:
     own = [keys.queue_name(version[0])] if is_default else []
     return [*own, keys.version_queue(*version)]
-
-
-def _version_of(model: ServedModel) -> Version:
-    return model.config.name, model.config.version
 
 
 def _has_jobs(model: ServedModel) -> bool:

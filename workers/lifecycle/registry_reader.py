@@ -17,7 +17,7 @@ from workers.threads import BackgroundThreads
 
 logger = logging.getLogger(__name__)
 
-Found = Sequence[tuple[str, str, RegisteredConfig]]
+RegisteredModels = Sequence[tuple[str, str, RegisteredConfig]]
 _UNREAD: Final = Revision()
 #: How long the registry may have another models file without a warning: at a start, a worker reads
 #: the registry before the API has applied the file.
@@ -41,7 +41,7 @@ class RegistryReader:
         self._redis_url = redis_url
         self._configs = ConfigReader(settings, catalog)
         self._digest = declared_of(catalog).digest
-        self._threads: BackgroundThreads[Revision, tuple[Revision, Found | None]]
+        self._threads: BackgroundThreads[Revision, tuple[Revision, RegisteredModels | None]]
         self._threads = BackgroundThreads(self._read, "headrace-registry")
         self._following = self._warned = False
         # When the registry first had another models file than the worker.
@@ -52,17 +52,17 @@ class RegistryReader:
         """Return the descriptor for a selector: readable when the registry was read."""
         return self._threads.fileno()
 
-    def read_at_start(self) -> Found | None:
+    def read_at_start(self) -> RegisteredModels | None:
         """Return the registered models; None if the worker cannot read them, or follows none."""
         try:
             registry = self._registry()
-            found = self._found(registry) if registry.generation else None
+            registered = self._registered(registry) if registry.generation else None
         except Exception as error:  # noqa: BLE001 - a worker without it serves its models file
             self._problems.report(error)
             return None
         self.revision = registry.revision
-        self.generation = registry.generation if found is not None else 0
-        return found
+        self.generation = registry.generation if registered is not None else 0
+        return registered
 
     def changed(self, reply: Sequence[bytes | None]) -> None:
         """Read the registry if it has another revision than the one that was read last.
@@ -82,15 +82,15 @@ class RegistryReader:
             self._threads.submit(revision)
         self._warn_of_other_file()
 
-    def take(self) -> Found | None:
+    def take(self) -> RegisteredModels | None:
         """Return the models that were read last; None if none were, or the worker follows none."""
-        found = None
+        registered = None
         for revision, read in self._threads.take_results():
             if revision == _UNREAD:
                 self.revision = _UNREAD
             if read is not None:
-                found, self.generation = read, revision.generation
-        return found
+                registered, self.generation = read, revision.generation
+        return registered
 
     def close(self) -> None:
         """End the thread."""
@@ -99,7 +99,7 @@ class RegistryReader:
     def _read(self, _: Revision) -> None:
         try:
             registry = self._registry()
-            result = registry.revision, self._found(registry)
+            result = registry.revision, self._registered(registry)
         except Exception as error:  # noqa: BLE001 - the thread must read the next change too
             self._problems.report(error)
             self._threads.deliver((_UNREAD, None))
@@ -112,7 +112,7 @@ class RegistryReader:
         with registry_at(self._redis_url) as store:
             return store.read()
 
-    def _found(self, registry: Registry) -> Found | None:
+    def _registered(self, registry: Registry) -> RegisteredModels | None:
         self._following = self._following or registry.file == self._digest
         if not self._following:
             self._other_file_at = self._other_file_at or time.monotonic()

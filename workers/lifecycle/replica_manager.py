@@ -118,7 +118,7 @@ class ReplicaManager:
         """
         repeated = model.replica_history.add_load_failure(traceback)
         usual = last_line(traceback) if repeated else traceback
-        texts = filter(None, (one.load_failed(traceback) for one in self._observers))
+        texts = filter(None, (observer.load_failed(traceback) for observer in self._observers))
         shown = "\n".join(texts) or usual
         logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
         replica.error = traceback
@@ -171,13 +171,13 @@ class ReplicaManager:
         alone = len(begun) == 1 and len(batch.jobs) == 1
         others, ends = begun, alone or batch.jobs[0].dropped == TIMED_OUT
         # If jobs have just joined a generator, the one that ends may be among the untouched ones.
-        free = [one for one in untouched if not (ends and one is batch)]
+        free = [other for other in untouched if not (ends and other is batch)]
         self._release(model, free, "free")
         if ends:
             settlement = model.batch_timed_out(batch, now, replica.trace())
             self._leases.settle(model, [settlement])
             self._observer.finished(batch, [])
-            others = [one for one in begun if one is not batch]
+            others = [other for other in begun if other is not batch]
         # Any of them may hang: each runs alone next, and none is charged.
         self._release(model, others, "alone", now=now)
         cause = batch.jobs[0].id if alone else ""
@@ -343,9 +343,10 @@ class ReplicaManager:
             if other.device != model.device:
                 continue
             need = other.config.memory_mb or other.load_mib
-            for one in other.replicas:
-                if need and one.state in STARTING:
-                    loading_mib += max(0.0, need - self._placement.used_mib(other.device, one.pids))
+            for replica in other.replicas:
+                if need and replica.state in STARTING:
+                    used_mib = self._placement.used_mib(other.device, replica.pids)
+                    loading_mib += max(0.0, need - used_mib)
         return self._placement.why_no_room(model.config, model.device, model.load_mib, loading_mib)
 
     def _measure(self, model: ServedModel, replica: Replica) -> None:

@@ -29,7 +29,7 @@ def logged(caplog: pytest.LogCaptureFixture, errors: list[str], *observers: Any)
     for error in errors:
         manager.load_failed(model, replica, error)
         assert replica.error == error
-    return [vars(one)["traceback"] for one in caplog.records]
+    return [vars(record)["traceback"] for record in caplog.records]
 
 
 def test_the_same_failure_is_logged_in_full_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,26 +10,13 @@ import pytest
 from headrace.config.model.catalog import ModelConfig
 from headrace.config.settings import Settings
 from headrace.redis import keys
-from workers.lifecycle.on_demand import FOUND_S, RETRY_MIN_S, OnDemandModels, Wanted
+from workers.lifecycle.on_demand import FOUND_S, RETRY_MIN_S, OnDemandModels
+from workers.lifecycle.reconciler import Wanted
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 TURN_S = 10.0
-
-
-@dataclass
-class Leases:
-    """In place of the lease manager: replies at once."""
-
-    settings: Settings
-    waiting: set[str] = field(default_factory=set)
-    calls: list[list[str]] = field(default_factory=list)
-
-    def find_work(self, groups: list[str], found: Any, now: float) -> None:
-        self.calls.append(groups)
-        for group in groups:
-            found([queue for queue in group.split() if queue in self.waiting], now)
 
 
 class Process:
@@ -45,8 +31,9 @@ class Site:
     def __init__(self, **settings: Any) -> None:
         self.models: list[ServedModel] = []
         made = Settings(redis_url="redis://nowhere", load_turn_s=TURN_S, **settings)
-        self.leases = Leases(made)
-        self.on_demand = OnDemandModels(self.models, self.leases)  # type: ignore[arg-type]
+        self.on_demand = OnDemandModels(self.models, made)
+        self.with_work: set[str] = set()
+        self.changes: list[bool] = []
         self.now = 1000.0
 
     def want(self, *names: str, needed: str = "", **options: Any) -> None:
@@ -54,20 +41,23 @@ class Site:
         for name in names:
             config = ModelConfig(name=name, handler="echo", load="on_demand", **options)
             entries[name, "1.0"] = Wanted(config, 0, is_default=True)
-        self.on_demand.want(entries, [(name, "1.0") for name in needed])
+        self.on_demand.follow(entries, [(name, "1.0") for name in needed])
 
     def look(self, after_s: float = 1.0) -> set[str]:
         """One look; the names of the models that should be loaded then."""
         self.now += after_s
-        self.on_demand.look(self.now, {})
-        return {name for name in "abc" if self.on_demand.is_loaded((name, "1.0"))}
+        looked = self.on_demand.look(self.now, {})
+        queues = " ".join(self.on_demand.queue_groups()).split()
+        waiting = [queue for queue in queues if queue in self.with_work]
+        self.changes.append(self.on_demand.work_waits(waiting, self.now) or looked)
+        return {name for name, _ in self.on_demand.versions - self.on_demand.idle}
 
     def find(self, name: str) -> None:
-        self.leases.waiting.add(keys.queue_name(name))
+        self.with_work.add(keys.queue_name(name))
 
     def load(self, name: str, *, jobs: int = 0, ran: int = 1, device: str = "cpu") -> ServedModel:
         """Let a model be ready, with jobs that wait."""
-        self.leases.waiting.discard(keys.queue_name(name))
+        self.with_work.discard(keys.queue_name(name))
         replica = Replica({"device": device}, {})
         replica.state, replica.jobs = Phase.READY, ran
         config = ModelConfig(name=name, handler="echo", load="on_demand")
@@ -77,7 +67,7 @@ class Site:
         return model
 
     def end(self, name: str) -> None:
-        self.models[:] = [one for one in self.models if one.config.name != name]
+        self.models[:] = [model for model in self.models if model.config.name != name]
 
 
 def test_what_has_no_work_is_not_loaded_and_what_has_is() -> None:
@@ -86,10 +76,11 @@ def test_what_has_no_work_is_not_loaded_and_what_has_is() -> None:
     assert site.look() == set()
     site.find("a")
     assert site.look() == {"a"}
-    assert site.on_demand.changed
+    assert site.changes == [False, True]
     site.load("a")
     site.look()
-    assert keys.queue_name("a") not in site.leases.calls[-1][0].split()
+    assert site.changes == [False, True, False]
+    assert keys.queue_name("a") not in site.on_demand.queue_groups()[0].split()
     assert site.on_demand.unloaded() == {"b@1.0": ""}
 
 
@@ -173,7 +164,7 @@ def test_work_that_is_found_no_more_is_forgotten() -> None:
     site.load("a", jobs=1)
     site.find("b")
     site.look()
-    site.leases.waiting.clear()
+    site.with_work.clear()
     assert site.look(FOUND_S + 1) == {"a"}
     site.end("a")
     site.want("b")
@@ -205,7 +196,7 @@ def test_one_that_needs_more_than_the_limit_is_not_loaded_and_holds_up_no_other(
     site.want("a", "b")
     entries = dict(site.on_demand._entries)
     large = ModelConfig(name="a", handler="echo", load="on_demand", memory_mb=101)
-    site.on_demand.want({**entries, ("a", "1.0"): Wanted(large, 0, is_default=True)}, [])
+    site.on_demand.follow({**entries, ("a", "1.0"): Wanted(large, 0, is_default=True)}, [])
     site.find("a")
     site.find("b")
     assert site.look() == {"b"}

@@ -64,9 +64,9 @@ def prepared(*jobs: LeasedJob) -> tuple[Deadlines, Batcher[LeasedJob]]:
     """Deadlines that watch these jobs, and the batcher that has them."""
     batcher: Batcher[LeasedJob] = Batcher(BatchPolicy(4, 0.0))
     deadlines = Deadlines(ModelConfig(name="m", handler="echo"), batcher)
-    for one in jobs:
-        batcher.add(one)
-        assert not deadlines.expires_too_soon(one, [])
+    for waiting in jobs:
+        batcher.add(waiting)
+        assert not deadlines.expires_too_soon(waiting, [])
     return deadlines, batcher
 
 
@@ -108,7 +108,7 @@ def model_with(*inputs: tuple[str, float]) -> ServedModel:
 def test_without_an_estimate_every_timeout_is_tried() -> None:
     batch = model_with(("a", 0.3), ("b", 9)).next_batch(100)
     assert batch is not None
-    assert [one.id for one in batch.jobs] == ["a", "b"]
+    assert [job.id for job in batch.jobs] == ["a", "b"]
     assert batch.deadline == 100.3
 
 
@@ -117,7 +117,7 @@ def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> No
     model._deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
     batch = model.next_batch(100)
     assert batch is not None
-    assert [one.id for one in batch.jobs] == ["b", "c"]
+    assert [job.id for job in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
     ended = model._deadlines.take_ended()

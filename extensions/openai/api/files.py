@@ -22,10 +22,10 @@ from api.http.messages import (
     Write,
     json_reply,
 )
-from api.http.multipart import FILE_FIELD, Upload, file_too_large
 from api.services import Services
 from api.submission.decoding import read_query
 from extensions.openai.api.stores import FileService
+from extensions.openai.api.upload import FILE_FIELD, Upload, file_too_large
 from extensions.openai.batches.files import (
     BATCH,
     KEEP_MAX_S,

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from api.http.multipart import FILE_FIELD
 from api.routes.media import BINARY, Body, Success
 from extensions.openai.api.files import ANCHOR
+from extensions.openai.api.upload import FILE_FIELD
 from extensions.openai.batches.files import BATCH, KEEP_MAX_S
 from extensions.openai.schema.answers import ChatChunk, ChatCompletion, Completion
 from extensions.openai.schema.responses import Response

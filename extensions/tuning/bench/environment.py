@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from extensions.tuning.machine import load_facts
 from headrace._version import __version__
-from headrace.observability.machine import load_facts
 
 _PACKAGES: Final = ("torch", "onnxruntime", "openvino", "numpy", "celery", "redis", "uvloop")
 _GOVERNOR: Final = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")

@@ -26,8 +26,8 @@ from extensions.tuning.bench.load.targets import Target
 from extensions.tuning.bench.measurement import Load, Measurement, Objective, Peak, Usage
 from extensions.tuning.bench.summary import summarise
 from extensions.tuning.bench.usage import Meter, metered, processes_of
+from extensions.tuning.machine import load_average
 from headrace.errors import InvalidRequest
-from headrace.observability.machine import load_average
 
 #: The ratio, at the end, of the lowest rate that missed the objective to the highest that met it.
 PRECISION: Final = 1.05

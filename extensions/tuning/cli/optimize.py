@@ -194,8 +194,8 @@ def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison
 
 
 def _print(comparison: Comparison) -> None:
+    from extensions.tuning.machine import busy_warning
     from extensions.tuning.optimize import page
-    from headrace.observability.machine import busy_warning
 
     if busy := busy_warning(comparison.environment):
         output.message(busy)

@@ -272,8 +272,8 @@ class _Calibration:
 
         A short one would measure the likely winners.
         """
+        from extensions.tuning.machine import busy_warning
         from extensions.tuning.optimize.report import LATE
-        from headrace.observability.machine import busy_warning
 
         known = {one.optimize.name for one in found.variants if one.refused != LATE}
         sizes = {time.size for one in found.variants for time in one.times}
@@ -417,7 +417,7 @@ def _applied(report: TuneReport, url: str | None, load_timeout_s: float) -> Tune
 
 
 def _print(report: TuneReport, folder: Path, *, applied: bool) -> None:
-    from headrace.observability.machine import busy_warning
+    from extensions.tuning.machine import busy_warning
 
     if busy := busy_warning(report.environment):
         output.message(busy)

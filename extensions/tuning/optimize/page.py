@@ -8,12 +8,12 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
+from extensions.tuning.machine import busy_warning
 from extensions.tuning.optimize.report import LATE, BatchTime, Comparison, Variant
 from extensions.tuning.pages.charts import Bar, bar_chart, missing
 from extensions.tuning.pages.elements import element
 from extensions.tuning.pages.page import facts, figure, page, section, warning
 from extensions.tuning.pages.page import table as html_table
-from headrace.observability.machine import busy_warning
 from headrace.text import duration
 
 #: The kinds of bars, with their colours.

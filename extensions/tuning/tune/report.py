@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from extensions.tuning.bench.measurement import Objective
+from extensions.tuning.machine import busy_warning
 from extensions.tuning.tune.calibration import LeftOut
 from extensions.tuning.tune.confirmation import Confirmation, Confirmed
 from extensions.tuning.tune.search import Trial, rate_text
 from extensions.tuning.tune.space import Candidate
-from headrace.observability.machine import busy_warning
 
 FORMAT: Final = 1
 

@@ -16,6 +16,7 @@ from extensions.tuning.bench.measure import find_peak
 from extensions.tuning.bench.measurement import Load, Measurement, Objective, read_measurement
 from extensions.tuning.bench.report import html
 from extensions.tuning.bench.serving import NotServed
+from extensions.tuning.machine import busy_warning, load_average, load_facts
 from extensions.tuning.optimize.report import Comparison
 from extensions.tuning.tune.budget import calibration_s, outlook
 from extensions.tuning.tune.calibration import Calibration, calibrated, expected_rate, start_of
@@ -29,7 +30,6 @@ from extensions.tuning.tune.space import Candidate, Space, space_of
 from extensions.tuning.tune.trials import FindPeak, Trials, unserved_present
 from headrace.client.models import Model
 from headrace.errors import ConfigError
-from headrace.observability.machine import busy_warning, load_average, load_facts
 
 #: How many of the best candidates are measured again, in turns with the present options.
 FINALISTS: Final = 3

@@ -28,13 +28,13 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from extensions.tuning.machine import load_facts
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
 from handlers.optimize.check import median_interval
 from handlers.optimize.variants import cause
 from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Context
-from headrace.observability.machine import load_facts
 from headrace.text import duration
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input

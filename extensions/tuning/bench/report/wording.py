@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from extensions.tuning.bench.measurement import Load, Measurement, Objective, Spread
-from headrace.observability.machine import busy_warning
+from extensions.tuning.machine import busy_warning
 from headrace.text import NOTHING, number
 
 #: The percentiles that a `Spread` has.

@@ -11,12 +11,12 @@ import pytest
 from extensions.tuning.bench import report as bench_report
 from extensions.tuning.bench.measurement import Objective, with_load_of
 from extensions.tuning.cli import bench, optimize, tune
+from extensions.tuning.machine import busy_warning, load_facts
 from extensions.tuning.optimize import page
 from extensions.tuning.optimize.report import Comparison
 from extensions.tuning.tune.report import TuneReport, markdown
 from extensions.tuning.tune.search import Trial
 from extensions.tuning.tune.space import Candidate
-from headrace.observability.machine import busy_warning, load_facts
 from tests.extensions.tuning.harness.measurements import measurement
 
 BUSY: dict[str, Any] = {"load_before": 15.9, "host_cores": 2}

@@ -29,9 +29,6 @@ _PROPORTION_MAX: Final = 32
 #: The types of pixels with other than 8 bits, as arrays.
 _WIDE: Final = {"I": np.int32, "I;16": np.int32, "I;16B": np.int32, "F": np.float32}
 
-#: Makes a tensor (C, H, W) of an image.
-ImageTransform = Callable[[Image.Image], Tensor]
-
 
 @dataclass(frozen=True)
 class Compose:

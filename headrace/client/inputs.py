@@ -8,7 +8,7 @@
 | a numpy array | nested lists; `.npy` with `application/x-npy` |
 | `str` | a JSON string; text with `text/...` |
 | any other JSON value | JSON; files, bytes and Pillow images inside lists and mappings as here |
-| an `InputRef` | the reference, not the input: requests.py |
+| an `InputRef` | the reference, not the input |
 
 Pillow and numpy are recognised if the caller has imported them; this module never imports them.
 """

@@ -1,9 +1,9 @@
 """`map`: runs any number of inputs through a model, a bounded number of them at a time.
 
 Nothing is requested once per job. Inputs are submitted in chunks. One long poll then waits for the
-end of one job, and one lookup reads all jobs that have ended (page_size.py). A job that younger
-jobs overtake is set aside, so that one slow job delays nothing; every second all jobs in flight are
-looked up.
+end of one job, and one lookup reads all jobs that have ended (`AdaptivePageSize`). A job
+that younger jobs overtake is set aside, so that one slow job delays nothing; every second all jobs
+in flight are looked up.
 
 A full queue refuses part of a chunk. The refused entries wait here, because the server holds them
 for a moment only. Between two attempts the client looks up ended jobs, so results arrive meanwhile.

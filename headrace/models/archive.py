@@ -1,7 +1,7 @@
 """Archives of models, `.mar`, `.zip`, `.tar.gz` and `.tgz`: reads, checks and unpacks them.
 
 An archive is hostile until it was read to its end. Only plain files and folders are unpacked, with
-names that keep the rules of members.py, and with no more bytes than its limits allow.
+names that keep the rules of `MemberRules`, and with no more bytes than its limits allow.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _FORKS.set_forkserver_preload([
     "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
     "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
     "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
-    "celery.concurrency.thread", "headrace.payloads.stores", "headrace.payloads.stores",
+    "celery.concurrency.thread", "headrace.payloads.stores",
     "headrace.observability.log_format", "api.process", "uvicorn.lifespan.on", "uvloop",
     "tests.harness.processes.model_imports",
 ])  # fmt: skip

@@ -37,11 +37,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     due_s: tuple[float, ...] = ()
     requests: int = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether requests are due by the clock, and not by answers."""
-        return self.kind in ("server", "replay", "offline")
-
     def arrivals(self, duration_s: float, seed: int) -> Iterator[float]:
         """Yield the seconds from the start at which requests are due; endless if it is closed."""
         due = self._times(duration_s, seed)

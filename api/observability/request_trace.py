@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from api.http.messages import Message, Request, Scope, Send
-from headrace.jobs.serialization import JOBS_PATH
+from headrace.schema.serialization import JOBS_PATH
 
 REQUEST_ID: Final = b"x-request-id"
 #: A request id of any other form is ignored.

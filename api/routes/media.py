@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from api.routes.examples import QUEUED_JOB, REFUSED_LINE
 from headrace.jobs.ids import KEY
-from headrace.jobs.serialization import JobObject
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.schema.jobs import JobObject
 
 Schema = dict[str, Any]
 

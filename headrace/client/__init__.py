@@ -16,7 +16,6 @@ from headrace.client.inputs import InputRef
 from headrace.client.models import (
     Cancelled,
     DeadLetter,
-    Failure,
     Job,
     Model,
     Result,
@@ -24,6 +23,7 @@ from headrace.client.models import (
 from headrace.client.registry import ModelChange
 from headrace.client.requests import Options
 from headrace.client.sync_client import Client
+from headrace.jobs.failure import JobFailure as Failure
 from headrace.jobs.progress import Progress
 from headrace.schema.failures import FailuresOfGroup as FailureGroup
 from headrace.schema.failures import Requeued, Retried

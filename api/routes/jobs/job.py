@@ -31,7 +31,7 @@ from headrace.jobs.failure import error_of
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult
 from headrace.jobs.response import split_details
-from headrace.jobs.serialization import job_object, raw_result
+from headrace.schema.serialization import job_object, raw_result
 
 
 class JobQuery(WaitQuery):

@@ -41,7 +41,7 @@ from headrace.errors import (
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
-from headrace.jobs.serialization import raw_result
+from headrace.schema.serialization import raw_result
 
 logger = logging.getLogger(__name__)
 

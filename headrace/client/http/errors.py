@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headrace.client.models import Failure, Job
+from headrace.client.models import Job
 from headrace.client.sansio import HttpResponse
 from headrace.errors import (
     BY_CODE,
@@ -19,13 +19,10 @@ from headrace.errors import (
     Throttled,
     UnexpectedAnswer,
 )
+from headrace.jobs.failure import WITHOUT_ERROR, JobFailure
 
 PROBLEM_TYPE: Final = "application/problem+json"
 SHOWN_MAX_CHARS: Final = 200
-_WITHOUT_SUCCESS: Final = {
-    "cancelled": Failure(type="cancelled", message="the job was cancelled"),
-    "expired": Failure(type="expired", message="the job was not started in time"),
-}
 
 T = TypeVar("T")
 
@@ -92,7 +89,7 @@ def problem_error(problem: Problem) -> HeadraceError:
 
 def job_error(job: Job) -> JobError:
     """Return the error for a job that failed."""
-    failure = job.error or _WITHOUT_SUCCESS.get(job.status) or Failure(message="the job failed")
+    failure = job.error or WITHOUT_ERROR.get(job.status) or JobFailure(message="the job failed")
     error = failure_error(failure)
     if not isinstance(error, JobError):
         # For example a stock client's job for a model that is not registered.
@@ -103,7 +100,7 @@ def job_error(job: Job) -> JobError:
     return error
 
 
-def failure_error(failure: Failure) -> HeadraceError:
+def failure_error(failure: JobFailure) -> HeadraceError:
     """Return the error for the `error` of a job or of a line of a bulk answer."""
     error = _typed(failure.type, JobError, failure.message, "", 0)
     error.retryable = failure.retryable

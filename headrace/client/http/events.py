@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.client.http.errors import job_error
 from headrace.client.http.retries import RetryDeadline, Session, succeeded
-from headrace.client.models import Failure, Job
+from headrace.client.models import Job
 from headrace.client.requests import job_request
 from headrace.client.sansio import (
     CloseStream,
@@ -25,6 +25,7 @@ from headrace.client.sansio import (
     Yield,
 )
 from headrace.errors import PiecesMissing, StreamRestarted, UnexpectedAnswer
+from headrace.jobs.failure import JobFailure
 from headrace.jobs.progress import Progress
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime | None = None
     started_at: datetime | None = None
     progress: Progress | None = None
-    error: Failure | None = None
+    error: JobFailure | None = None
     job: Job | None = None
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from headrace.client.models import Failure
 from headrace.errors import HeadraceError, RequestError
+from headrace.jobs.failure import JobFailure
 from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.submitter import (
     PAGE_BYTES,
@@ -117,5 +117,5 @@ class Resubmitter(threading.Thread):
 def lost_row(pending: PendingInput, error: HeadraceError) -> Row:
     """Return the row of an input whose job was lost and cannot be submitted again."""
     entry = pending.entry
-    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
+    failure = JobFailure(type=error.code, message=error.message, retryable=error.retryable)
     return Row(entry.n, entry.key, "failed", error=failure, carried=entry.carried)

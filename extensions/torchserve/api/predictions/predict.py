@@ -67,7 +67,7 @@ from headrace.errors import (
 )
 from headrace.jobs.input_details import InputDetails
 from headrace.jobs.options import DEFAULT_OPTIONS
-from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.schema.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
 _ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")

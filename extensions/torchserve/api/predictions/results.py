@@ -30,9 +30,9 @@ from headrace.jobs.response import (
     error_response,
     split_details,
 )
-from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
+from headrace.schema.serialization import JOBS_PATH
 
 #: The header with the id of the job that a request has made.
 JOB: Final = b"headrace-job"

@@ -18,7 +18,7 @@ from headrace.jobs.response import (
     split_details,
     with_details,
 )
-from headrace.jobs.serialization import job_object, raw_result
+from headrace.schema.serialization import job_object, raw_result
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import failed, succeeded
 from workers.model_process.outcomes import encode_result, failure, outcomes_of

@@ -14,7 +14,6 @@ from api.http.messages import Receive, Request
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
-    JobRequest,
     ValidatedRequest,
     request_from_json,
     requested_model,
@@ -29,6 +28,7 @@ from headrace.jobs.message import InputSource
 from headrace.jobs.options import JobOptions
 from headrace.queue.following.waiters import EndedJob
 from headrace.queue.submission import JobSubmission, answer_to_repeat, id_unavailable, submission
+from headrace.schema.lines import JobRequest
 
 
 class AcceptedJob(NamedTuple):

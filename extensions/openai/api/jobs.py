@@ -16,7 +16,6 @@ from api.routes.jobs.stream import PieceEvent
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
-    JobRequest,
     ValidatedRequest,
     idempotency_key,
     identity_from_key,
@@ -41,6 +40,7 @@ from headrace.errors import (
 from headrace.jobs.failure import error_of
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job
+from headrace.schema.lines import JobRequest
 from headrace.schema.serialization import raw_result
 
 logger = logging.getLogger(__name__)

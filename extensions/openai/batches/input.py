@@ -21,10 +21,11 @@ from extensions.openai.batches.store import (
 )
 from extensions.openai.schema.batch_lines import line_job
 from headrace.errors import InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.jobs.values.media_types import BOM, UTF16_MARKS
 from headrace.redis.keys import STEPS
 from headrace.runs.interfaces import Cursor, Entry, Source
+from headrace.schema.lines import NamedJobRequest
 
 #: The batch priority, for lines without a priority.
 PRIORITY: Final = STEPS[-1]
@@ -147,24 +148,13 @@ class _LineFields(msgspec.Struct):
     body: msgspec.Raw = _NONE
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a line for JOBS_ENDPOINT: that of a submit, without an id."""
-
-    model: str
-    input: msgspec.Raw = _NONE
-    input_ref: str | None = None
-    content_type: str | None = None
-    version: str | None = None
-    parameters: dict[str, Any] | None = None
-    options: JobOptions = DEFAULT_OPTIONS
-
-
 class _GivenOptions(msgspec.Struct):
     options: dict[str, Any] = {}
 
 
 _LINE: Final = msgspec.json.Decoder(_LineFields)
-_JOB: Final = msgspec.json.Decoder(_Job)
+#: The body of a line for JOBS_ENDPOINT: that of a submit, without an id.
+_JOB: Final = msgspec.json.Decoder(NamedJobRequest)
 _GIVEN: Final = msgspec.json.Decoder(_GivenOptions)
 
 

@@ -16,7 +16,6 @@ from headrace.config.model.capacity import Capacity, Host, Needs, needs_of, why_
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
-from headrace.jobs.serialization import Waiting
 from headrace.observability.worker_report import (
     BEST_FIRST,
     UNLOADED_STATE,
@@ -25,6 +24,7 @@ from headrace.observability.worker_report import (
 )
 from headrace.queue.job_queue import JobQueue
 from headrace.redis.keys import VERSION_SEPARATOR
+from headrace.schema.serialization import Waiting
 
 #: Seconds for which a cached state is used.
 FRESH_S: Final = 1.0

@@ -17,10 +17,10 @@ from api.http.messages import ClientGone, Request
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from headrace.jobs.values.encoding import binary_input, why_not_json
 from headrace.jobs.values.media_types import BINARY_TYPE, BOM, JSON_TYPE, image_type, is_json
+from headrace.schema.lines import CONTENT_TYPE_MAX_CHARS
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"
-CONTENT_TYPE_MAX_CHARS: Final = 255
 
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from api.http.messages import REQUEST_ID, Message, Request, Scope, Send
-from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
 from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
+from headrace.schema.serialization import JOBS_PATH
 
 #: The status in the log if the client closed the connection before the answer.
 CLIENT_GONE: Final = 499

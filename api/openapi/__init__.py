@@ -33,8 +33,8 @@ from api.routes.table import Operation
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.job import Time
-from headrace.jobs.serialization import JobObject
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.schema.jobs import JobObject
 from headrace.webhooks.task_message import WebhookType
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]

@@ -116,7 +116,10 @@ def _describe_as_written(schema: Schema, *, omit_defaults: bool) -> None:
 
 def _without_null(schema: Schema) -> Schema:
     schema = _without_null_default(schema)
+    own = {name: value for name, value in schema.items() if name != "anyOf"}
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if own and len(kinds) == 1:
+        return {**own, **kinds[0], **own}
     return _merged({**schema, "anyOf": kinds}) if kinds else schema
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from headrace.jobs.ids import KEY
-from headrace.jobs.serialization import JobObject
 from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.schema.jobs import JobObject
 
 _ID: Final = "0195d0b2-7c4e-7d1a-9f3b-2c5e8a7d6f10"
 

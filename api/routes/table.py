@@ -38,7 +38,6 @@ from api.routes.jobs import (
 )
 from api.routes.media import Body, Header, PathParameter, Success
 from api.routes.service import documentation, health
-from api.submission.job_request import JobRequest, NamedJobRequest
 from api.submission.waiting import WaitQuery
 from headrace import errors
 from headrace.access.api_key import Scope
@@ -48,6 +47,7 @@ from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
 from headrace.schema.failures import FailureGroups, Purged, Requeued, Retried
+from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.models import Profile, Profiles
 from headrace.schema.queues import QueuePurge, Queues
 from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration

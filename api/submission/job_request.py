@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from api.components.model_status import ModelStatuses
-from api.http.bodies import CONTENT_TYPE_MAX_CHARS, Payload, media_type
+from api.http.bodies import Payload, media_type
 from api.http.messages import Request
 from api.submission.decoding import OPTION_NAMES, JsonDecoder, invalid_member
 from headrace.access.api_key import EVERYBODY, Caller
@@ -22,85 +21,14 @@ from headrace.config.inputs.parameters import check_parameters
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.suggestions import listing
 from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
-from headrace.jobs.ids import ID, ModelName, check_free_id, check_id, check_key, id_of_key, new_id
+from headrace.jobs.ids import check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.message import InputSource
 from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, InputDetails, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.value_check import ValueCheck, summary
-from headrace.payloads.input_ref import REFERENCE_MAX_CHARS, type_of
+from headrace.payloads.input_ref import type_of
 from headrace.queue.submission import hash_request
-
-#: The parts of a path or key are not empty, and neither `.` nor `..`. InputRefs checks more.
-_INPUT_REF: Final = (
-    r"^(file:(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+"
-    r"|s3://[A-Za-z0-9][A-Za-z0-9._-]{1,62}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+)$"
-)
-_CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(;[\x20-\x7e]*)?$"
-#: Patterns are for the API's description; the checks by code have better messages.
-_OwnId = Annotated[str, Meta(extra_json_schema={"pattern": ID, "not": {"enum": [".", ".."]}})]
-_Reference = Annotated[
-    str, Meta(extra_json_schema={"pattern": _INPUT_REF, "maxLength": REFERENCE_MAX_CHARS})
-]
-_ContentType = Annotated[
-    str, Meta(extra_json_schema={"pattern": _CONTENT_TYPE, "maxLength": CONTENT_TYPE_MAX_CHARS})
-]
-
-
-class NamedJobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a submit under the id in the path."""
-
-    model: ModelName
-    input: Annotated[
-        msgspec.Raw, Meta(description="Any JSON, or {content_type, base64} for bytes.")
-    ] = msgspec.field(default_factory=msgspec.Raw)
-    input_ref: Annotated[
-        _Reference | None,
-        Meta(
-            description="Instead of input: file:/folder/name or s3://bucket/key, a file or object "
-            "of the operator."
-        ),
-    ] = None
-    content_type: Annotated[
-        _ContentType | None,
-        Meta(
-            description="The content type of the file of input_ref; by default derived from its "
-            "name."
-        ),
-    ] = None
-    version: Annotated[
-        str | None,
-        Meta(
-            description="Run it on this version only; the request is refused if neither a worker "
-            "nor the models file has it."
-        ),
-    ] = None
-    parameters: Annotated[
-        dict[str, Any] | None,
-        Meta(
-            description="Values for the parameters that the model declares, by name; "
-            "`GET /api/v1/models/{model}` lists them.",
-        ),
-    ] = None
-    options: JobOptions = DEFAULT_OPTIONS
-
-
-class JobRequest(NamedJobRequest, forbid_unknown_fields=True):
-    """The JSON of a submit."""
-
-    id: Annotated[
-        _OwnId | None, Meta(description="The job's id; by default the server makes one.")
-    ] = None
-
-
-class BulkLineRequest(JobRequest, forbid_unknown_fields=True):
-    """A line of a bulk request.
-
-    Attributes:
-        traceparent: this job's place in a trace, instead of the request's header.
-    """
-
-    traceparent: str | None = None
-
+from headrace.schema.lines import BulkLineRequest, JobRequest
 
 #: Returns the value of a header by its name in lower case; b"" for none.
 HeaderOf = Callable[[bytes], bytes]
@@ -358,7 +286,7 @@ def request_from_json(
     options = request.options
     if options is not DEFAULT_OPTIONS:
         check_options(options)
-    text, payload, source = bytes(request.input), None, None
+    text, payload, source = bytes(request.input or b""), None, None
     if not text or request.input_ref is not None or request.content_type is not None:
         text, source = b"null", _named_input(request, text)
     elif len(text) > inline_limit_bytes:

@@ -16,13 +16,13 @@ from headrace.client.inputs import InputRef, Options
 from headrace.client.models import (
     Cancelled,
     DeadLetter,
-    Failure,
     Job,
     Model,
     Result,
 )
 from headrace.client.registry import ModelChange
 from headrace.client.sync_client import Client
+from headrace.jobs.job import JobFailure as Failure
 from headrace.jobs.progress import Progress
 from headrace.schema.failures import FailuresOfGroup as FailureGroup
 from headrace.schema.failures import Requeued, Retried

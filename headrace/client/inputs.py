@@ -19,7 +19,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 from urllib.parse import quote
 
 import msgspec
@@ -29,6 +29,7 @@ from headrace.client.models import Job
 from headrace.client.sansio import HttpRequest
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.values.encoding import binary_input, nested_binaries
 from headrace.jobs.values.media_types import (
     BINARY_TYPE,
@@ -42,6 +43,7 @@ from headrace.jobs.values.media_types import (
     upright,
 )
 from headrace.jobs.values.plain_values import plain
+from headrace.schema.lines import JobRequest
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"
@@ -278,17 +280,6 @@ class Options(TypedDict, total=False):
     webhook_events: Sequence[str] | None
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
-    model: str
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    input_ref: str | None = None
-    content_type: str | None = None
-    id: str | None = None
-    version: str | None = None
-    parameters: Mapping[str, Any] | None = None
-    options: dict[str, Any] | None = None
-
-
 def job_line(
     model: str,
     value: Any,
@@ -312,9 +303,11 @@ def job_line(
             f"unknown option: {names}{near}",
             hint=f"Valid options: {', '.join(Options.__annotations__)}.",
         )
-    line = _Line(
-        model=model, id=job_id, version=version, parameters=parameters or None,
-        options=set_options or None,
+    line = JobRequest(
+        model=model, id=job_id, version=version,
+        parameters=cast("dict[str, Any] | None", parameters or None),
+        # The server checks the options.
+        options=cast("JobOptions", set_options) if set_options else DEFAULT_OPTIONS,
     )  # fmt: skip
     if isinstance(value, InputRef):
         line.input_ref, line.content_type = value.ref, value.content_type or content_type

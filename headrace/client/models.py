@@ -1,13 +1,9 @@
-"""The API's jobs, models, queues and dead letters as typed objects.
-
-Unknown fields of a newer server are ignored.
-"""
+"""The API's jobs, models and dead letters as the client shows them; see headrace/schema."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from datetime import datetime
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -16,74 +12,20 @@ from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
 from headrace.jobs.values.media_types import is_json
 from headrace.schema.failures import DeadLetterEntry
+from headrace.schema.jobs import JobObject
 
 In = TypeVar("In")
 
 ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job failed.
+class Job(JobObject, frozen=True, kw_only=True, omit_defaults=False):  # type: ignore[misc]
+    """A job as the API returns it, with plain dicts; docs/api.md documents the fields."""
 
-    Attributes:
-        type: a code of `headrace.errors`.
-        message: the reason.
-        retryable: whether the same job can succeed in another attempt.
-    """
-
-    type: str = "error"
-    message: str = ""
-    retryable: bool = False
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API returns it; docs/api.md documents the fields.
-
-    Attributes:
-        version: of the worker that ran it last; before it runs, the declared or requested one.
-        requested_version: the version that it asks for; None for any.
-        timings: milliseconds per stage.
-        result: the result as the API returns it: JSON, or `{"content_type", "base64"}`; None
-            before the end, and if it is too large. `value` is the decoded result.
-        result_size: the size in bytes of a result that is too large; `client.result` fetches it.
-        due_at: when it joins its queue, while it is scheduled: at first, or for a retry.
-        progress: the progress that its handler reports, while it runs.
-        stages: the progress of the stages, for a pipeline's job that has started.
-        waiting_for: while it is queued and no worker has the model loaded: `load` if one loads it
-            on demand, else `replica`.
-        waiting_reason: while it is queued: why no worker can load the model, if none can.
-        error: why it failed; before the end, why its last attempt failed.
-        traceback: the handler's traceback, or the stacks at a timeout; "" without one.
-        trace_id: the id of the W3C trace in which it was submitted; None without one.
-    """
-
-    id: str
-    model: str
-    version: str
-    status: str
-    created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    attempts: int = 0
-    queue_position: int | None = None
-    batch_size: int | None = None
-    timings: dict[str, float] | None = None
-    metadata: dict[str, Any] | None = None
-    waiting_for: str | None = None
-    waiting_reason: str | None = None
-    urls: dict[str, str] = {}
-    requested_version: str | None = None
-    batch_padding: int = 0
-    dead_lettered: bool = False
-    cancel_requested: bool = False
-    result: Any = None
-    result_size: int | None = None
-    due_at: datetime | None = None
-    stages: list[dict[str, Any]] = []
-    progress: Progress | None = None
-    error: Failure | None = None
-    traceback: str = ""
-    trace_id: str | None = None
+    timings: dict[str, float] | None  # type: ignore[assignment]
+    urls: dict[str, str]  # type: ignore[assignment]
+    stages: list[dict[str, Any]] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+    progress: Progress | None = None  # type: ignore[assignment]
 
     @property
     def ended(self) -> bool:

@@ -334,9 +334,10 @@ class ErrorRecord(JobFailure, frozen=True):
 
 _RECORD: Final = msgspec.json.Decoder(ErrorRecord)
 _DECODER: Final = msgspec.json.Decoder(JobFailure)
-_WITHOUT_ERROR: Final = {
-    State.CANCELLED: JobFailure("cancelled", "the job was cancelled"),
-    State.EXPIRED: JobFailure("expired", "the job was not started in time"),
+#: By the status of a job that has no error.
+WITHOUT_ERROR: Final = {
+    State.CANCELLED.status: JobFailure("cancelled", "the job was cancelled"),
+    State.EXPIRED.status: JobFailure("expired", "the job was not started in time"),
 }
 
 
@@ -368,4 +369,4 @@ def error_of(job: Job) -> JobFailure | None:
             logger.warning("error in the record cannot be read", extra={"job": job.id})
     if not job.state.final:
         return None
-    return _WITHOUT_ERROR.get(job.state, JobFailure("error", "the job failed"))
+    return WITHOUT_ERROR.get(job.state.status, JobFailure("error", "the job failed"))

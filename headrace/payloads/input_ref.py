@@ -29,9 +29,9 @@ from headrace.errors import (
 from headrace.jobs.values.media_types import BINARY_TYPE, type_by_name
 from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s3_client
 from headrace.payloads.store import PayloadMissing
+from headrace.schema.lines import REFERENCE_MAX_CHARS
 
 #: The longest `input_ref`.
-REFERENCE_MAX_CHARS: Final = 4096
 _FORMS: Final = (
     "Write file:/folder/name in a folder of input_roots, or s3://bucket/key in a bucket of "
     "input_buckets, as in docs/payloads.md."

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 from typing_extensions import override
 
-from headrace.client.models import Failure
 from headrace.errors import ConfigError
+from headrace.jobs.job import JobFailure
 from headrace.runs.range_set import RangeSet
 
 #: JSON that marks a place in a source: see `Source.entries`.
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct):
     content_type: str | None = None
 
 
-class RowError(Failure, frozen=True, kw_only=True):
+class RowError(JobFailure, frozen=True, kw_only=True):
     """Why an input has no result.
 
     Attributes:
@@ -88,7 +88,7 @@ class Row(msgspec.Struct, gc=False):
     attempts: int = 0
     timings: msgspec.Raw | None = None
     result: msgspec.Raw | None = None
-    error: Failure | None = None
+    error: JobFailure | None = None
     carried: Carried = NOTHING_CARRIED
 
     @property

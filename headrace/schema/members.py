@@ -12,8 +12,9 @@ from headrace.jobs.job import iso
 # A word of the enum in its description. A client takes the words of a newer server too.
 if TYPE_CHECKING:
     Word = str
+    WordOrNull = str | None
 else:
-    Word = Any
+    Word = WordOrNull = Any
 
 #: A time, which `time_of` writes.
 Moment = Annotated[datetime, msgspec.Meta(extra_json_schema={"format": "date-time"})]

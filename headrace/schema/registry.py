@@ -23,8 +23,10 @@ _State = Annotated[
 _Error = Annotated[
     str | None,
     Meta(
-        description="With `wait`: the traceback of a failed load.",
-        extra_json_schema={"type": ["string", "null"]},
+        extra_json_schema={
+            "type": ["string", "null"],
+            "description": "With `wait`: the traceback of a failed load.",
+        },
     ),
 ]
 if TYPE_CHECKING:

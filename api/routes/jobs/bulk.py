@@ -39,13 +39,13 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
-from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
 from headrace.redis import keys
+from headrace.schema.serialization import Waiting, fresh_line, job_object
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
 HOLD_MIN_S: Final = 0.02

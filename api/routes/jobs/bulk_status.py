@@ -23,15 +23,14 @@ from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
 from headrace.jobs.ids import are_ids, is_id
 from headrace.jobs.job import Count, Job, JobFailure, State, Status, error_of, stored_result
-from headrace.jobs.serialization import (
-    JobObject,
-    Timings,
+from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
+from headrace.redis.scripts import pages_of
+from headrace.schema.jobs import JobObject, Timings
+from headrace.schema.serialization import (
     job_object,
     result_member,
     timings_member,
 )
-from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
-from headrace.redis.scripts import pages_of
 
 IDS_MAX: Final = 1000
 NULL: Final = b"null"

@@ -36,8 +36,8 @@ from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, iso, read_error
-from headrace.jobs.serialization import Waiting, job_object
 from headrace.queue.following.watcher import JobStatus, JobWatch, status_of
+from headrace.schema.serialization import Waiting, job_object
 
 #: Seconds between two reads of an ended job while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0

@@ -31,8 +31,8 @@ from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult, error_of
-from headrace.jobs.serialization import job_object, raw_result
 from headrace.response import split_details
+from headrace.schema.serialization import job_object, raw_result
 
 
 class JobQuery(WaitQuery):

@@ -20,7 +20,6 @@ from headrace.errors import InvalidRequest, ListsOff
 from headrace.jobs.ids import ID as ID_PATTERN
 from headrace.jobs.ids import ModelName, is_id
 from headrace.jobs.job import Job, State, Status, Time
-from headrace.jobs.serialization import JobObject
 from headrace.queue.failures import GROUP_NAME, split_group
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.job_search import JobSearch
@@ -28,6 +27,7 @@ from headrace.queue.listing import JobPage, JobPlace, list_failed
 from headrace.queue.listing import list_jobs as list_places
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import pages_of
+from headrace.schema.jobs import JobObject
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000

@@ -43,7 +43,6 @@ from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.job import Job, State
-from headrace.jobs.serialization import job_object
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.following.piece_log import (
     LogEvent,
@@ -53,6 +52,7 @@ from headrace.queue.following.piece_log import (
     Place,
     Restarted,
 )
+from headrace.schema.serialization import job_object
 
 #: A place in a log: the index of the last piece, and its run.
 _PLACE: Final = r"\d{1,15}(?:\.\d{1,20})?"

@@ -14,7 +14,6 @@ from api.http.messages import Receive, Request
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
-    JobRequest,
     ValidatedRequest,
     request_from_json,
     requested_model,
@@ -36,6 +35,7 @@ from headrace.queue.submission import (
     id_unavailable,
     submission,
 )
+from headrace.schema.lines import JobRequest
 
 
 class AcceptedJob(NamedTuple):

@@ -47,7 +47,7 @@ from headrace.errors import (
 )
 from headrace.jobs.job import Job
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
-from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.schema.serialization import JOBS_PATH, job_object
 
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
 _JOB_QUERY: Final = frozenset(WaitQuery.__struct_fields__)

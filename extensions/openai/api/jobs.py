@@ -17,7 +17,6 @@ from api.routes.jobs.submission import submit, submit_and_wait, validate
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
-    JobRequest,
     ValidatedRequest,
     idempotency_key,
     identity_from_key,
@@ -40,7 +39,8 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, error_of
-from headrace.jobs.serialization import raw_result
+from headrace.schema.lines import JobRequest
+from headrace.schema.serialization import raw_result
 
 logger = logging.getLogger(__name__)
 

@@ -29,11 +29,12 @@ from extensions.openai.batches.output import CANCELLED, EXPIRED, REFUSED, BatchL
 from extensions.openai.batches.store import BatchStore, Lease, LineError, endpoint_model
 from extensions.openai.redis.keys import BatchField
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
-from headrace.client.models import ENDED, Failure
+from headrace.client.models import ENDED
 from headrace.client.sansio import Plan
 from headrace.client.sync_client import Client, run_plan
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
+from headrace.jobs.job import JobFailure
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.checkpoint import Checkpoint, decode
 from headrace.runs.engine.engine import Engine, row_of
@@ -295,7 +296,7 @@ class BatchExecution:
         checkpoint.succeeded, checkpoint.failed = sink.completed, sink.failed
         sink.save(checkpoint.encode())
 
-    def _rows_of(self, entries: list[Entry], why: Failure) -> Iterator[list[Row]]:
+    def _rows_of(self, entries: list[Entry], why: JobFailure) -> Iterator[list[Row]]:
         """Cancel the jobs of these entries, and yield their rows as they end."""
         waiting = {self._job_id(entry.n): entry for entry in entries}
         if self._refused is not None:
@@ -318,7 +319,7 @@ class BatchExecution:
                 time.sleep(POLL_S)
 
     def _row(
-        self, entry: Entry, job_id: str, outcome: api_calls.Outcome | None, why: Failure
+        self, entry: Entry, job_id: str, outcome: api_calls.Outcome | None, why: JobFailure
     ) -> Row:
         if outcome is None or outcome.status == "cancelled":
             return Row(entry.n, entry.key, "cancelled", error=why, carried=entry.carried)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -21,10 +21,11 @@ from extensions.openai.batches.store import (
 )
 from extensions.openai.schema.batch_lines import line_job
 from headrace.errors import InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.jobs.values.media_types import BOM, UTF16_MARKS
 from headrace.redis.keys import STEPS
 from headrace.runs.interfaces import Cursor, Entry, Source
+from headrace.schema.lines import JobRequest, NamedJobRequest
 
 #: The batch priority, for lines without a priority.
 PRIORITY: Final = STEPS[-1]
@@ -101,27 +102,17 @@ class BatchLineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a line.
 
     Attributes:
-        input: JSON text; None if the line has an `input_ref`.
-        parameters: the model's parameters, by name; the API checks them.
+        job: the submit; the API checks its parameters.
         shown: what the row needs of the request besides its model.
     """
 
     custom_id: str
-    model: str
-    input: msgspec.Raw | None
-    options: dict[str, Any]
-    version: str | None = None
-    input_ref: str | None = None
-    content_type: str | None = None
-    parameters: dict[str, Any] | None = None
+    job: NamedJobRequest
     shown: dict[str, str] = {}
 
     def job_line(self, job_id: str) -> bytes:
         """Return the line of a bulk submit."""
-        given = msgspec.structs.asdict(self)
-        del given["custom_id"], given["shown"]
-        line = {name: value for name, value in given.items() if value is not None}
-        return msgspec.json.encode({**line, "id": job_id})
+        return msgspec.json.encode(JobRequest(id=job_id, **msgspec.structs.asdict(self.job)))
 
 
 class BadLine(Exception):
@@ -147,24 +138,13 @@ class _LineFields(msgspec.Struct):
     body: msgspec.Raw = _NONE
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a line for JOBS_ENDPOINT: that of a submit, without an id."""
-
-    model: str
-    input: msgspec.Raw = _NONE
-    input_ref: str | None = None
-    content_type: str | None = None
-    version: str | None = None
-    parameters: dict[str, Any] | None = None
-    options: JobOptions = DEFAULT_OPTIONS
-
-
 class _GivenOptions(msgspec.Struct):
     options: dict[str, Any] = {}
 
 
 _LINE: Final = msgspec.json.Decoder(_LineFields)
-_JOB: Final = msgspec.json.Decoder(_Job)
+#: The body of a line for JOBS_ENDPOINT: that of a submit, without an id.
+_JOB: Final = msgspec.json.Decoder(NamedJobRequest)
 _GIVEN: Final = msgspec.json.Decoder(_GivenOptions)
 
 
@@ -217,10 +197,11 @@ class Requests:
         parameters = {name: given.pop(name) for name in self._parameters if name in given}
         options = _options_of(given)
         self._check_model(self._model, self._version)
-        return BatchLineRequest(
-            custom_id=custom_id, model=self._model, version=self._version, input=line.body,
-            options=_with_defaults(options), parameters=parameters or None,
+        job = NamedJobRequest(
+            self._model, line.body, version=self._version, parameters=parameters or None,
+            options=_with_defaults(options),
         )  # fmt: skip
+        return BatchLineRequest(custom_id=custom_id, job=job)
 
     def _openai(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
         if query:
@@ -233,10 +214,8 @@ class Requests:
         self._check_model(job.model, None)
         options = {} if job.metadata is None else {"metadata": job.metadata}
         _check_metadata(JobOptions(metadata=job.metadata))
-        return BatchLineRequest(
-            custom_id=custom_id, model=job.model, input=job.input,
-            options=_with_defaults(options), shown=job.shown,
-        )  # fmt: skip
+        submit = NamedJobRequest(job.model, job.input, options=_with_defaults(options))
+        return BatchLineRequest(custom_id=custom_id, job=submit, shown=job.shown)
 
     def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
         if query:
@@ -254,11 +233,8 @@ class Requests:
         if bool(job.input) == (job.input_ref is not None):
             raise BadLine("invalid_body", "body must have either input or input_ref", "body")
         _check_metadata(job.options)
-        return BatchLineRequest(
-            custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
-            input_ref=job.input_ref, content_type=job.content_type, options=_with_defaults(given),
-            parameters=job.parameters,
-        )  # fmt: skip
+        job.options = _with_defaults(given)
+        return BatchLineRequest(custom_id=custom_id, job=job)
 
     def _check_model(self, model: str, version: str | None) -> None:
         known = self._models.get(model)
@@ -321,12 +297,13 @@ def _options_of(given: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(options, name) for name in given}
 
 
-def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(given: dict[str, Any]) -> JobOptions:
     """Return the options of a line with the defaults of a batch."""
     options = {"priority": PRIORITY, **given}
     if options.get("result_ttl") is not None:
         options["result_ttl"] = max(options["result_ttl"], RESULT_TTL_MIN_S)
-    return options
+    # A line has only the options that are given.
+    return cast("JobOptions", options)
 
 
 def _check_metadata(options: JobOptions) -> None:
@@ -469,7 +446,7 @@ class BatchSource(Source):
         except BadLine as error:
             # The line was valid when the batch began, so its model has been removed.
             return Entry(n, _id_of(line), InvalidRequest(error.error.message), {}, cursor)
-        shown = {"model": request.model, **request.shown}
+        shown = {"model": request.job.model, **request.shown}
         carried = {name: msgspec.Raw(msgspec.json.encode(one)) for name, one in shown.items()}
         return Entry(n, request.custom_id, request.job_line, carried, cursor)
 

@@ -20,25 +20,25 @@ from extensions.openai.batches.store import (
 from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import line_answer
 from extensions.openai.schema.errors import failure_of, openai_error
-from headrace.client.models import Failure
 from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
+from headrace.jobs.job import JobFailure
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.runs.interfaces import CheckpointStore, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 
 #: The size of every part but the last.
 FULL_BYTES: Final = PART_BYTES
-EXPIRED: Final = Failure(
+EXPIRED: Final = JobFailure(
     type="batch_expired",
     message="the completion window ended before this request had run",
     retryable=True,
 )
-CANCELLED: Final = Failure(
+CANCELLED: Final = JobFailure(
     type="batch_cancelled",
     message="the batch was cancelled before this request had run",
     retryable=True,
 )
-REFUSED: Final = Failure(
+REFUSED: Final = JobFailure(
     type="batch_unauthorized",
     message="the API key of the batch was revoked or expired before this request's result was read",
     retryable=False,
@@ -89,7 +89,7 @@ def openai_row(endpoint: str, job_id: str, row: Row) -> Row:
     try:
         found = line_answer(endpoint, shown, job_id, int(time.time()), bytes(row.result or b"null"))
     except InvalidParameter as error:
-        failure = Failure(type=error.code, message=error.message, retryable=False)
+        failure = JobFailure(type=error.code, message=error.message, retryable=False)
         return msgspec.structs.replace(row, status="failed", result=None, error=failure)
     return msgspec.structs.replace(row, result=msgspec.Raw(_ENCODER.encode(found)))
 
@@ -102,7 +102,7 @@ def _body(job_id: str, row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _status_of(error: Failure | None) -> int:
+def _status_of(error: JobFailure | None) -> int:
     return BY_CODE.get(error.type if error else "", HeadraceError).status
 
 

@@ -54,6 +54,9 @@ def unknown_job(job_id: str) -> ExitCode:
 
 def json_text(value: object) -> str:
     """Return a JSON value as one line, without its end; what is not printable is escaped."""
+    if isinstance(value, msgspec.Struct):
+        # With the members that the API leaves out.
+        value = msgspec.structs.asdict(value)
     text = msgspec.json.encode(value, enc_hook=str).decode()
     if text.isprintable():
         return text

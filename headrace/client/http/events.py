@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.client.http.retries import RetryDeadline, Session, job_error, succeeded
 from headrace.client.inputs import job_request
-from headrace.client.models import Failure, Job
+from headrace.client.models import Job
 from headrace.client.sansio import (
     CloseStream,
     ConnectionFailed,
@@ -24,6 +24,7 @@ from headrace.client.sansio import (
     Yield,
 )
 from headrace.errors import PiecesMissing, StreamRestarted, UnexpectedAnswer
+from headrace.jobs.job import JobFailure
 from headrace.jobs.progress import Progress
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime | None = None
     started_at: datetime | None = None
     progress: Progress | None = None
-    error: Failure | None = None
+    error: JobFailure | None = None
     job: Job | None = None
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from headrace.client.models import Failure, Job
+from headrace.client.models import Job
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 from headrace.errors import (
     BY_CODE,
@@ -41,13 +41,10 @@ from headrace.errors import (
     Throttled,
     UnexpectedAnswer,
 )
+from headrace.jobs.job import WITHOUT_ERROR, JobFailure
 
 PROBLEM_TYPE: Final = "application/problem+json"
 SHOWN_MAX_CHARS: Final = 200
-_WITHOUT_SUCCESS: Final = {
-    "cancelled": Failure(type="cancelled", message="the job was cancelled"),
-    "expired": Failure(type="expired", message="the job was not started in time"),
-}
 
 T = TypeVar("T")
 
@@ -114,7 +111,7 @@ def problem_error(problem: Problem) -> HeadraceError:
 
 def job_error(job: Job) -> JobError:
     """Return the error for a job that failed."""
-    failure = job.error or _WITHOUT_SUCCESS.get(job.status) or Failure(message="the job failed")
+    failure = job.error or WITHOUT_ERROR.get(job.status) or JobFailure(message="the job failed")
     error = failure_error(failure)
     if not isinstance(error, JobError):
         # For example a stock client's job for a model that is not registered.
@@ -125,7 +122,7 @@ def job_error(job: Job) -> JobError:
     return error
 
 
-def failure_error(failure: Failure) -> HeadraceError:
+def failure_error(failure: JobFailure) -> HeadraceError:
     """Return the error for the `error` of a job or of a line of a bulk answer."""
     error = _typed(failure.type, JobError, failure.message, "", 0)
     error.retryable = failure.retryable

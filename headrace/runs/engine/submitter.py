@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from headrace.client.inputs import InputRef, encode_input, job_line
-from headrace.client.models import Failure
 from headrace.errors import (
     ConfigError,
     Conflict,
@@ -26,6 +25,7 @@ from headrace.errors import (
     RequestError,
     UnsupportedMedia,
 )
+from headrace.jobs.job import JobFailure
 from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Cursor, Entry, Row, Source
@@ -332,7 +332,7 @@ def rejected(entry: Entry, error: HeadraceError) -> Row:
     message = error.message
     if error.hint:
         message = f"{message.removesuffix('.')}. {error.hint}"
-    failure = Failure(type=error.code, message=message, retryable=error.retryable)
+    failure = JobFailure(type=error.code, message=message, retryable=error.retryable)
     return Row(entry.n, entry.key, "rejected", error=failure, carried=entry.carried)
 
 

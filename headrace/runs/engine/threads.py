@@ -10,8 +10,8 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.client.bulk import LOOKUP_JOBS
-from headrace.client.models import Failure
 from headrace.errors import HeadraceError, RequestError
+from headrace.jobs.job import JobFailure
 from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.submitter import (
     PAGE_BYTES,
@@ -185,5 +185,5 @@ class Resubmitter(threading.Thread):
 def lost_row(pending: PendingInput, error: HeadraceError) -> Row:
     """Return the row of an input whose job was lost and cannot be submitted again."""
     entry = pending.entry
-    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
+    failure = JobFailure(type=error.code, message=error.message, retryable=error.retryable)
     return Row(entry.n, entry.key, "failed", error=failure, carried=entry.carried)

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.jobs.job import Job as JobRead
 from headrace.jobs.job import State
-from headrace.jobs.serialization import job_object
 from headrace.queue.following.watcher import read_status, status_of
 from headrace.queue.job_queue import _job
 from headrace.redis import keys
+from headrace.schema.serialization import job_object
 from tests.harness.clients.script_calls import STARTED, Leased, Queue
 from tests.harness.wait import wait_until
 

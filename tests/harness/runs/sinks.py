@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.client.models import Failure
+from headrace.jobs.job import JobFailure
 from headrace.runs.interfaces import Row, Sink
 
 
@@ -19,7 +19,7 @@ def row(n: int, *, well: bool = True, result: Any = None, **carried: Any) -> Row
     """Return a row; the default result contains its number."""
     brought = {name: raw(value) for name, value in carried.items()}
     if not well:
-        failure = Failure(type="input-error", message=f"bad {n}")
+        failure = JobFailure(type="input-error", message=f"bad {n}")
         return Row(n, f"k{n}", "failed", 2, error=failure, carried=brought)
     answer = raw({"label": f"l{n}", "score": n / 2} if result is None else result)
     return Row(n, f"k{n}", "succeeded", 1, raw({"total": 1.5}), answer, None, brought)

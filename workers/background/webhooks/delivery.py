@@ -27,7 +27,6 @@ from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.options import ENDS
-from headrace.jobs.serialization import job_object
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.webhook_deliveries import (
     COUNTER,
@@ -42,6 +41,7 @@ from headrace.queue.webhook_deliveries import (
 )
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect_async
+from headrace.schema.serialization import job_object
 from headrace.webhooks.signing import secrets_of, signature
 from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
 from workers.background.webhooks.http import (

@@ -66,7 +66,7 @@ from headrace.errors import (
     RequestError,
 )
 from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
-from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.schema.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
 _ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")

@@ -22,10 +22,10 @@ from extensions.torchserve.api.errors import (
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
 from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
-from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
 from headrace.response import HEADER_NAME, ResponseDetails, error_response, split_details
+from headrace.schema.serialization import JOBS_PATH
 
 #: The header with the id of the job that a request has made.
 JOB: Final = b"headrace-job"

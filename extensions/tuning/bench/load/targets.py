@@ -17,6 +17,7 @@ import msgspec
 from extensions.tuning.bench.measurement import Protocol
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.media_types import BINARY_TYPE, image_type, type_by_name
+from headrace.schema.jobs import Timings
 
 #: The most inputs that a target keeps in memory.
 INPUTS_MAX: Final = 1000
@@ -200,16 +201,6 @@ class Answer(NamedTuple):
     again: str = ""
 
 
-class _Timings(msgspec.Struct):
-    queued: float = 0.0
-    hold: float = 0.0
-    device_wait: float = 0.0
-    preprocess: float = 0.0
-    inference: float = 0.0
-    postprocess: float = 0.0
-    total: float = 0.0
-
-
 class _Error(msgspec.Struct):
     type: str = "error"
 
@@ -217,7 +208,7 @@ class _Error(msgspec.Struct):
 class _Job(msgspec.Struct):
     id: str
     status: str
-    timings: _Timings | None = None
+    timings: Timings | None = None
     batch_size: int | None = None
     error: _Error | None = None
 
@@ -251,13 +242,9 @@ def _read_job(status: int, body: bytes) -> Answer:
         return Answer(again=f"/api/v1/jobs/{job.id}?wait={WAIT_S}")
     if job.status != "succeeded":
         return Answer(error=job.error.type if job.error else job.status)
-    times = job.timings
-    if times is None:
+    if job.timings is None:
         return _OK
-    stages = (
-        times.queued, times.hold, times.device_wait, times.preprocess, times.inference,
-        times.postprocess, times.total,
-    )  # fmt: skip
+    stages = msgspec.structs.astuple(job.timings)
     return Answer(stages=stages, batch_size=job.batch_size or 0)
 
 

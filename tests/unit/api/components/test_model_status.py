@@ -11,8 +11,8 @@ import pytest
 from api.components import model_status
 from api.components.model_status import ModelStatuses
 from headrace.config.model.catalog import Catalog, ModelConfig
-from headrace.jobs.serialization import Waiting
 from headrace.observability.worker_report import Figures, ModelState, WorkerReport
+from headrace.schema.serialization import Waiting
 
 WORDS = ModelConfig(name="words", handler="echo", version="1.0")
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
 from headrace import errors
 from headrace.cli.jobs.outcomes import SUBMITTED, ResumeFile, WrittenOutcome, record
 from headrace.client import Job
+from headrace.jobs import job as jobs
+from headrace.schema.serialization import job_object
 
 
 @pytest.fixture
@@ -88,7 +90,8 @@ def test_a_full_disk_is_an_error_and_not_a_line_less() -> None:
 
 
 def test_a_job_whose_result_could_not_be_read_is_not_done(path: Path) -> None:
-    job = Job(id="1", model="m", version="1", status="succeeded", created_at=datetime.now(UTC))
+    written = job_object(jobs.Job("1", "m", "1", jobs.State.SUCCEEDED, 0))
+    job = msgspec.json.decode(written, type=Job)
     line = record(WrittenOutcome("a", "1", job, error=errors.JobNotFound("its record is gone")))
     assert (line["status"], line["error"]["type"]) == ("unknown", "job-not-found")
     with ResumeFile(path, resume=False) as file:

@@ -11,6 +11,8 @@ from headrace import errors
 from headrace.client import bulk
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, Pause, Yield, take_inputs
+from headrace.jobs.job import State
+from headrace.schema.serialization import fresh_line
 
 
 def refused(code: str, **members: Any) -> HttpResponse:
@@ -33,15 +35,7 @@ def test_a_limit_is_waited_for_as_it_asks_and_does_not_count() -> None:
         pause = stream.send(refused("rate-limited", retry_after=40))
         assert pause == Pause(40, "rate-limited")
         assert isinstance(stream.send(None), HttpRequest)
-    made = msgspec.json.encode(
-        {
-            "id": "a",
-            "model": "m",
-            "version": "1",
-            "status": "queued",
-            "created_at": "2026-01-02T03:04:05Z",
-        }
-    )
+    made = fresh_line("a", "m", "1", State.QUEUED, 0, None)
     assert isinstance(stream.send(HttpResponse(202, {}, made)), Yield)
 
 

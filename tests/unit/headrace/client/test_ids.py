@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from headrace.client import Job, bulk
+from headrace.client import bulk
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, take_inputs
+from headrace.jobs.job import State
+from headrace.schema.serialization import fresh_line
 
 
 def ids_sent(stream: Any) -> list[str]:
@@ -29,18 +30,7 @@ def ids_sent(stream: Any) -> list[str]:
         elif isinstance(step, HttpRequest):
             lines = [msgspec.json.decode(line) for line in (step.body or b"").splitlines()]
             sent += [line["id"] for line in lines]
-            answers = [
-                msgspec.json.encode(
-                    Job(
-                        id=line["id"],
-                        model="m",
-                        version="1.0",
-                        status="queued",
-                        created_at=datetime.now(UTC),
-                    )
-                )
-                for line in lines
-            ]
+            answers = [fresh_line(line["id"], "m", "1.0", State.QUEUED, 0, None) for line in lines]
             came = HttpResponse(202, {}, b"\n".join(answers))
 
 

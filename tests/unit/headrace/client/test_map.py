@@ -14,6 +14,8 @@ from headrace import errors
 from headrace.client import Client, Result
 from headrace.client.http.retries import PROBLEM_TYPE
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, TakenInput
+from headrace.jobs.job import State
+from headrace.schema.serialization import fresh_line
 
 OK = {"content-type": "application/json"}
 
@@ -68,12 +70,14 @@ class Played:
         return msgspec.json.encode(self._job(line["id"]))
 
     def _job(self, job_id: str) -> dict[str, Any]:
-        made = {"id": job_id, "model": "m", "version": "1", "created_at": "2026-01-02T03:04:05Z"}
+        made: dict[str, Any] = msgspec.json.decode(
+            fresh_line(job_id, "m", "1", State.QUEUED, 0, None)
+        )
         if job_id in self._ended and self.failure is not None:
             return {**made, "status": "succeeded", "result_size": 100_000}
         if job_id in self._ended:
             return {**made, "status": "succeeded", "result": len(self._ended[job_id])}
-        return {**made, "status": "queued"}
+        return made
 
 
 class PlayedClient(Client):

@@ -8,7 +8,6 @@ import pytest
 from headrace.errors import HandlerError
 from headrace.handler import Response
 from headrace.jobs.job import Job, State
-from headrace.jobs.serialization import job_object, raw_result
 from headrace.response import (
     HEADERS_MAX,
     HEADERS_MAX_BYTES,
@@ -19,6 +18,7 @@ from headrace.response import (
     split_details,
     with_details,
 )
+from headrace.schema.serialization import job_object, raw_result
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import failed, succeeded
 from workers.model_process.outcomes import encode_result, failure, outcomes_of

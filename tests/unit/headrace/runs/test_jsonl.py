@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from extensions.openai.batches.output import answer_line
-from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
+from headrace.jobs.job import JobFailure
 from headrace.runs.checkpoint_file import LocalCheckpoints
 from headrace.runs.engine import checkpoint as checkpoints
 from headrace.runs.interfaces import Entry, Row, Source, SourceOptions
@@ -152,7 +152,7 @@ def test_errors_of_sources_and_outputs(lines: Path) -> None:
 
 def row(n: int, status: str = "succeeded") -> Row:
     if status != "succeeded":
-        return Row(n, f"k{n}", status, 2, error=Failure(type="input-error", message="bad"))
+        return Row(n, f"k{n}", status, 2, error=JobFailure(type="input-error", message="bad"))
     timings = msgspec.Raw(b'{"total":1.5}')
     return Row(
         n, f"k{n}", status, 1, timings, msgspec.Raw(b"[1,2]"), None, {"y": msgspec.Raw(b"null")}
@@ -183,7 +183,7 @@ def test_rows_are_lines(tmp_path: Path) -> None:
 def test_rows_are_lines_for_every_reader() -> None:
     text = "a\u2028b\u2029c\x85d"
     raw = msgspec.Raw(msgspec.json.encode(text))
-    error = Failure(type="handler-error", message=text, retryable=False)
+    error = JobFailure(type="handler-error", message=text, retryable=False)
     succeeded = Row(0, text, "succeeded", result=raw, carried={text: raw})
     for line in (
         row_line(succeeded),

@@ -194,9 +194,10 @@ def test_requests_become_the_lines_of_jobs() -> None:
             job({"model": "echo", "input": 1, "options": {"result_ttl": 1}})
         ),
     ):
-        assert request.options == {"priority": 9, "result_ttl": 86_400}
+        sent = msgspec.json.decode(request.job_line("b.0"))
+        assert sent["options"] == {"priority": 9, "result_ttl": 86_400}
     longer = Requests(MODEL, MODELS).read(line_text(url=f"{MODEL}?result_ttl=90000"))
-    assert longer.options["result_ttl"] == 90_000
+    assert b'"result_ttl":90000' in longer.job_line("b.0")
 
 
 def looked(*texts: bytes | None, max_lines: int = 10_000) -> ValidationResult:
@@ -227,21 +228,21 @@ def test_options_that_are_nested_too_deeply_make_a_bad_line() -> None:
 def test_parameters_are_in_the_query_or_in_the_body() -> None:
     requests = Requests(MODEL, MODELS, {"top_k": None})
     request = requests.read(line_text(url=f"{MODEL}?top_k=3&priority=2"))
-    assert (request.parameters, request.options) == ({"top_k": "3"}, {"priority": 2})
-    assert msgspec.json.decode(request.job_line("b.0"))["parameters"] == {"top_k": "3"}
+    sent = msgspec.json.decode(request.job_line("b.0"))
+    assert (sent["parameters"], sent["options"]) == ({"top_k": "3"}, {"priority": 2})
     with pytest.raises(BadLine, match="topk"):
         requests.read(line_text(url=f"{MODEL}?topk=3"))
     # The API knows the model's parameters, and checks them.
     request = Requests(JOBS, MODELS).read(
         job({"model": "other", "input": 1, "parameters": {"a": [1]}})
     )
-    assert request.parameters == {"a": [1]}
+    assert request.job.parameters == {"a": [1]}
 
 
 def test_an_endpoint_can_name_a_version() -> None:
     url = "/api/v1/models/other/versions/2.0/jobs"
     request = Requests(url, MODELS).read(line_text(url=f"{url}?priority=3"))
-    assert (request.model, request.version) == ("other", "2.0")
+    assert (request.job.model, request.job.version) == ("other", "2.0")
     assert json.loads(request.job_line("b.0"))["version"] == "2.0"
     wrong = url.replace("2.0", "3.0")
     with pytest.raises(BadLine, match=r"model other has version 2.0, not '3.0'"):

@@ -26,6 +26,8 @@ from headrace.client.http.retries import (
 )
 from headrace.client.models import Job, decode_result
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
+from headrace.jobs.job import State
+from headrace.schema.serialization import fresh_line
 
 REQUEST = HttpRequest("POST", "/api/v1/jobs", body=b"{}")
 OK = HttpResponse(200, {"content-type": "application/json"}, b"{}")
@@ -287,11 +289,8 @@ def test_a_problem_of_a_newer_server_keeps_its_code() -> None:
 
 
 def test_a_job_that_ended_without_a_word_has_its_error() -> None:
-    job = msgspec.json.decode(
-        b'{"id": "j", "model": "m", "version": "1", "status": "expired",'
-        b' "created_at": "2026-01-02T03:04:05.000006+00:00", "of_a_newer_server": 1}',
-        type=Job,
-    )
+    made = msgspec.json.decode(fresh_line("j", "m", "1", State.QUEUED, 0, None))
+    job = msgspec.convert({**made, "status": "expired", "of_a_newer_server": 1}, Job)
     error = job_error(job)
     assert isinstance(error, errors.JobExpired)
     assert error.job_id == "j"

@@ -6,29 +6,24 @@ import base64
 import binascii
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 
 from headrace.jobs.job import (
     NO_WAIT,
-    Count,
     Job,
-    JobFailure,
     State,
-    Status,
-    Time,
-    True_,
     error_of,
     iso,
     result_in,
 )
-from headrace.jobs.progress import Progress
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
 from headrace.response import split_details
+from headrace.schema.jobs import JobObject
+from headrace.schema.members import NULL
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 
@@ -45,121 +40,7 @@ class Waiting(NamedTuple):
     reason: str = ""
 
 
-class StageTimings(msgspec.Struct):
-    """In ms: means over its jobs; `total` is from the first to the last."""
-
-    queued: float
-    hold: float
-    device_wait: float
-    preprocess: float
-    inference: float
-    postprocess: float
-    total: float | UnsetType = UNSET
-
-
-class Timings(StageTimings):
-    """Durations in ms; preprocess, inference and postprocess are those of the batch."""
-
-    total: float
-
-
-class JobStage(msgspec.Struct):
-    """A stage of a pipeline's job."""
-
-    name: str
-    model: str
-    status: Literal["waiting", "running", "succeeded", "failed"]
-    jobs: Annotated[Count, Meta(description="The number of its jobs; 0 while unknown.")]
-    done: Annotated[Count, Meta(description="The number of its jobs with a result.")]
-    timings: StageTimings | None
-
-
-class JobUrls(msgspec.Struct):
-    """The paths of a job and of its result."""
-
-    self: str
-    result: str
-
-
-_Position = Annotated[int, Meta(ge=1)]
-_TraceId = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{32}$"})]
-
-
-class JobObject(msgspec.Struct):
-    """A job, as the API shows it.
-
-    A member that is JSON already is set to a msgspec.Raw, whatever its type is here.
-    """
-
-    id: Annotated[str, Meta(extra_json_schema={"pattern": r"^[^\s]{1,128}$"})]
-    model: str
-    version: Annotated[str, Meta(description="Of the worker that claimed it last.")]
-    status: Status
-    created_at: Time
-    started_at: Time | None
-    finished_at: Time | None
-    attempts: Annotated[Count, Meta(description="How often it has begun.")]
-    queue_position: Annotated[
-        _Position | None,
-        Meta(description="Its approximate position while it is queued; 1 is next."),
-    ]
-    batch_size: Count | None
-    timings: Timings | None
-    metadata: Annotated[dict[str, Any] | None, Meta(description="The client's own.")]
-    waiting_for: Annotated[
-        Literal["load", "replica", None],
-        Meta(
-            description="Set while it is queued and no worker has the model loaded, in the version "
-            "that it asks for. It is `load` if a worker loads it on demand, else `replica`."
-        ),
-    ]
-    trace_id: Annotated[
-        _TraceId | None,
-        Meta(description="The id of the W3C trace in which it was submitted."),
-    ]
-    urls: JobUrls
-    waiting_reason: Annotated[
-        str | UnsetType,
-        Meta(description="While it is queued: why no worker can load the model, if none can."),
-    ] = UNSET
-    requested_version: Annotated[
-        str | UnsetType, Meta(description="The version that it asks for, if it asks for one.")
-    ] = UNSET
-    stages: Annotated[
-        list[JobStage] | UnsetType,
-        Meta(description="The progress of the stages of a pipeline's job."),
-    ] = UNSET
-    progress: Progress | UnsetType = UNSET
-    batch_padding: Annotated[
-        Count | UnsetType,
-        Meta(description="Inputs that were added to its batch to reach an allowed size."),
-    ] = UNSET
-    dead_lettered: True_ | UnsetType = UNSET
-    cancel_requested: True_ | UnsetType = UNSET
-    result: Annotated[
-        Any,
-        Meta(
-            description="After success: JSON, or {content_type, base64} for bytes; null if it is "
-            "too long for the job object: read `urls.result`."
-        ),
-    ] = UNSET
-    result_size: Annotated[
-        Count | UnsetType, Meta(description="The size in bytes of such a long result.")
-    ] = UNSET
-    due_at: Annotated[
-        Time | UnsetType, Meta(description="While it is scheduled: when it joins its queue.")
-    ] = UNSET
-    error: Annotated[
-        JobFailure | UnsetType,
-        Meta(description="After a failure; while it is retried, the error of the last try."),
-    ] = UNSET
-    traceback: Annotated[
-        str | UnsetType,
-        Meta(description="After a failure: the handler's traceback, or the stacks at the timeout."),
-    ] = UNSET
-
-
-#: Inserts JSON where a struct has a member of another type.
+#: Inserts JSON: a member that is JSON already is set to a msgspec.Raw, whatever its type is.
 _raw: Final[Callable[[bytes], Any]] = msgspec.Raw
 _STATUS: Final = {state: state.status for state in State}
 #: Takes the place of an id, and how often an object has it.
@@ -199,7 +80,7 @@ def job_object(
         waiting_for=None,
         trace_id=job.trace_id or None,
         urls=_urls(job.id),
-        requested_version=job.asked_version or UNSET,
+        requested_version=job.asked_version or None,
     )
     if job.stages_json:
         view.stages = _raw(job.stages_json.encode())
@@ -226,7 +107,7 @@ def job_object(
 def _add_unfinished(view: JobObject, job: Job, waiting_for: Waiting | None) -> None:
     if waiting_for is not None and job.state is State.QUEUED:
         view.waiting_for = waiting_for.target
-        view.waiting_reason = waiting_for.reason or UNSET
+        view.waiting_reason = waiting_for.reason or None
     if job.cancel_requested:
         view.cancel_requested = True
     if job.progress is not None:
@@ -276,7 +157,7 @@ def _fresh_blank(
     return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""
 
 
-def _time(us: int) -> str:
+def _time(us: int) -> Any:
     seconds, rest = divmod(us, US_PER_S)
     return f"{_second(seconds)}.{rest:06d}+00:00"
 
@@ -312,7 +193,7 @@ def _urls(job_id: str) -> Any:
 
 def _result(job: Job) -> Any:
     stored = job.result_json
-    return None if stored is None else _raw(_shown(stored, job.result_type))
+    return NULL if stored is None else _raw(_shown(stored, job.result_type))
 
 
 def result_member(meta: bytes, result_type: str) -> bytes | None:

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from headrace.jobs.ids import new_ids
 from headrace.jobs.job import Job, State, StoredResult, job_from_record
-from headrace.jobs.serialization import Waiting, fresh_line, job_object
 from headrace.redis.fields import JobField
+from headrace.schema.serialization import Waiting, fresh_line, job_object
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
 _ALWAYS = [

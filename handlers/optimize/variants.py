@@ -30,6 +30,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
 
+logger = logging.getLogger("headrace.model")
+
 _SHOWN_CHARS: Final = 600
 _TRACEBACK: Final = "traceback.txt"
 
@@ -60,8 +62,6 @@ def failure(problem: str, error: BaseException, folder: Path) -> str:
         f"optimize` with --again; the traceback is in {file}"
     )
 
-
-logger = logging.getLogger("headrace.model")
 
 _FORM: Final = "form.json"
 _FAILED: Final = "failed.txt"

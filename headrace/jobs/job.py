@@ -1,4 +1,4 @@
-"""The job: its states, and its record as Redis holds it. Independent of Redis and HTTP."""
+"""The job: its states, its record as Redis holds it, and its error. No Redis and no HTTP."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from headrace.jobs.values.encoding import strict_json
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.keys import NO_WAITER
+
+logger = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -296,9 +298,6 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         asked_version=get(JobField.ASKED_VERSION, ""),
         trace_id=get(JobField.TRACE, ""),
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 class JobFailure(msgspec.Struct, frozen=True):

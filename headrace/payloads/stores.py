@@ -38,6 +38,8 @@ from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.outages import translate
 
+logger = logging.getLogger(__name__)
+
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -281,8 +283,6 @@ class S3PayloadStore(PayloadStore):
     def _key(self, ref: str) -> str:
         return self._prefix + name_in(ref, self.name)
 
-
-logger = logging.getLogger(__name__)
 
 #: Large payloads take longer than a command does.
 SOCKET_TIMEOUT_S: Final = 30.0

@@ -45,6 +45,8 @@ from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher, replica_for_second, stage_at
 from workers.threads import BackgroundThreads
 
+logger = logging.getLogger(__name__)
+
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
 TOP_UP_S: Final = 0.002
 
@@ -110,8 +112,6 @@ class Claimer:
             self.top_up_at = now + TOP_UP_S
             self._leases.claim(model, room, now)
 
-
-logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 #: How long a stop waits for a try to connect.

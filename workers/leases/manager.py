@@ -36,6 +36,8 @@ from workers.leases.connection import ANSWER_MAX_S, Outbox, PipelinedConnection
 from workers.models.backlog import VERSION
 from workers.models.served_model import ServedModel
 
+logger = logging.getLogger(__name__)
+
 _NEVER = float("inf")
 
 
@@ -80,8 +82,6 @@ class ReapClock:
             return 0
         return self._server_zero_us + int((now + self._lease_ttl_s / 3) * US_PER_S)
 
-
-logger = logging.getLogger(__name__)
 
 #: Replicas are leased this much longer than jobs: they are renewed once a second.
 REPLICA_SLACK_US: Final = 2 * US_PER_S

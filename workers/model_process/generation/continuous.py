@@ -48,6 +48,8 @@ from workers.protocol.frames import (
 )
 from workers.threads import SOFTWARE_ERROR_STATUS
 
+logger = logging.getLogger("headrace.model")
+
 #: The least time between two reports while requests run, in seconds.
 INTERVAL_S: Final = 0.5
 
@@ -115,8 +117,6 @@ class TokenMeter:
         self._counts = [0] * len(self._counts)
         self._sum_s = 0.0
 
-
-logger = logging.getLogger("headrace.model")
 
 #: How many batches the worker may have in the process at once.
 BATCHES_MAX: Final = 4096

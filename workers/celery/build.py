@@ -43,8 +43,7 @@ from workers.models.held import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import GpuMetrics, HostMetrics
 from workers.observability.worker_report import WorkerReporter
-from workers.protocol.frames import batch_tag
-from workers.protocol.phases import PARENT_VARIABLE
+from workers.protocol.frames import PARENT_VARIABLE, batch_tag
 from workers.replicas.devices import device_of, tuned
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement

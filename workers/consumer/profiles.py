@@ -21,8 +21,7 @@ from headrace.redis.connection import connect
 from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import Command
 from workers.models.served_model import ServedModel
-from workers.protocol.frames import Profiled
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase, Profiled
 from workers.replicas.replica import Replica
 from workers.threads import BackgroundThreads
 

@@ -26,6 +26,7 @@ from workers.protocol.frames import (
     Loaded,
     Metrics,
     NotLoaded,
+    Phase,
     Pieces,
     Profiled,
     Room,
@@ -34,7 +35,6 @@ from workers.protocol.frames import (
     Warming,
     Yielded,
 )
-from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from headrace.config.model.catalog import ModelConfig
 from workers.lifecycle.reconciler import Version, version_of
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 
 logger = logging.getLogger(__name__)
 

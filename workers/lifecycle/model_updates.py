@@ -45,7 +45,7 @@ from workers.lifecycle.replica_leases import ReplicaLeases
 from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.backlog import first_list
 from workers.models.served_model import Life, ServedModel
-from workers.protocol.phases import STARTING, Phase
+from workers.protocol.frames import STARTING, Phase
 from workers.replicas.placement import Placement
 from workers.scheduling.dispatcher import Dispatcher
 

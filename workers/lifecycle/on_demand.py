@@ -19,7 +19,7 @@ from headrace.redis.scripts import pages_of
 from headrace.redis.scripts.queues import FIND_WORK_MAX_QUEUES
 from workers.lifecycle.reconciler import Version, Wanted, version_of
 from workers.models.served_model import Life, ServedModel
-from workers.protocol.phases import STARTING, Phase
+from workers.protocol.frames import STARTING, Phase
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.config.model.catalog import ModelConfig
 from workers.models.served_model import Life, ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 
 #: The options that no process is started with.
 _NO_PROCESS: Final = (

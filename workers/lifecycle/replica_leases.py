@@ -14,7 +14,7 @@ from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.scripts import Arg
 from workers.lifecycle.reconciler import Version, version_of
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from workers.jobs.leased_job import TIMED_OUT, Batch
 from workers.jobs.settlement import unfinished
 from workers.leases.manager import LeaseManager, WorkerObserver
 from workers.models.served_model import ServedModel
-from workers.protocol.frames import Loaded
-from workers.protocol.phases import STARTING, Phase
+from workers.protocol.frames import STARTING, Loaded, Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.placement import Placement
 from workers.replicas.process_end import OomKills, ProcessEnd

@@ -1,7 +1,7 @@
 """The model process: owns the device and the handler, and answers the worker's frames.
 
 `workers.replicas.replica` starts it as `python -m workers.model_process FD FD`, with an end of a
-socketpair and a file for the stacks of its threads. `workers.protocol.phases` lists its phases. It
+socketpair and a file for the stacks of its threads. `workers.protocol.frames` lists its phases. It
 never runs longer than its worker. On Linux the kernel kills it when the thread that started it
 ends. On any system EOF on the socket ends it.
 """
@@ -47,6 +47,7 @@ from workers.model_process.startup import (
 )
 from workers.model_process.variant import describe, install_variant
 from workers.protocol.frames import (
+    PARENT_VARIABLE,
     TO_MODEL,
     Drop,
     FrameSocket,
@@ -62,8 +63,8 @@ from workers.protocol.frames import (
     ToModel,
     Warming,
     YieldBatch,
+    write_stacks_to,
 )
-from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
 
 logger = logging.getLogger("headrace.model")
 

@@ -16,8 +16,15 @@ from pathlib import Path
 from headrace.config.environment import launch_command, with_packages, with_server_path
 from headrace.errors import ConfigError
 from headrace.models.requirements import installed
-from workers.protocol.frames import TO_MODEL, FrameSocket, FromModel, NotLoaded, ToModel
-from workers.protocol.phases import PARENT_VARIABLE, write_stacks_to
+from workers.protocol.frames import (
+    PARENT_VARIABLE,
+    TO_MODEL,
+    FrameSocket,
+    FromModel,
+    NotLoaded,
+    ToModel,
+    write_stacks_to,
+)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from workers.model_process.outcomes import (
     text_of,
     without_secrets,
 )
-from workers.protocol.phases import CPUS_VARIABLE
+from workers.protocol.frames import CPUS_VARIABLE
 
 logger = logging.getLogger("headrace.model")
 

@@ -41,7 +41,7 @@ from workers.models.held import (
     cancel,
 )
 from workers.models.settling import BatchResult, discarded, settle_batch
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.history import ReplicaHistory
 from workers.replicas.replica import Replica
 

@@ -25,7 +25,7 @@ from headrace.redis.fast_connection import TRAFFIC
 from headrace.redis.scripts import Arg, Command, script
 from workers.models.backlog import VERSION
 from workers.models.served_model import Life, ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.cores import write_cpus
 from workers.replicas.devices import threads_of
 

@@ -6,14 +6,52 @@ its tag, then its fields. Nothing is pickled.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
+import signal
 import socket
 import struct
 import threading
+from enum import StrEnum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+
+#: Set in every model process and inherited by its children; names the worker: its pid, ":", random.
+PARENT_VARIABLE: Final = "HEADRACE_MODEL_PARENT"
+#: Set likewise; names a start of a model process.
+LIFE_VARIABLE: Final = "HEADRACE_MODEL_LIFE"
+#: Set in a model process that is pinned to cores: their logical CPUs, separated by commas.
+CPUS_VARIABLE: Final = "HEADRACE_MODEL_CPUS"
+#: Makes a model process write the stacks of its threads.
+TRACE_SIGNAL: Final = signal.SIGUSR2
+
+
+class Phase(StrEnum):
+    """The phase of a model process."""
+
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    RESTARTING = "restarting"
+
+
+#: The phases that `load_timeout_s` limits.
+STARTING: Final = frozenset({Phase.LOADING, Phase.WARMING})
+
+
+def write_stacks_to(descriptor: int) -> None:
+    """Make this process write the stacks of all threads there at a crash or on `TRACE_SIGNAL`.
+
+    C code writes them, so they are written even while something holds the interpreter.
+    """
+    faulthandler.enable(descriptor)
+    faulthandler.register(TRACE_SIGNAL, descriptor, all_threads=True)
+
 
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 1 << 18

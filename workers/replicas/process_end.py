@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from workers.protocol.phases import TRACE_SIGNAL
+from workers.protocol.frames import TRACE_SIGNAL
 
 #: A process gets these by what it did itself. Other signals may come from outside. The kernel, too,
 #: sends SIGKILL when memory is short, not always to the process that took the memory.

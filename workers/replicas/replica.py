@@ -18,13 +18,19 @@ from headrace.config.environment import launch_command, with_server_path
 from headrace.observability.worker_report import GenerationState
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.protocol.frames import (
+    CPUS_VARIABLE,
     FROM_MODEL,
+    LIFE_VARIABLE,
+    PARENT_VARIABLE,
+    STARTING,
+    TRACE_SIGNAL,
     Drop,
     FrameSocket,
     FromModel,
     Init,
     Loaded,
     Offline,
+    Phase,
     Quiet,
     Resume,
     RunBatch,
@@ -34,14 +40,6 @@ from workers.protocol.frames import (
     Traces,
     YieldBatch,
     readable,
-)
-from workers.protocol.phases import (
-    CPUS_VARIABLE,
-    LIFE_VARIABLE,
-    PARENT_VARIABLE,
-    STARTING,
-    TRACE_SIGNAL,
-    Phase,
 )
 from workers.replicas.cores import NOT_PINNED, CoreSet, CoreSets
 from workers.replicas.memory import MIB, resident_bytes

@@ -26,7 +26,7 @@ from headrace.redis.scripts.jobs import (
 )
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import STARTING
+from workers.protocol.frames import STARTING
 
 #: After how many seconds a job that may not begin yet is considered again.
 RETRY_S: Final = 1.0

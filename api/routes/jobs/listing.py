@@ -22,8 +22,7 @@ from headrace.jobs.ids import ModelName, is_id
 from headrace.jobs.job import Job, State, Status, Time
 from headrace.queue.failures import GROUP_NAME, split_group
 from headrace.queue.job_queue import VIEW_MAX_JOBS
-from headrace.queue.job_search import JobSearch
-from headrace.queue.listing import JobPage, JobPlace, list_failed
+from headrace.queue.listing import JobPage, JobPlace, JobSearch, list_failed
 from headrace.queue.listing import list_jobs as list_places
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import pages_of

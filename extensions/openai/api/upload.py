@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.http.multipart import MultipartReader, PartHead
+from api.http.forms import MultipartReader, PartHead
 from headrace.errors import InvalidRequest, PayloadTooLarge
 
 #: The part of an upload that is the file.

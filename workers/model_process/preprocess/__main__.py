@@ -44,8 +44,8 @@ from workers.protocol.frames import (
     Ready,
     SampleStacks,
     ToPreprocess,
+    write_stacks_to,
 )
-from workers.protocol.phases import write_stacks_to
 
 Frames = FrameSocket[FromPreprocess, ToPreprocess]
 

@@ -21,8 +21,8 @@ from api.http.bodies import (
     json_input,
     refuse_encoding,
 )
+from api.http.forms import read_parts
 from api.http.messages import Request
-from api.http.multipart import read_parts
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import BINARY_FORMS, binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.handler import Context, Handler
-from workers.protocol.phases import TRACE_SIGNAL
+from workers.protocol.frames import TRACE_SIGNAL
 
 POLL_S = 0.01
 #: PyDLL keeps the GIL, so a child of its `fork` has it.

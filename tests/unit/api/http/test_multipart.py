@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.http.multipart import read_parts
+from api.http.forms import read_parts
 from headrace.errors import InvalidRequest
 
 TYPE = "multipart/form-data; boundary=b"

@@ -16,7 +16,7 @@ from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.backlog import OWN, WRONG_MAX, Place
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 

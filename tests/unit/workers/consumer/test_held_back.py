@@ -14,8 +14,7 @@ from headrace.config.model.catalog import ModelConfig
 from workers.jobs.leased_job import NEVER, Batch
 from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.served_model import ServedModel
-from workers.protocol.frames import FROM_MODEL, FrameSocket
-from workers.protocol.phases import Phase
+from workers.protocol.frames import FROM_MODEL, FrameSocket, Phase
 from workers.replicas.replica import Replica
 
 

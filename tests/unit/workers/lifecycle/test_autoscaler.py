@@ -11,7 +11,7 @@ from headrace.config.model.catalog import ModelConfig
 from tests.unit.workers.scheduling.test_staging import batch, job
 from workers.lifecycle.autoscaler import RETRY_S, Autoscaler, Limits, Load, Scale, next_scale
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 NOW = 1000.0

@@ -13,7 +13,7 @@ from headrace.redis import keys
 from workers.lifecycle.on_demand import FOUND_S, RETRY_MIN_S, OnDemandModels
 from workers.lifecycle.reconciler import Wanted
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 TURN_S = 10.0

@@ -23,7 +23,7 @@ from workers.lifecycle.reconciler import (
     version_of,
 )
 from workers.models.served_model import Life, ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 

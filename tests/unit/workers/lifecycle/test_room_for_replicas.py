@@ -11,7 +11,7 @@ import pytest
 from headrace.config.model.catalog import ModelConfig
 from workers.lifecycle.replica_manager import ReplicaManager
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 #: What each process has so far, in MiB.

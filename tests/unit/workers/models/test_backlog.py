@@ -12,7 +12,7 @@ from tests.harness.clients.messages import write_message
 from workers.batching.estimates import KNOWN_SHARE
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 NOW = 1000.0

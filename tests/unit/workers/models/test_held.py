@@ -16,7 +16,7 @@ from workers.model_process.executor import CANCELLED
 from workers.models.held import Deadlines
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from headrace.jobs.message import Message
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
-from workers.protocol.frames import Offline, Quiet, RunBatch
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Offline, Phase, Quiet, RunBatch
 from workers.replicas.replica import Replica
 
 

@@ -22,7 +22,7 @@ from headrace.redis.scripts.jobs import (
 from tests.harness.clients.messages import write_message
 from workers.jobs.leased_job import LeasedJob
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatched, Dispatcher
 from workers.scheduling.isolation import RETRY_S, TRANSFERS_MAX_S, TRANSFERS_RETRY_S, IsolatedRun

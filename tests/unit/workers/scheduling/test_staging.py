@@ -11,7 +11,7 @@ from headrace.config.model.catalog import ModelConfig
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.models.backlog import OWN, Place
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import QUIET_S, Dispatcher, replica_for_second, stage_at
 

@@ -16,7 +16,7 @@ from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.models.served_model import ServedModel
-from workers.protocol.phases import Phase
+from workers.protocol.frames import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher, offline_turn
 

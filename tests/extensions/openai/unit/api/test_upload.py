@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.http.multipart import OUTSIDE_MAX_BYTES
+from api.http.forms import OUTSIDE_MAX_BYTES
 from extensions.openai.api.upload import Upload
 from headrace.errors import InvalidRequest
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Protocol
 
 from api.http.messages import Receive, Reply, Scope, Send
-from api.routes.media import PathParameter
+from api.routes.media import EXAMPLES, Examples, PathParameter
 from api.routes.table import PATH_PARAMETERS, TABLE, Operation
 from api.services import Services
 from headrace.config.extensions import parts
@@ -52,6 +52,7 @@ class ApiPart:
             path that is not of this extension.
         hint: returns what to use in place of an unknown path; None if it knows nothing better.
         header_prefixes: how request headers begin that pages of other origins may send.
+        examples: those of its types in the description, by the name of the type.
     """
 
     routes: Sequence[Operation] = ()
@@ -63,6 +64,7 @@ class ApiPart:
     error_reply: Callable[[str, HeadraceError], Reply | None] | None = None
     hint: Callable[[str, str], str | None] | None = None
     header_prefixes: tuple[str, ...] = ()
+    examples: Examples = field(default_factory=dict)
 
 
 @cache
@@ -98,3 +100,10 @@ def path_parameters() -> dict[str, PathParameter]:
     """Return the parameters of all paths, by name."""
     own = [part.path_parameters for part in api_parts()]
     return {name: row for rows in (PATH_PARAMETERS, *own) for name, row in rows.items()}
+
+
+@cache
+def examples() -> Examples:
+    """Return the examples of all types of the description, by the name of the type."""
+    own = [part.examples for part in api_parts()]
+    return {name: shown for rows in (EXAMPLES, *own) for name, shown in rows.items()}

@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from api.routes.media import EXAMPLES, Schema
+from api.extension import examples
+from api.routes.media import Schema
 
 _TEMPLATE: Final = "#/components/schemas/{name}"
 #: What the members of a request require of each other, by the name of its type.
@@ -138,7 +139,7 @@ def _finished(name: str, schema: Schema) -> Schema:
     for member, kinds in schema["properties"].items():
         schema["properties"][member] = _merged(_without_null_default(kinds))
     schema |= CONDITIONS.get(name, {})
-    return schema | ({"examples": EXAMPLES[name]} if name in EXAMPLES else {})
+    return schema | ({"examples": shown} if (shown := examples().get(name)) else {})
 
 
 def _merged(schema: Schema) -> Schema:

@@ -37,31 +37,10 @@ REFUSED_LINE: Final = {
     }
 }  # fmt: skip
 #: By the name of the type.
-EXAMPLES: Final[dict[str, list[dict[str, Any]]]] = {
+Examples = Mapping[str, Sequence[Mapping[str, Any]]]
+EXAMPLES: Final[Examples] = {
     "JobRequest": [{"model": "echo", "input": {"x": 1}, "options": {"priority": 3}}],
     "JobObject": [SUCCEEDED_JOB],
-    "ChatRequest": [
-        {
-            "model": "python_docs", "max_tokens": 60,
-            "messages": [{"role": "user", "content": "What is random.choice?"}],
-        }
-    ],
-    "ChatCompletion": [
-        {
-            "created": 1795519268, "model": "python_docs", "service_tier": "default",
-            "usage": {"prompt_tokens": 13, "completion_tokens": 11, "total_tokens": 24},
-            "id": f"chatcmpl-{_ID}", "object": "chat.completion",
-            "choices": [
-                {
-                    "index": 0, "logprobs": None, "finish_reason": "stop",
-                    "message": {
-                        "role": "assistant", "refusal": None,
-                        "content": "Choose a random element from a non-empty sequence.",
-                    },
-                }
-            ],
-        }
-    ],
     "Run": [
         {
             "id": "run-5d0c1a9e4b7f3a6c2d81", "model": "digits", "name": "",

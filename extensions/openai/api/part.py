@@ -7,7 +7,7 @@ from typing import Final
 
 from api.extension import ApiPart
 from api.http.messages import Reply
-from api.routes.media import PathParameter
+from api.routes.media import Examples, PathParameter
 from api.services import Services
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.operations import OPERATIONS
@@ -20,6 +20,31 @@ _PREFIX: Final = "/v1/"
 _WITHOUT_PREFIX: Final = re.compile(
     "/(chat|completions|embeddings|models|responses|files|batches)(/|$)"
 )
+#: By the name of the type, for the description.
+_EXAMPLES: Final[Examples] = {
+    "ChatRequest": [
+        {
+            "model": "python_docs", "max_tokens": 60,
+            "messages": [{"role": "user", "content": "What is random.choice?"}],
+        }
+    ],
+    "ChatCompletion": [
+        {
+            "created": 1795519268, "model": "python_docs", "service_tier": "default",
+            "usage": {"prompt_tokens": 13, "completion_tokens": 11, "total_tokens": 24},
+            "id": "chatcmpl-0195d0b2-7c4e-7d1a-9f3b-2c5e8a7d6f10", "object": "chat.completion",
+            "choices": [
+                {
+                    "index": 0, "logprobs": None, "finish_reason": "stop",
+                    "message": {
+                        "role": "assistant", "refusal": None,
+                        "content": "Choose a random element from a non-empty sequence.",
+                    },
+                }
+            ],
+        }
+    ],
+}  # fmt: skip
 
 
 def _error_reply(path: str, error: HeadraceError) -> Reply | None:
@@ -55,4 +80,5 @@ PART: Final = ApiPart(
     hint=_hint,
     # The headers that the SDK adds to each request.
     header_prefixes=("x-stainless-", "openai-"),
+    examples=_EXAMPLES,
 )

@@ -365,10 +365,11 @@ def _name_of(command: CommandInfo) -> str:
 
 
 def _prepare(app: typer.Typer) -> None:
-    """Set the class of each command, and its `short_help`: the list of commands is not cut off."""
+    """Set the class of each command, and its `short_help`: its first paragraph is not cut off."""
     for command in app.registered_commands:
         command.cls = NumbersCommand
-        command.short_help = command.help or inspect.getdoc(command.callback)
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.short_help = text.partition("\n\n")[0]
     for group in app.registered_groups:
         inner = group.typer_instance
         if inner is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.redis.scripts import Bench, per_batch_size, per_depth
+from benchmarks.redis.scripts import QUEUE, Bench, per_batch_size, per_depth
 from headrace.config.model.catalog import ModelConfig
 from tests.harness.servers.redis_servers import redis_server
 
@@ -18,6 +18,6 @@ def test_the_scripts_are_measured_by_batch_and_by_queue() -> None:
         bench = Bench(client, model)
         sizes = per_batch_size(bench, 1)
         lengths = per_depth(bench, Bench(other, model), (100, 1000), 1)
-        assert client.llen("extensions.tuning.bench") == 1000
+        assert client.llen(QUEUE) == 1000
     assert [row[0] for row in sizes.rows] == ["1", "8", "32", "128"]
     assert [row[0] for row in lengths.rows] == ["100", "1,000"]

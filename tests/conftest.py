@@ -47,6 +47,7 @@ SLOW: Final = (
     "integration/client/test_outage.py",
     "integration/jobs/streams/test_events_kills.py",
     "integration/jobs/streams/test_generator_classes.py",
+    "integration/jobs/test_path.py",
     "integration/model_process/test_variants.py",
     "integration/models/test_requirements.py",
     "integration/models/test_serving.py",

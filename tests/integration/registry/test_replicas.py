@@ -73,10 +73,11 @@ def shares(worker: Worker, total: int) -> bool:
 
 def wait_shares(workers: list[Worker], *shares: int) -> None:
     def settled() -> bool:
-        found = [running(worker) for worker in workers]
-        return None not in found and sorted(map(int, filter(None, found))) == sorted(
-            filter(None, shares)
-        )
+        numbers = [running(worker) for worker in workers]
+        if None in numbers or sorted(filter(None, numbers)) != sorted(filter(None, shares)):
+            # A failure shows what each worker has.
+            raise ValueError([worker.states().get(MODEL) for worker in workers])
+        return True
 
     wait_until(settled, f"the workers run {shares}", 120)
 

@@ -185,7 +185,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             page shows it.
         outputs: what the model returns, for the documentation page.
         traffic: which versions run the jobs that name none.
-        profile: profile some batches of each model process from time to time; docs/profile.md.
+        profile: profile some batches of each model process from time to time; docs/bench.md.
     """
 
     handler: Annotated[str, Meta(min_length=1)] | None = None

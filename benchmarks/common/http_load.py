@@ -28,7 +28,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 WRK_SCRIPT = """
 local f = io.open(os.getenv("BODY"), "rb"); wrk.body = f:read("*a"); f:close()
 wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
+wrk.headers["Content-Type"] = os.getenv("CONTENT_TYPE")
 if os.getenv("PREFER") ~= "" then wrk.headers["Prefer"] = os.getenv("PREFER") end
 local codes = {}
 function done(s, l, r)
@@ -59,21 +59,32 @@ def generator() -> str:
     )
 
 
-def run_load(url: str, body: bytes, connections: int, seconds: float, prefer: str = "") -> Load:
+def run_load(
+    url: str,
+    body: bytes,
+    connections: int,
+    seconds: float,
+    prefer: str = "",
+    content_type: str = "application/json",
+) -> Load:
     """POST the body in a closed loop over keep-alive connections for `seconds`."""
-    if shutil.which("wrk"):
-        return _wrk(url, body, connections, seconds, prefer)
-    return _sockets(url, body, connections, seconds, prefer)
+    load = _wrk if shutil.which("wrk") else _sockets
+    return load(url, body, connections, seconds, prefer, content_type)
 
 
-def _wrk(url: str, body: bytes, connections: int, seconds: float, prefer: str) -> Load:
+def _wrk(
+    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "post.lua").write_text(WRK_SCRIPT)
         (Path(folder) / "body").write_bytes(body)
         done = subprocess.run(
             ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
              "--latency", "-s", f"{folder}/post.lua", url],
-            env={**os.environ, "BODY": f"{folder}/body", "PREFER": prefer},
+            env={
+                **os.environ,
+                "BODY": f"{folder}/body", "PREFER": prefer, "CONTENT_TYPE": content_type,
+            },
             capture_output=True, text=True, check=True, timeout=seconds + 60,
         )  # fmt: skip
     found = re.search(r"JSON(\{.*\})", done.stdout)
@@ -90,12 +101,14 @@ class _Connection:
     buffer: bytearray = field(default_factory=bytearray)
 
 
-def _sockets(url: str, body: bytes, connections: int, seconds: float, prefer: str) -> Load:
+def _sockets(
+    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+) -> Load:
     parts = urlsplit(url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
     preference = f"Prefer: {prefer}\r\n" if prefer else ""
     request = (
-        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {content_type}\r\n"
         f"{preference}Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
     selector = selectors.DefaultSelector()

@@ -1,0 +1,56 @@
+"""A handler whose `inference` takes a fixed time, as a device does; `preprocess` decodes a JPEG."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from headrace.handler import Context, Handler
+
+SIDE_PX = 224
+
+
+class Device(Handler):
+    """Options: `hold`, `lock` or `sleep`, and `ms`, the time of a batch.
+
+    With `lock` a batch takes that much CPU time and holds the interpreter's lock, as a model does
+    that is bound by the launches of its kernels. With `sleep` it waits, as for a GPU.
+    """
+
+    overlap: ClassVar[bool] = True
+
+    def initialize(self, context: Context) -> None:
+        self._seconds = float(context.options["ms"]) / 1000
+        self._run = self._hold if context.options["hold"] == "lock" else self._sleep
+
+    def example_input(self) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", (SIDE_PX, SIDE_PX)).save(file, "JPEG")
+        return file.getvalue()
+
+    def preprocess(self, inputs: Sequence[bytes]) -> list[Any]:
+        return [self._decoded(jpeg) for jpeg in inputs]
+
+    def inference(self, items: Sequence[Any]) -> list[int]:
+        self._run()
+        return [int(item[0, 0, 0]) for item in items]
+
+    def postprocess(self, outputs: Sequence[int]) -> list[int]:
+        return list(outputs)
+
+    def _decoded(self, jpeg: bytes) -> Any:
+        image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        return np.asarray(image.resize((SIDE_PX, SIDE_PX)))
+
+    def _hold(self) -> None:
+        until = time.thread_time() + self._seconds
+        while time.thread_time() < until:
+            pass
+
+    def _sleep(self) -> None:
+        time.sleep(self._seconds)

@@ -28,6 +28,9 @@ class Device(Handler):
         self._seconds = float(context.options["ms"]) / 1000
         self._run = self._hold if context.options["hold"] == "lock" else self._sleep
 
+    def initialize_preprocess(self, context: Context) -> None:
+        """Need nothing."""
+
     def example_input(self) -> bytes:
         file = io.BytesIO()
         Image.new("RGB", (SIDE_PX, SIDE_PX)).save(file, "JPEG")

@@ -42,8 +42,6 @@ RATE_MAX: Final = 1_000_000
 TOKENS_PER_MINUTE_MAX: Final = 1_000_000_000_000
 #: Seconds for which an expired key is still listed, so that the reason of a 401 can be found.
 SHOWN_AFTER_S: Final = 30 * 86_400
-#: Seconds for which a key of a component is valid; the component makes a new one in time.
-INTERNAL_TTL_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +222,3 @@ def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
         ) from error
     finally:
         client.close()
-
-
-def internal_key(url: str, part: str) -> str:
-    """Create a key with which a component acts for the owners of jobs; it is valid for a day.
-
-    A component with access to Redis may do everything anyway, so that it makes its own key.
-    """
-    with api_keys_at(url) as found:
-        scopes = [Scope.SUBMIT, Scope.READ]
-        _, text = found.create(f"{part} (internal)", scopes, expires_in_s=INTERNAL_TTL_S, acts=True)
-        return text

@@ -58,7 +58,6 @@ EXTRAS: Final[dict[Backend, tuple[str, tuple[str, ...]]]] = {
 OPTIMIZED: Final = "optimized"
 #: The backends that build or tune themselves for each batch size, which takes long.
 FIXED_SHAPES: Final = frozenset({"compile", "aot", "tensorrt"})
-_OF_TORCH: Final[tuple[Backend, ...]] = ("torchscript", "aot", "compile")
 #: The backends that can run int8.
 INT8: Final = ("onnxruntime", "openvino")
 
@@ -70,27 +69,3 @@ def optimize_problem(wanted: Optimize) -> str:
     if wanted.mode != "default" and wanted.backend != "compile":
         return f"mode is for the backend compile, not {wanted.backend}; leave it out"
     return ""
-
-
-def possible(device: str) -> list[Optimize]:
-    """Return the variants that are worth a measurement on a device, apart from eager in float.
-
-    The likely winners are first, as a smaller precision is faster where it is tried. Slow builds
-    are last, because they leave others no time.
-
-    On a CPU, half and bfloat16 are left out: they are faster only where it has instructions for
-    them, and `optimize --variants` can name them.
-    """
-    if device == "cpu":
-        found = [
-            *(Optimize(backend=one, precision="int8") for one in ("openvino", "onnxruntime")),
-            *(Optimize(backend=one) for one in ("openvino", "onnxruntime", *_OF_TORCH)),
-        ]
-    else:
-        backends: list[Backend] = ["onnxruntime", *_OF_TORCH, "tensorrt"]
-        found = [
-            *(Optimize(backend=one, precision="half") for one in ("eager", *backends)),
-            Optimize(backend="compile", precision="half", mode="reduce-overhead"),
-            *(Optimize(backend=one) for one in backends),
-        ]
-    return sorted(found, key=lambda variant: variant.backend in FIXED_SHAPES)

@@ -24,9 +24,8 @@ from extensions.torchserve.api.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
-from extensions.torchserve.config.archive import download, is_url
+from extensions.torchserve.config.archive import download, is_url, name_problem
 from extensions.torchserve.config.settings import is_allowed
-from headrace.config.environment import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive

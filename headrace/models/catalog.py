@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.extensions import handler_extension
-from headrace.config.inputs.parameters import differing
 from headrace.config.model.catalog import Catalog, ModelConfig, Requirements, load_catalog, model_of
 from headrace.config.model.options import PER_WORKER
 from headrace.config.model.problems import option_problems
@@ -53,7 +52,7 @@ def load_models(settings: Settings, *, lenient: bool = False) -> Catalog:
         logger.warning("%s; only the models file's keys are known here", text)
     reader.unpacked.prune()
     catalog.adopt({name: {model.version: model} for name, model in models.items()})
-    for name, text in differing(catalog.pipelines, catalog.models):
+    for name, text in catalog.differing():
         raise ConfigError(f"{catalog.path}: pipelines.{name}.stages: {text}")
     return catalog
 

@@ -85,7 +85,7 @@ def job_object(
     else:
         view.error = error_of(job)
         if with_traceback and state is State.FAILED:
-            view.traceback = job.traceback
+            view.traceback = job.traceback or ""
     return _ENCODER.encode(view)
 
 

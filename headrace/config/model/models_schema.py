@@ -1,4 +1,7 @@
-"""The JSON Schema of the models file, for editors."""
+"""The JSON Schema of the models file, for editors.
+
+`python -m headrace.config.model.models_schema > configs/models.schema.json` writes it again.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,5 @@ def schema_text() -> str:
     return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-if (
-    __name__ == "__main__"
-):  # python -m headrace.config.model.models_schema > configs/models.schema.json
+if __name__ == "__main__":
     sys.stdout.write(schema_text())

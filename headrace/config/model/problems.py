@@ -10,10 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.inputs.input_schema import read_keys
-from headrace.config.inputs.parameters import read_parameters
+from headrace.config.inputs.parameters import WITHHELD_HEADERS, read_parameters
 from headrace.config.model.handler_reference import parse_handler
 from headrace.config.model.optimize import Optimize, optimize_problem
 from headrace.config.model.traffic import read_traffic
+from headrace.config.suggestions import listing
 from headrace.config.yaml_file import Document, read_fields, shown
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
@@ -29,16 +30,53 @@ def read_options(
     Paths of schemas refer to `folder`.
     """
     values = read_keys(document, keys, struct, folder, leave=("parameters", "traffic", "optimize"))
-    values.update(read_parameters(document, keys, values))
-    _read_traffic(document, keys, values)
-    _read_optimize(document, keys, values)
-    _check_version(document, keys, values)
-    _check_handler(document, keys, values)
-    _check_homes(document, keys, values)
-    _check_options(document, keys, values)
-    for key, text in option_problems(values):
+    section = document.at(keys)
+    if isinstance(section, dict):
+        _read_sections(document, keys, section, values)
+    for key, text in (*_value_problems(values), *option_problems(values)):
         document.report((*keys, key), text)
     return values
+
+
+def _read_sections(
+    document: Document, keys: tuple[str, ...], section: Mapping[Any, Any], values: dict[str, Any]
+) -> None:
+    if "parameters" in section:
+        values["parameters"] = read_parameters(document, (*keys, "parameters"))
+    if section.get("traffic") is not None:
+        try:
+            values["traffic"] = read_traffic(section["traffic"])
+        except ValueError as error:
+            document.report((*keys, "traffic"), str(error))
+    if section.get("optimize") is not None:
+        values["optimize"] = Optimize(**read_fields(document, (*keys, "optimize"), Optimize))
+
+
+def _value_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of values that are wrong by themselves, with what is wrong."""
+    if withheld := WITHHELD_HEADERS.intersection(values.get("headers", ())):
+        text = f"no handler gets {listing(withheld)}, which may hold secrets or belong to a proxy"
+        yield "headers", f"{text}; remove it"
+    version = values.get("version", "")
+    if version and not _VERSION.fullmatch(version):
+        yield "version", f"{shown(version)} is part of a queue's name: it has {VERSION_GRAMMAR}"
+    if values.get("handler") is not None:
+        try:
+            parse_handler(values["handler"])
+        except ConfigError as error:
+            yield "handler", f"{error.message}; {error.hint}"
+    for key in ("handler", "weights"):
+        try:
+            Path(values.get(key) or "").expanduser()
+        except RuntimeError:
+            home = values[key].partition("/")[0]
+            yield key, f"{shown(home)} is no user's folder on this host; write the folder's path"
+    # They are sent to the model process as msgpack.
+    try:
+        msgspec.msgpack.encode(values.get("options"))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = "it contains itself" if isinstance(error, RecursionError) else str(error)
+        yield "options", f"not plain data: {text}"
 
 
 def option_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -81,61 +119,3 @@ def _replica_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         given = values.get(key)
         if isinstance(given, int) and given > most:
             yield key, f"it is {given}, more than max_replicas, {most}; change one of them"
-
-
-def _read_traffic(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
-    written = section.get("traffic") if isinstance(section, dict) else None
-    if written is None:
-        return
-    try:
-        values["traffic"] = read_traffic(written)
-    except ValueError as error:
-        document.report((*keys, "traffic"), str(error))
-
-
-def _read_optimize(document: Document, keys: tuple[str, ...], values: dict[str, Any]) -> None:
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
-    written = section.get("optimize") if isinstance(section, dict) else None
-    if written is not None:
-        found = read_fields(document, (*keys, "optimize"), Optimize)
-        values["optimize"] = Optimize(**found)
-
-
-def _check_version(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    version = values.get("version", "")
-    if version and not _VERSION.fullmatch(version):
-        text = f"{shown(version)} is part of a queue's name: it has {VERSION_GRAMMAR}"
-        document.report((*keys, "version"), text)
-
-
-def _check_handler(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    if values.get("handler") is None:
-        return
-    try:
-        parse_handler(values["handler"])
-    except ConfigError as error:
-        document.report((*keys, "handler"), f"{error.message}; {error.hint}")
-
-
-def _check_homes(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    for key in ("handler", "weights"):
-        try:
-            Path(values.get(key) or "").expanduser()
-        except RuntimeError:
-            home = values[key].partition("/")[0]
-            text = f"{shown(home)} is no user's folder on this host; write the folder's path"
-            document.report((*keys, key), text)
-
-
-def _check_options(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    # They are sent to the model process as msgpack.
-    try:
-        msgspec.msgpack.encode(values.get("options"))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = "it contains itself" if isinstance(error, RecursionError) else str(error)
-        document.report((*keys, "options"), f"not plain data: {text}")

@@ -23,7 +23,7 @@ from urllib.parse import urljoin
 from typing_extensions import override
 
 from headrace._version import __version__
-from headrace.config.allowed_urls import WebUrl, is_allowed, read_url
+from headrace.config.allowed_urls import WebUrl, read_url
 from headrace.errors import ConfigError
 from headrace.webhooks.allowed_addresses import Address, may_reach, read_address
 
@@ -71,24 +71,21 @@ class Downloader:
     """Fetches files over HTTP.
 
     Args:
-        allowed: the beginnings of the allowed URLs.
+        permits: returns whether a URL is allowed.
         limit_bytes: the largest file.
         timeout_s: how long one file may take.
         context: how certificates are checked; None for the system's way.
         resolve: replaces the system's resolver.
-        permits: returns whether a URL is allowed, in place of `allowed`.
     """
 
     def __init__(
         self,
-        allowed: Sequence[WebUrl],
+        permits: Callable[[str], bool],
         limit_bytes: int,
         timeout_s: float,
         context: ssl.SSLContext | None = None,
         resolve: Resolve = look_up,
-        permits: Callable[[str], bool] | None = None,
     ) -> None:
-        self._allowed = allowed
         self._permits = permits
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
@@ -124,20 +121,11 @@ class Downloader:
         raise ConfigError(f"{shown}: more than {REDIRECTS_MAX} redirects")
 
     def _checked(self, text: str) -> WebUrl:
-        """Return a URL that is allowed.
-
-        Raises:
-            ConfigError: it is not.
-        """
         try:
             url = read_url(text)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if self._permits is not None:
-            permitted = self._permits(text)
-        else:
-            permitted = is_allowed(url, self._allowed)
-        if not permitted:
+        if not self._permits(text):
             raise ConfigError(
                 f"{url.scheme}://{url.host}{url.path}: this URL is not allowed",
                 hint="add its beginning to allowed_urls (HEADRACE_ALLOWED_URLS)",

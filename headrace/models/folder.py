@@ -48,16 +48,7 @@ class ModelFile(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
-    """Return the model in a folder; log what is ignored or wrong there.
-
-    Args:
-        folder: the folder of the model, or the one with only this folder in it.
-        label: the source, in messages.
-        given: the keys that the models file sets itself.
-
-    Raises:
-        ConfigError: it does not describe a model.
-    """
+    """Return the model in a folder, as `examine_folder`; log what is ignored or wrong there."""
     found = examine_folder(folder, label, given)
     if notes := [*found.problems, *found.warnings]:
         logger.warning("%s: %s", label, "; ".join(notes))
@@ -65,7 +56,7 @@ def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelF
 
 
 def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
-    """Return the model in a folder, and log nothing.
+    """Return the model in a folder.
 
     Args:
         folder: the folder of the model, or the one with only this folder in it.
@@ -144,9 +135,8 @@ def _model_file(folder: Path) -> ModelFolder:
     if document.problems:
         raise ConfigError("\n".join(document.problems))
     name = values.pop("name", None)
-    return ModelFolder(
-        folder, name or "", values, requirements_file(folder, REQUIREMENTS), MODEL_FILE
-    )
+    requirements = requirements_file(folder, REQUIREMENTS)
+    return ModelFolder(folder, name or "", values, requirements, MODEL_FILE)
 
 
 def _refuse_costly(path: Path) -> None:

@@ -201,10 +201,9 @@ def download(settings: Settings, allowed: str, url: str, file: Path) -> None:
     from headrace.models.download import Downloader
 
     downloader = Downloader(
-        (),
+        lambda text: is_allowed(text, allowed),
         settings.model_limit_bytes,
         settings.model_fetch_timeout_s,
-        permits=lambda text: is_allowed(text, allowed),
     )
     with downloader.fetch(url) as found, file.open("wb") as opened:
         for chunk in found.chunks if found is not None else ():

@@ -30,7 +30,6 @@ class HeadraceError(Exception):
         code: identifies the error. If a newer server sends a code that this version does not know,
             the client sets it on the instance, and `status` and `retryable` too.
         retryable: whether another try can succeed.
-        title: a short description.
     """
 
     code: str = "error"

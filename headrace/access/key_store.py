@@ -69,13 +69,9 @@ class ApiKeyStore:
         expires_in_s: float = 0.0,
         acts: bool = False,
     ) -> tuple[ApiKey, str]:
-        """Create a key.
+        """Create a key; `ApiKey` explains its limits.
 
         Args:
-            name: for people.
-            rate: requests per second; 0 for no limit.
-            in_flight: the most jobs in flight; 0 for no limit.
-            tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
             expires_in_s: seconds until it expires; 0 for never.
             acts: it may act for other keys, as components of the deployment do.
 

@@ -156,7 +156,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the value of an extension; if it has none, a struct's defaults, else None.
 
         Args:
-            extension: its name.
             kind: the type that the extension names in its `settings`.
         """
         value = self.extensions.get(extension)
@@ -236,7 +235,6 @@ def load_settings(
 
     Args:
         file: a YAML file; None takes the file of HEADRACE_CONFIG, if it is set.
-        environ: the environment, such as `os.environ`.
         overrides: values of the command line, by key; None means not given.
 
     Raises:

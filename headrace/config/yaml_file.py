@@ -204,7 +204,6 @@ def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = Fal
     """Convert a value to a type.
 
     Args:
-        value: the value.
         kind: the type, with its limits in `msgspec.Meta`.
         strict: False also parses numbers in text, for environment variables.
         secret: whether the message must not contain the value.

@@ -61,8 +61,6 @@ class Member(NamedTuple):
 
     Attributes:
         path: where it belongs, below the folder; without `.` and `..`.
-        bytes: its size.
-        folder: whether it is a folder.
     """
 
     path: str

@@ -60,7 +60,6 @@ class Download(NamedTuple):
 
     Attributes:
         etag: of the body; "" without one.
-        chunks: the body.
     """
 
     etag: str
@@ -75,7 +74,6 @@ class Downloader:
         limit_bytes: the largest file.
         timeout_s: how long one file may take.
         context: how certificates are checked; None for the system's way.
-        resolve: replaces the system's resolver.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ def pack(folder: Path, output: Path, limits: Limits, *, force: bool = False) -> 
     Args:
         output: the archive; its suffix decides its format.
         limits: how much it may hold, so that a reader with the same limits accepts it.
-        force: whether to replace a file that exists.
 
     Raises:
         ConfigError: the folder is no model or has links, a reader would refuse a name or the

@@ -82,7 +82,6 @@ def prune(
     """Remove environments that no process uses or has used for this long.
 
     Args:
-        environments: the folder of all of them.
         named: the requirements.txt of each registered model; their environments are kept.
         unused_s: seconds since the last process that used it began.
 

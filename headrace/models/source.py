@@ -57,7 +57,6 @@ class SourceReader:
         """Return the model at a source.
 
         Args:
-            source: as in the models file.
             sha256: the digest that it must have; None for any.
             given: the keys that the models file sets itself.
 

@@ -33,7 +33,6 @@ class Fetched(msgspec.Struct, frozen=True):
     """What is known of a source that was fetched before.
 
     Attributes:
-        source: the source, as written.
         validator: what changes when the source does: an ETag, or a file's size and time.
         key: its folder.
     """
@@ -68,7 +67,6 @@ class UnpackedModels:
         """Make the folder of a model, and hold it.
 
         Args:
-            key: its name.
             fill: writes its content into an empty folder. After an error nothing is left.
 
         Raises:
@@ -113,7 +111,6 @@ class UnpackedModels:
         """Yield the note on a source. Another process that wants the same one waits meanwhile.
 
         Args:
-            source: the source, as written.
             name: a name for it without separators.
         """
         path = self.folder / f"{name}{_NOTE}"

@@ -329,7 +329,6 @@ class ProcessState(msgspec.Struct, frozen=True, array_like=True):
     """One model process.
 
     Attributes:
-        pid: its pid on its host.
         state: ready, draining, warming, loading, restarting, failed or stopped.
         since_s: since when it has this state, in seconds since 1970.
     """
@@ -343,7 +342,6 @@ class GenerationState(msgspec.Struct, frozen=True, array_like=True):
     """What the generators of one model do.
 
     Attributes:
-        requests: how many requests run.
         used_tokens: what they take of the generators' budgets.
         tokens: the budgets.
     """
@@ -361,9 +359,7 @@ class ModelState(msgspec.Struct, frozen=True):
             its replicas.
         replicas: how many model processes it should have.
         ready: how many of them are loaded.
-        device: the device they run on.
         error: the traceback of a failed load, the reason why lost processes wait, or "".
-        node: the worker's Celery node name.
         backoff_us: first and longest wait before a retry, unless the job has its own.
         version: the version of the model; "" for a pipeline.
         total_replicas: how many all workers together should have; None: each has its own number.
@@ -413,7 +409,6 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """What one worker reports.
 
     Attributes:
-        figures: its host, its devices and its model processes.
         versions: of Headrace, Python and packages, by name; empty if it does not report them.
         clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
         labels: which models it serves (`worker_labels`).

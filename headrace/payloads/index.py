@@ -57,7 +57,6 @@ class PayloadIndex(ScriptClient):
         """Add the entry of a payload; with a body, also write the payload to Redis.
 
         Args:
-            body: the payload, if it goes to Redis.
             size: its bytes, if it goes elsewhere.
             bounded: whether the limits apply.
             spare: whether half of max_payload_memory_bytes stays free for other payloads.

@@ -68,8 +68,6 @@ class InputRefs:
 
     Args:
         settings: input_roots, input_buckets, body_limit_bytes and payload_endpoint_url.
-        threads: how many threads will use it.
-        s3_tries: how often one request to S3 is tried.
     """
 
     def __init__(self, settings: Settings, threads: int, s3_tries: int = TRIES) -> None:

@@ -46,7 +46,6 @@ class RegisteredConfig(NamedTuple):
 
     Attributes:
         config: the model; None if its options are wrong for this version of Headrace.
-        loads: how many reloads were requested.
         is_default: whether jobs that name no version run on it.
         problem: what is wrong with the options; "" if nothing is.
     """
@@ -61,7 +60,6 @@ def read_declared(path: Path, settings: Settings | None = None) -> DeclaredModel
     """Read a models file, and the sources of its models that have no `version` there.
 
     Args:
-        path: the models file.
         settings: where sources may come from; None: from the disk.
 
     Raises:
@@ -98,9 +96,6 @@ class ConfigReader:
             registered as the file has them. Relative paths refer to the file's folder.
         lenient: whether a source that cannot be read is only logged. Its model then has the keys
             that are registered, which is enough for a process that does not run it.
-
-    Attributes:
-        sources: reads the sources.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, *, lenient: bool = False) -> None:

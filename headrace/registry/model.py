@@ -153,7 +153,6 @@ class Change:
     """What one change makes of one model.
 
     Attributes:
-        name: the model.
         before: the model as it was; None if it is new.
         after: the model as it is to become; None if it is removed.
         what: the change in words, for the log of changes.

@@ -82,7 +82,6 @@ def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: 
 
     Args:
         owner: the incarnation of the live worker.
-        alive: its process.
         dead: other incarnations that are known to be dead; `owner` itself after it has lost its
             connection.
 

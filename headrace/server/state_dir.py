@@ -32,7 +32,6 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
     """Create the directory if needed, and hold its lock.
 
     Args:
-        path: the state directory.
         leftover_timeout_s: how long to wait for the server of a killed instance.
 
     Yields:

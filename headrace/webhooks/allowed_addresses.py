@@ -104,7 +104,6 @@ def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
     """Return whether a connection to an address may be made.
 
     Args:
-        address: where a webhook or a download goes.
         allowed: the networks that are allowed besides the public addresses.
     """
     address = plain(address)

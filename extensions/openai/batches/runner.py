@@ -43,7 +43,7 @@ _KEY_TTL_S: Final = 86_400
 def internal_key(redis_url: str) -> str:
     """Create a key with which a runner acts for the owners of batches.
 
-    Whoever has access to Redis may do everything anyway, so the runner makes its own key.
+    A process with access to Redis may do everything anyway, so that it makes its own key.
     """
     with api_keys_at(redis_url) as found:
         scopes = [Scope.SUBMIT, Scope.READ]

@@ -20,7 +20,6 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         memory_mib: the memory of its host, or the limit of its container; 0 if it is not known.
         gpu_memory_mib: the memory of its smallest GPU or MIG device; 0 if it is not known.
         cores: the physical cores that it computes with.
-        pin_cores: whether its model processes are pinned to cores.
         mps: NVIDIA's Multi-Process Service runs there.
     """
 
@@ -56,7 +55,6 @@ def needs_of(config: ModelOptions | Needs, options: Mapping[str, Any] | None = N
     """Return what a model needs.
 
     Args:
-        config: its options.
         options: newer values of some of them; those that do not fit are ignored.
     """
     needs = msgspec.convert(config, Needs, from_attributes=True)
@@ -89,12 +87,7 @@ def misfits(needs: Needs, labels: Collection[str], capacity: Capacity) -> list[s
 
 
 def why_no_worker(needs: Needs, workers: Mapping[str, Host]) -> str:
-    """Return in words why no worker takes a model; "" if one fits.
-
-    Args:
-        needs: what the model needs.
-        workers: each live worker, by its node name.
-    """
+    """Return in words why no worker takes a model; "" if one fits."""
     if not workers:
         return "no worker runs"
     found = {node: misfits(needs, *host) for node, host in workers.items()}

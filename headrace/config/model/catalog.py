@@ -59,7 +59,6 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     """One model as the servers use it, with an absolute `weights`.
 
     Attributes:
-        name: the model's name.
         handler: its handler; empty while its `source` was not read.
         folder: the folder to which its relative paths refer; empty for the models file's.
         written: the keys that are written for a model with a source; they win over the source's.
@@ -68,7 +67,6 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             catalog.
         declared: whether these are the options of this version; of others only workers know them.
         replicas: 1 where `auto_replicas` is set, until a worker resolves it.
-        auto_replicas: its `replicas` are `auto`.
     """
 
     name: str
@@ -308,13 +306,7 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 def read_model(
     name: str, options: Mapping[str, Any], folder: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> ModelConfig:
-    """Return a model whose options do not come from a file.
-
-    Args:
-        name: the model.
-        options: its options, as a models file would have them.
-        folder: the folder to which relative paths refer.
-        timeout_s: the timeout if the options have none.
+    """Return a model whose options do not come from a file, but are written as there.
 
     Raises:
         ConfigError: an option is wrong; the message has one line per mistake.

@@ -291,7 +291,6 @@ class Pipeline:
 
         Args:
             name: the stage's name, and its model's if `model` is not given.
-            model: the model.
             take: its input: `input`, a stage, or a list of them.
             select: a path to the part of the input that the model gets.
         """
@@ -310,7 +309,6 @@ class Pipeline:
         Args:
             name: the stage's name, and its model's if `model` is not given.
             path: the path to the elements, such as `crops[*]`.
-            model: the model.
             take: the input that has the list.
         """
         return self._add(name, {"model": model, "from": take, "each": path})

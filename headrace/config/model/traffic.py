@@ -111,7 +111,6 @@ class Traffic(
 
         Args:
             job_id: the id of the job; a repeat has the same id and gets the same version.
-            metadata: the metadata of the job.
             header: returns a header of the request by its name in lower case; b"" for none.
         """
         value = b""

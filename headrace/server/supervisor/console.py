@@ -30,10 +30,8 @@ class Console:
     """Writes complete lines with their prefix. Neither a closed reader nor an idle one stops it.
 
     Args:
-        stream: where the lines go.
         names: all names that will write, so that the prefixes align.
         hidden: by name, texts whose lines are not shown.
-        as_json: whether each line is a JSON object.
         files: where the lines go too; each line then has their format.
     """
 

@@ -209,12 +209,8 @@ class _LazyFormatter(logging.Formatter):
         self, shape: str, fields: dict[str, Any], redaction: Redaction, *, user_code: bool
     ) -> None:
         super().__init__()
-        self.shape, self.fields, self.redaction, self.user_code = (
-            shape,
-            fields,
-            redaction,
-            user_code,
-        )
+        self.shape, self.fields, self.redaction = shape, fields, redaction
+        self.allowed = None if user_code else frozenset(FIELDS)
         self._made: logging.Formatter | None = None
 
     @override
@@ -222,9 +218,7 @@ class _LazyFormatter(logging.Formatter):
         if self._made is None:
             from headrace.observability.log_format import formatter
 
-            self._made = formatter(
-                self.shape, self.fields, allowed=None if self.user_code else frozenset(FIELDS)
-            )
+            self._made = formatter(self.shape, self.fields, allowed=self.allowed)
         return self.redaction.clean(self._made.format(record))
 
 

@@ -131,12 +131,10 @@ def profile_of(
     names = [name.removeprefix(_FILE).decode() for name in fields if name.startswith(_FILE)]
     found, why = state.decode(), (error or b"").decode()
     if found == "requested" and now_us > int(at) + TAKEN_S * US_PER_S:
-        found, why = (
-            "failed",
-            (
-                "no worker took the request: each loads this version now, or follows another "
-                "models file; `headrace models MODEL` shows the workers"
-            ),
+        found = "failed"
+        why = (
+            "no worker took the request: each loads this version now, or follows another models "
+            "file; `headrace models MODEL` shows the workers"
         )
     elif found == "running" and now_us > int(until):
         found, why = "failed", "the worker did not answer in time: it has ended, or hangs"

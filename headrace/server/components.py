@@ -28,7 +28,6 @@ from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
-from headrace.server.recovery import release_incarnation
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
@@ -238,7 +237,7 @@ def worker_child(
         release_leases(url, end.environment[INCARNATION], settings, report)
 
     return _celery_worker(
-        device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
+        device.name, [*PYTHON, "workers", "workers.celery_app", "-n", node, "-E"], settings,
         new_environment, release, lambda env: _has_key(url, keys.worker(env[INCARNATION])),
     )  # fmt: skip
 
@@ -271,7 +270,7 @@ def background_child(
         release_background_tasks(url, end.environment[INCARNATION], report)
 
     return _celery_worker(
-        recovery.NODE, [*_worker("workers.background.app"), "-n", node], settings,
+        recovery.NODE, [*PYTHON, "workers", "workers.background.app", "-n", node], settings,
         new_environment, release,
         lambda env: _has_key(url, keys.background_alive(env[INCARNATION])),
     )  # fmt: skip
@@ -384,9 +383,11 @@ def release_leases(
 
     After an error they expire by themselves.
     """
-    charged = () if settings is None else (settings.max_deliveries, settings.failures_kept)
+    most, kept = (
+        (None, "") if settings is None else (settings.max_deliveries, settings.failures_kept)
+    )
     try:
-        released = release_incarnation(redis_url, incarnation, *(charged or (None,)))
+        released = recovery.release_incarnation(redis_url, incarnation, most, kept)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         report(f"leases of {incarnation} not released, they expire by themselves: {error}")
         return
@@ -414,10 +415,6 @@ def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
         return json.loads(body or b"{}") if status < 300 else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
-
-
-def _worker(app: str) -> list[str]:
-    return [*PYTHON, "workers", app]
 
 
 def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -68,16 +68,16 @@ class SourceReader:
             path = self._placed(source, sha256)
             return read_folder(path, label, given) if path.is_dir() else read_file(path, label)
 
-    def place(self, source: str, sha256: str | None = None) -> Path:
+    def place(self, source: str) -> Path:
         """Return the folder or the file of a source on this disk; fetch and unpack it first.
 
         Raises:
-            ConfigError: it does not exist, is not allowed, has another digest, or is broken.
+            ConfigError: it does not exist, is not allowed, or is broken.
         """
         with reading(source.partition("?")[0]):
-            return self._placed(source, sha256)
+            return self._placed(source)
 
-    def _placed(self, source: str, sha256: str | None) -> Path:
+    def _placed(self, source: str, sha256: str | None = None) -> Path:
         digest = sha256.removeprefix("sha256:") if sha256 else None
         path = self._on_disk(source)
         if path is not None:

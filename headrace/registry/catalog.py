@@ -29,16 +29,12 @@ def declared_of(catalog: Catalog) -> DeclaredModels:
         name: (options.get("version", catalog.models[name].version), dict(options))
         for name, options in catalog.written.items()
     }
-    # A new version in a source changes the digest, as one in the file does.
-    versions = {
-        name: {"version": version}
-        for name, (version, options) in models.items()
-        if version != options.get("version", DEFAULT_VERSION)
-    }
-    digest = digest_of(
-        {name: {**one, **versions.get(name, {})} for name, (_, one) in models.items()}
-    )
-    return DeclaredModels(models, digest)
+    digested = dict(catalog.written)
+    for name, (version, options) in models.items():
+        # A new version in a source changes the digest, as one in the file does.
+        if version != options.get("version", DEFAULT_VERSION):
+            digested[name] = {**options, "version": version}
+    return DeclaredModels(models, digest_of(digested))
 
 
 class RegisteredConfig(NamedTuple):
@@ -150,11 +146,8 @@ class ConfigReader:
                     config, problem = self.read(name, version, one), ""
                 except ConfigError as error:
                     config, problem = None, error.message
-                yield (
-                    name,
-                    version,
-                    RegisteredConfig(config, one.loads, version == default, problem),
-                )
+                found = RegisteredConfig(config, one.loads, version == default, problem)
+                yield name, version, found
 
     def versions(self, registry: Registry) -> dict[str, dict[str, ModelConfig]]:
         """Return the versions of each model, the default version first.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -18,8 +17,12 @@ from headrace.server import components, recovery, state_dir
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.child_process import ChildSpec
+from headrace.server.supervisor.console import OWN_NAME, console_for
 from headrace.server.supervisor.supervisor import Supervisor
+
+#: Prints a line for the user.
+Report = Callable[[str], None]
 
 
 def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, str]) -> None:
@@ -33,12 +36,10 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)
-    console = _console([device.name for device in devices], settings, check_broker(url))
-    report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
-    children = components.worker_children(devices, settings, variables, report)
-    ready = f"{len(children)} workers on {redact_url(url)}"
-    Supervisor(children, console, on_ready=partial(report, ready)).run()
+    make = partial(components.worker_children, devices, settings, variables)
+    ready = f"{len(devices)} workers on {redact_url(url)}"
+    _supervise([device.name for device in devices], settings, check_broker(url), make, ready)
 
 
 def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -51,12 +52,13 @@ def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
     """
     require_extras("background", "worker")
     url = _prepare(settings, "background")
-    console = _console([recovery.NODE], settings, check_broker(url))
-    report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
-    child = components.background_child(settings, variables, report)
+
+    def make(report: Report) -> list[ChildSpec]:
+        return [components.background_child(settings, variables, report)]
+
     ready = f"background worker on {redact_url(url)}"
-    Supervisor([child], console, on_ready=partial(report, ready)).run()
+    _supervise([recovery.NODE], settings, check_broker(url), make, ready)
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -74,22 +76,18 @@ def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
         broker = check_broker(url)
         variables = components.environment(settings, url, environ)
         if settings.api_processes == 1:
-            _become_api(listeners, variables)
+            for listener in listeners:
+                listener.set_inheritable(True)
+            command = components.api_command(listeners)
+            os.execve(command[0], command, variables)  # noqa: S606
         children = components.api_children(settings, variables, listeners)
-        console = _console([child.name for child in children], settings, broker)
+        names = [child.name for child in children]
         address = http_url(settings.host, settings.port, tls=settings.tls)
-        ready = partial(console.print, OWN_NAME, f"{len(children)} API processes on {address}")
+        ready = f"{len(children)} API processes on {address}"
         on_stop = partial(close_all, listeners)
-        Supervisor(children, console, on_ready=ready, on_stop=on_stop).run()
+        _supervise(names, settings, broker, lambda _: children, ready, on_stop)
     finally:
         close_all(listeners)
-
-
-def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) -> None:
-    for listener in listeners:
-        listener.set_inheritable(True)
-    command = components.api_command(listeners)
-    os.execve(command[0], command, variables)  # noqa: S606
 
 
 def run_flower(
@@ -119,14 +117,22 @@ def run_flower(
     os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
 
 
-def _console(names: Sequence[str], settings: Settings, broker: BrokerInfo) -> Console:
-    """Return the console for children of these names, after the warnings about Redis."""
+def _supervise(
+    names: Sequence[str],
+    settings: Settings,
+    broker: BrokerInfo,
+    make: Callable[[Report], list[ChildSpec]],
+    ready: str,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the children of these names until a signal; report when all are ready."""
     as_json = components.log_format(settings) == logs.JSON
     files = components.log_files(settings)
     console = console_for([OWN_NAME, *names], as_json=as_json, files=files)
+    report = partial(console.print, OWN_NAME)
     for warning in broker.warnings():
-        console.print(OWN_NAME, warning)
-    return console
+        report(warning)
+    Supervisor(make(report), console, on_ready=partial(report, ready), on_stop=on_stop).run()
 
 
 def _prepare(settings: Settings, component: str) -> str:

@@ -37,7 +37,10 @@ class Exit:
         """Return the status or signal as part of a sentence."""
         if self.status >= 0:
             return f"with status {self.status}"
-        return f"by {_signal_name(-self.status)}"
+        try:
+            return f"by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"by signal {-self.status}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +182,3 @@ class ChildProcess:
         self.process = None
         self.is_ready = False
         return Exit(self.spec.name, process.pid, status, self.environment)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

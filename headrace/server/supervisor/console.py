@@ -142,11 +142,6 @@ def json_event(line: str) -> str | None:
     return str(fields.get("event", line))
 
 
-def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether a stream is a terminal and NO_COLOR (no-color.org) is not set."""
-    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-
-
 def console_for(
     names: Sequence[str],
     hidden: Mapping[str, Sequence[bytes]] | None = None,
@@ -154,6 +149,7 @@ def console_for(
     as_json: bool = False,
     files: LogFiles | None = None,
 ) -> Console:
-    """Return a console on standard output."""
-    colour = not as_json and wants_colour(sys.stdout, os.environ)
+    """Return a console on standard output; NO_COLOR (no-color.org) leaves the colours out."""
+    plain = as_json or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    colour = sys.stdout.isatty() and not plain
     return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json, files=files)

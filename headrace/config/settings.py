@@ -385,11 +385,7 @@ def _items(value: object, kind: Any) -> object:
 
 
 def _redis_url(value: object) -> str:
-    """Return a valid URL. Messages never contain its password.
-
-    Raises:
-        ValueError: it is not a URL with a known scheme.
-    """
+    """Return a valid URL. Messages never contain its password."""
     url: str = convert(value, _Text, secret=True)
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:

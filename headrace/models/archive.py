@@ -478,11 +478,7 @@ class _MemberStream(io.RawIOBase):
         return self._at
 
     def read_rest(self) -> None:
-        """Read what follows the last member, so that a broken end is found.
-
-        Raises:
-            ReadError: tarfile has stopped at something else than the end.
-        """
+        """Read what follows the last member, so that a broken end is found."""
         if self._last_read != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("it ends too early, or a header is broken")
         while self.read(_CHUNK_BYTES):

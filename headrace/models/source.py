@@ -114,11 +114,7 @@ class SourceReader:
         return in_store if in_store.exists() else path
 
     def _unpacked(self, path: Path, digest: str | None) -> Path:
-        """Return the folder of a local archive; a folder or a program as it is.
-
-        Raises:
-            ConfigError: it does not exist, has another digest, or cannot be unpacked.
-        """
+        """Return the folder of a local archive; a folder or a program as it is."""
         if path.is_dir():
             if digest is not None:
                 raise ConfigError(
@@ -160,11 +156,7 @@ class SourceReader:
         return f"a relative path starts at {self._base_dir}{more}"
 
     def _fetched(self, source: str, digest: str | None) -> Path:
-        """Return the folder or file of a URL.
-
-        Raises:
-            ConfigError: it cannot be fetched, has another digest, or cannot be unpacked.
-        """
+        """Return the folder or file of a URL."""
         label = source.partition("?")[0]
         suffix = _suffix(PurePosixPath(urlsplit(source).path).name)
         if not suffix:
@@ -335,12 +327,7 @@ class _ModelBucket(Bucket):
 
 @contextmanager
 def _s3(source: str, settings: Settings, etag: str) -> Iterator[Download | None]:
-    """Yield an object of S3; None if it still has this ETag.
-
-    Raises:
-        ConfigError: it does not exist, or may not be read.
-        Unreachable: the server does not answer.
-    """
+    """Yield an object of S3; None if it still has this ETag."""
     parts = urlsplit(source)
     key = parts.path.removeprefix("/")
     if not parts.netloc or not key:

@@ -192,7 +192,7 @@ class ModelStats:
             self.observe(name, (took_s,))
 
     def observe(self, name: str, values: Sequence[float], times: int = 1) -> None:
-        """Add values to a histogram, each so many times."""
+        """Add values to a histogram, each `times` times."""
         counts, bounds = self._counts[name], HISTOGRAMS[name]
         for value in values:
             counts[bisect_left(bounds, value)] += times

@@ -1,4 +1,8 @@
-"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis."""
+"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis.
+
+Each raises a ConfigError if HEADRACE_REDIS_URL is not set, the models file is wrong or its port is
+taken; a BrokerError if Redis cannot be used; and a HeadraceError if its processes cannot start.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,7 @@ Report = Callable[[str], None]
 
 
 def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, str]) -> None:
-    """Run `headrace worker`: one supervised Celery worker per device.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the models file is wrong.
-        BrokerError: Redis cannot be used.
-        HeadraceError: a worker cannot be started.
-    """
+    """Run `headrace worker`: one supervised Celery worker per device."""
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)
@@ -43,13 +41,7 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
 
 
 def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace background`: a supervised background worker.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the models file is wrong.
-        BrokerError: Redis cannot be used.
-        HeadraceError: it cannot be started.
-    """
+    """Run `headrace background`: a supervised background worker."""
     require_extras("background", "worker")
     url = _prepare(settings, "background")
     variables = components.environment(settings, url, environ)
@@ -62,13 +54,7 @@ def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace api`. This process becomes the only API process, or supervises several.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, the models file is wrong, or the port is taken.
-        BrokerError: Redis cannot be used.
-        HeadraceError: an API process cannot be started.
-    """
+    """Run `headrace api`. This process becomes the only API process, or supervises several."""
     require_extras("api", "api")
     url = _prepare(settings, "api")
     listeners = components.listen_for_api(settings)
@@ -101,9 +87,8 @@ def run_flower(
         environ: its environment; FLOWER_BASIC_AUTH is the password.
 
     Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, the models file is wrong, or the port is taken.
-            Or other machines could reach it without a password, or its history cannot be written.
-        BrokerError: Redis cannot be used.
+        ConfigError: also if other machines could reach it without a password, or its history cannot
+            be written.
     """
     require_extras("flower", "worker")
     url = _prepare(settings, "flower")

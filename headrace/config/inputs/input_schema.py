@@ -165,11 +165,7 @@ def _read_section(
 
 
 def _resolved(section: Section, folder: Path) -> Section:
-    """Return a section whose schema is in `schema`.
-
-    Raises:
-        KeyProblem: it has a mistake.
-    """
+    """Return a section whose schema is in `schema`."""
     where, source = ("schema",), ""
     schema: Any = section.schema
     if section.fields is not None:

@@ -158,19 +158,12 @@ def build(name: str, section: PipelineSection) -> PipelineConfig:
     order = _ordered(stages)
     result, joined = _result(section, stages)
     _check_used(stages, result)
-    return PipelineConfig(
-        name=name,
-        stages=tuple(stages[stage_name] for stage_name in order),
-        result=result,
-        joined=joined,
-        version=section.version,
-        max_queue_depth=section.max_queue_depth,
-        max_running=section.max_running,
-        max_items=section.max_items,
-        timeout_s=section.timeout_s,
-        inputs=section.inputs,
-        outputs=section.outputs,
-    )
+    values = {
+        **msgspec.structs.asdict(section),
+        "stages": tuple(stages[stage_name] for stage_name in order),
+        "result": result,
+    }
+    return PipelineConfig(name=name, joined=joined, **values)
 
 
 def _stage(

@@ -71,6 +71,8 @@ class Member(NamedTuple):
 class MemberRules:
     """Checks the members of one archive, one after the other.
 
+    `count` and `grow` raise a ConfigError if the archive holds too many of them, or too much.
+
     Args:
         label: the archive, in messages.
         packed_bytes: its size.
@@ -98,11 +100,7 @@ class MemberRules:
         return path, self._collision(path, folder=folder)
 
     def count(self, size: int) -> None:
-        """Count a member.
-
-        Raises:
-            ConfigError: the archive holds too many, or too much.
-        """
+        """Count a member."""
         self._entries += 1
         # A folder that is only part of a path costs as much as a member does.
         if max(self._entries, len(self._seen)) > self.limits.entries:
@@ -113,11 +111,7 @@ class MemberRules:
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Count bytes.
-
-        Raises:
-            ConfigError: the archive holds too much.
-        """
+        """Count bytes."""
         self.total_bytes += size
         if self.total_bytes <= self._limit_bytes:
             return

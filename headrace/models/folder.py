@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -67,10 +67,11 @@ def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> Mod
         ConfigError: it does not describe a model.
     """
     folder = _inner(folder)
+    parts = (part for file, part in descriptions().items() if (folder / file).is_file())
     if (folder / MODEL_FILE).is_file():
         found = _model_file(folder)
-    elif (read := _reader(folder)) is not None:
-        found = read(folder, label, given)
+    elif (part := next(parts, None)) is not None and part.read is not None:
+        found = part.read(folder, label, given)
     else:
         found = ModelFolder(folder, "", {}, requirements_file(folder, REQUIREMENTS), "")
     if "handler" in found.options or "handler" in given:
@@ -106,14 +107,6 @@ def _inner(folder: Path) -> Path:
     if len(entries) == 1 and entries[0].is_dir() and entries[0].name not in described:
         return entries[0]
     return folder
-
-
-def _reader(folder: Path) -> Callable[[Path, str, Collection[str]], ModelFolder] | None:
-    """Return what reads a folder that an extension knows; None for another one."""
-    for file, part in descriptions().items():
-        if (folder / file).is_file():
-            return part.read
-    return None
 
 
 def _model_file(folder: Path) -> ModelFolder:

@@ -112,24 +112,21 @@ class ConfigReader:
             ConfigError: an option is wrong, or a file cannot be read; the message has one line per
                 mistake.
         """
-        # What is wrong with one model must not end what reads all of them.
-        with reading(f"models.{name}, version {version}"):
-            return self._read(name, version, one)
-
-    def _read(self, name: str, version: str, one: ModelVersion) -> ModelConfig:
         known = self._known.get((name, version))
         if known is not None and known[0] == one:
             return known[1]
         options = {**one.options, "version": version}
         if "traffic" in options:
             options["traffic"] = known_parts(options["traffic"])
-        model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
-        try:
-            model = with_source(self.sources, model, self._settings)
-        except ConfigError as error:
-            if not self._lenient:
-                raise
-            logger.warning("the source of %s is not read: %s", name, error.message)
+        # What is wrong with one model must not end what reads all of them.
+        with reading(f"models.{name}, version {version}"):
+            model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
+            try:
+                model = with_source(self.sources, model, self._settings)
+            except ConfigError as error:
+                if not self._lenient:
+                    raise
+                logger.warning("the source of %s is not read: %s", name, error.message)
         self._known[name, version] = (one, model)
         return model
 

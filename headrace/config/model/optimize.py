@@ -34,7 +34,7 @@ class Optimize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def error_limit(self) -> float:
         """Return `max_error`, or the default of its precision."""
-        return self.max_error or _MAX_ERROR.get(self.precision, _MAX_ERROR_FLOAT)
+        return self.max_error or _MAX_ERROR[self.precision]
 
     @property
     def name(self) -> str:
@@ -44,8 +44,7 @@ class Optimize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 #: The default of `max_error`. Half has 11 bits and bfloat16 has 8; int8 has 8 with a scale.
-_MAX_ERROR_FLOAT: Final = 0.01
-_MAX_ERROR: Final = {"half": 0.05, "bfloat16": 0.05, "int8": 0.2}
+_MAX_ERROR: Final = {"float": 0.01, "half": 0.05, "bfloat16": 0.05, "int8": 0.2}
 
 #: The extra of pip with the packages of a backend that PyTorch does not have, and those packages as
 #: Python imports them.

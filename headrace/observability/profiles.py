@@ -18,7 +18,7 @@ from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.scripts import Command, script
 from headrace.schema.members import time_of
-from headrace.schema.models import Profile, ProfileFile
+from headrace.schema.operation import Profile, ProfileFile
 
 KEPT: Final = 8
 TTL_S: Final = 3600

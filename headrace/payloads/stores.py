@@ -216,14 +216,6 @@ class RedisPayloadStore(PayloadStore):
     def delete(self, ref: str) -> None:
         self._ask(ref, "UNLINK")
 
-    @override
-    def check(self) -> None:
-        """Do nothing: Redis is checked before all else."""
-
-    @override
-    def _write(self, name: str, body: bytes) -> None:
-        raise NotImplementedError("the index writes it")
-
     def _ask(self, ref: str, command: str, *arguments: int) -> Any:
         key = keys.payload(name_in(ref, self.name))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -50,6 +51,7 @@ class Up:
         self._settings = settings
         self._options = options
         self._environ = environ
+        self._record_file = settings.state_dir / state_dir.RECORD_NAME
         self._broker_url = ""
         self._stale: list[str] = []
         self._listeners: list[socket.socket] = []
@@ -111,7 +113,7 @@ class Up:
         try:
             supervisor.run()
         finally:
-            state_dir.remove_record(self._settings.state_dir)
+            self._record_file.unlink(missing_ok=True)
         self._report("stopped; queued jobs are kept")
 
     def _log_files(self) -> LogFiles | None:
@@ -202,7 +204,7 @@ class Up:
             "incarnations": [*self._stale, *filter(None, found)],
         }
         try:
-            state_dir.write_record(self._settings.state_dir, record)
+            state_dir.write_private(self._record_file, json.dumps(record, indent=2) + "\n")
         except OSError as error:
             # A full disk must not stop the service.
             self._report(f"{state_dir.RECORD_NAME} not written: {error.strerror}")

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.config.model.options import ModelOptions, missing_labels
+from headrace.config.model.options import ModelOptions
 from headrace.config.suggestions import listing
 
 
@@ -68,7 +68,7 @@ def needs_of(config: ModelOptions | Needs, options: Mapping[str, Any] | None = N
 def misfits(needs: Needs, labels: Collection[str], capacity: Capacity) -> list[str]:
     """Return in words why a worker cannot host a model; empty if it can."""
     found = []
-    if missing := missing_labels(needs.labels, labels):
+    if missing := [label for label in needs.labels if label not in labels]:
         found.append(f"lacks {listing(missing)}")
     on_gpu = capacity.device == "cuda"
     if needs.device.startswith("cuda") and capacity.device == "cpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,12 +16,6 @@ from headrace.jobs.ids import VERSION
 LABEL_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,63}=[A-Za-z0-9_.-]{1,63}$"
 #: What a worker has and what a model needs, in the same form: `gpu=a100`.
 Label = Annotated[str, Meta(pattern=LABEL_PATTERN, examples=["gpu=a100"])]
-
-
-def missing_labels(needed: Collection[str], labels: Collection[str]) -> list[str]:
-    """Return which of a model's labels a worker does not have; it fits if none is missing."""
-    return [label for label in needed if label not in labels]
-
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 DEFAULT_VERSION: Final = "1.0"

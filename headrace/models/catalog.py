@@ -10,8 +10,7 @@ import msgspec
 
 from headrace.config.extensions import handler_extension
 from headrace.config.model.catalog import Catalog, ModelConfig, Requirements, load_catalog, model_of
-from headrace.config.model.options import PER_WORKER
-from headrace.config.model.problems import option_problems
+from headrace.config.model.options import PER_WORKER, option_problems
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.extension import ModelFolder, descriptions, models_parts

@@ -15,8 +15,7 @@ import yaml
 from msgspec import Meta
 
 from headrace.config.inputs.input_schema import SECTIONS
-from headrace.config.model.options import ModelOptions
-from headrace.config.model.problems import read_options
+from headrace.config.model.options import ModelOptions, read_options
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError

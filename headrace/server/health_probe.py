@@ -77,7 +77,8 @@ def check(
     if component == Component.BACKGROUND:
         return check_background(url)
     if component == Component.REDIS:
-        return check_redis(url)
+        _ask(url, lambda client: client.ping())
+        return f"Redis at {redact_url(url)}: PONG"
     return str(_ask(url, processes()[component].check))
 
 
@@ -91,12 +92,6 @@ def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False)
     if not 200 <= status < 300:
         raise HeadraceError(f"{where}: answered {status}")
     return f"{where}: {status}"
-
-
-def check_redis(url: str) -> str:
-    """Check that Redis answers PING. It does not while it loads its data."""
-    _ask(url, lambda client: client.ping())
-    return f"Redis at {redact_url(url)}: PONG"
 
 
 def check_background(url: str) -> str:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from headrace.config.inputs.input_schema import read_keys
 from headrace.config.inputs.parameters import Parameter, example_values
 from headrace.config.model.handler_reference import handler_problem, missing, parse_handler
-from headrace.config.model.options import DEFAULT_TIMEOUT_S, ModelOptions
+from headrace.config.model.options import DEFAULT_TIMEOUT_S, ModelOptions, read_options
 from headrace.config.model.pipelines import (
     HANDLER,
     STAGE_NAME_PATTERN,
@@ -27,7 +27,6 @@ from headrace.config.model.pipelines import (
     build,
     unknown_models,
 )
-from headrace.config.model.problems import read_options
 from headrace.config.model.traffic import Traffic
 from headrace.config.suggestions import did_you_mean, unknown_model
 from headrace.config.yaml_file import Document, KeyProblem, load_yaml, read_fields, shown

@@ -63,10 +63,18 @@ class Console:
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
-        if self._files is not None:
-            self._write_to(self._files, name, lines)
+        hidden, files = self._hidden.get(name, ()), self._files
+        shown = [line for line in lines if not any(part in line for part in hidden)]
+        if files is None:
+            self._write("".join(self._line(name, line) for line in shown))
             return
-        self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
+        # Lines that have the format of the files are most.
+        self._write(
+            b"".join(
+                b"%b\n" % line if files.is_line(line) else self._line(name, line).encode()
+                for line in shown
+            )
+        )
 
     def flush(self, name: str) -> None:
         """Write the last line of a process that has ended, which has no newline."""
@@ -82,9 +90,6 @@ class Console:
     def print_alone(self, text: str) -> None:
         """Write a line as it is, which scripts wait for."""
         self._write(f"{text}\n")
-
-    def _shows(self, name: str, line: bytes) -> bool:
-        return not any(part in line for part in self._hidden.get(name, ()))
 
     def _plain_line(self, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r")
@@ -110,15 +115,6 @@ class Console:
     def _line_of(files: LogFiles, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
         return files.line(name, text) if text else ""
-
-    def _write_to(self, files: LogFiles, name: str, lines: Sequence[bytes]) -> None:
-        """Write lines of a process; those that have the format of the files are most."""
-        data = b"".join(
-            b"%b\n" % line if files.is_line(line) else self._line(name, line).encode()
-            for line in lines
-            if self._shows(name, line)
-        )
-        self._write(data)
 
     def _write(self, text: str | bytes) -> None:
         if text:

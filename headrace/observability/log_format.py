@@ -16,8 +16,9 @@ from typing import Any, Final
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from headrace.config.extensions import parts
 from headrace.jobs.trace_context import Trace
-from headrace.observability.extension import logs_parts
+from headrace.observability.extension import LogsPart
 from headrace.observability.logs import (
     FIELDS,
     JSON,
@@ -57,7 +58,7 @@ def formatter(
     last: list[Processor] = [_in_order, _for_people]
     if shape == JSON:
         last = [structlog.processors.TimeStamper(fmt="iso", utc=True), _in_order, _json]
-    elif shape in (of_extensions := logs_parts()):
+    elif shape in (of_extensions := parts("logs", LogsPart)):
         line = of_extensions[shape].line
         last = [_in_order, lambda _, __, event: line(event)]
     first = [_keep_time, structlog.stdlib.ProcessorFormatter.remove_processors_meta]

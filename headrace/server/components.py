@@ -18,10 +18,11 @@ from typing import Any, Final
 import redis.exceptions
 
 from headrace.config.environment import ENV_URL, is_service_link, with_server_path
+from headrace.config.extensions import parts
 from headrace.config.settings import ENV_CONFIG, Settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
-from headrace.observability.extension import LogFiles, logs_parts
+from headrace.observability.extension import LogFiles, LogsPart
 from headrace.redis import keys
 from headrace.server import recovery
 from headrace.server.embedded_redis import EmbeddedServer, is_true
@@ -96,7 +97,7 @@ def log_files(settings: Settings) -> LogFiles | None:
         ConfigError: the configuration of an extension cannot be read, or the files cannot be
             written.
     """
-    for name, part in logs_parts().items():
+    for name, part in parts("logs", LogsPart).items():
         files = part.files(settings.extensions.get(name), settings.log_format)
         if files is not None:
             return files

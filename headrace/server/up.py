@@ -24,7 +24,7 @@ from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
-from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.console import OWN_NAME, console_for
 from headrace.server.supervisor.supervisor import Supervisor
 
 
@@ -59,13 +59,7 @@ class Up:
         self._plain: list[socket.socket] = []
         self._as_json = components.log_format(settings) == logs.JSON
         self._files = self._log_files()
-        self._console = Console(
-            sys.stdout,
-            [OWN_NAME],
-            colour=False,
-            as_json=self._as_json,
-            files=self._files,
-        )
+        self._console = console_for([OWN_NAME], as_json=self._as_json, files=self._files)
 
     def run(self) -> None:
         """Start everything; return when a signal has stopped it.

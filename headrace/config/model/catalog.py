@@ -418,10 +418,8 @@ def _pipeline(document: Document, name: str, models: Mapping[Any, Any]) -> Pipel
         document.report(keys, f"expected a mapping with the key `stages`, got {shown(written)}")
         return None
     stages = _pipeline_stages(document, name, written)
-    # The options are read without the stages, so that each mistake has its own key.
-    document.data["pipelines"][name] = {k: v for k, v in written.items() if k != "stages"}
-    values = read_keys(document, keys, PipelineOptions, document.path.absolute().parent)
-    document.data["pipelines"][name] = written
+    folder = document.path.absolute().parent
+    values = read_keys(document, keys, PipelineOptions, folder, leave=("stages",))
     if len(document.problems) > before:
         return None
     try:

@@ -12,7 +12,7 @@ from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.model.traffic import known_parts
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.catalog import with_source
+from headrace.models.catalog import read_sources, with_source
 from headrace.models.source import SourceReader, reading
 from headrace.registry.model import DeclaredModels, ModelVersion, Registry, digest_of
 
@@ -63,24 +63,16 @@ def read_declared(path: Path, settings: Settings | None = None) -> DeclaredModel
     """
     catalog = load_catalog(path)
     settings = settings or Settings(models_file=path)
-    reader = SourceReader(settings, catalog.base_dir)
-    versions, problems = {}, []
-    for name, model in catalog.models.items():
-        if model.source is None or "version" in catalog.written[name]:
-            continue
-        try:
-            found = with_source(reader, model, settings)
-        except ConfigError as error:
-            problems.append(f"{path}: models.{name}.source: {error.message}")
-        else:
-            versions[name] = {found.version: found}
+    names = [
+        name
+        for name, model in catalog.models.items()
+        if model.source is not None and "version" not in catalog.written[name]
+    ]
+    problems = read_sources(SourceReader(settings, catalog.base_dir), catalog, settings, names)
     if problems:
         raise ConfigError(
             "\n".join(problems), hint="if it cannot be read here, write its `version` into the file"
         )
-    catalog.adopt(
-        {name: {model.version: model} for name, model in catalog.models.items()} | versions
-    )
     return declared_of(catalog)
 
 

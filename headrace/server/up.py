@@ -79,7 +79,7 @@ class Up:
                 change="HEADRACE_FLOWER_HOST=127.0.0.1, or give --no-flower",
             )
         with state_dir.locked(settings.state_dir) as lock:
-            self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
+            self._stale = state_dir.read_record(settings.state_dir).get("incarnations", [])
             self._take_ports()
             try:
                 self._supervise(self._children(lock))
@@ -225,11 +225,6 @@ class Up:
 
     def _report(self, text: str) -> None:
         self._console.print(OWN_NAME, text)
-
-
-def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
-    found = record.get("incarnations")
-    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
 
 
 def _models(state: Any) -> str:

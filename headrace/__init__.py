@@ -34,31 +34,20 @@ if TYPE_CHECKING:
     from headrace.generator import Budget, Generator, Piece
     from headrace.handler import Context, Handler, Response
 else:
+    #: The module of each name, imported on use: the clients import httpx2, the rest msgspec.
+    _MODULES = {
+        **dict.fromkeys(("AsyncClient", "Client", "InputRef"), "client"),
+        **dict.fromkeys(("Command", "Extension"), "config.extensions"),
+        **dict.fromkeys(("Budget", "Generator", "Piece"), "generator"),
+        **dict.fromkeys(("Context", "Handler", "Response"), "handler"),
+        "Pipeline": "config.model.pipelines",
+    }
 
     def __getattr__(name: str) -> object:
-        # Imported on use: the clients import httpx2, the rest msgspec.
-        if name in ("AsyncClient", "Client", "InputRef"):
-            from headrace import client
-
-            return getattr(client, name)
-        if name in ("Context", "Handler", "Response"):
-            from headrace import handler
-
-            return getattr(handler, name)
-        if name in ("Budget", "Generator", "Piece"):
-            from headrace import generator
-
-            return getattr(generator, name)
-        if name in ("Command", "Extension"):
-            from headrace.config import extensions
-
-            return getattr(extensions, name)
-        if name == "Pipeline":
-            from headrace.config.model import pipelines
-
-            return pipelines.Pipeline
         if name == "errors":
             return importlib.import_module("headrace.errors")
+        if name in _MODULES:
+            return getattr(importlib.import_module(f"headrace.{_MODULES[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -30,7 +30,6 @@ class HeadraceError(Exception):
         code: identifies the error. If a newer server sends a code that this version does not know,
             the client sets it on the instance, and `status` and `retryable` too.
         retryable: whether another try can succeed.
-        title: a short description.
     """
 
     code: str = "error"
@@ -47,8 +46,10 @@ class HeadraceError(Exception):
         retryable: bool | None = None,
         title: str | None = None,
     ) -> None:
-        """Set what a class statement gives; the rest is inherited."""
+        """Set what a class statement gives; a title is the code in words, the rest is inherited."""
         super().__init_subclass__()
+        if code is not None:
+            title = title or code.replace("-", " ").capitalize()
         given = {"code": code, "status": status, "retryable": retryable, "title": title}
         for name, value in given.items():
             if value is not None:
@@ -89,7 +90,7 @@ class RequestError(HeadraceError, status=400):
     """The request was refused and no job was made."""
 
 
-class InvalidRequest(RequestError, code="invalid-request", title="Invalid request"):
+class InvalidRequest(RequestError, code="invalid-request"):
     """The request cannot be read: bad JSON, an unknown option, an option out of range."""
 
 
@@ -116,7 +117,7 @@ class FieldError:
     expected: str = ""
 
 
-class InvalidInput(RequestError, code="invalid-input", status=422, title="Invalid input"):
+class InvalidInput(RequestError, code="invalid-input", status=422):
     """The input does not fit the `inputs` that its model declares; no job was made.
 
     Args:
@@ -128,43 +129,39 @@ class InvalidInput(RequestError, code="invalid-input", status=422, title="Invali
         self.errors = list(errors)
 
 
-class InvalidId(RequestError, code="invalid-id", status=422, title="Invalid id"):
+class InvalidId(RequestError, code="invalid-id", status=422):
     """The id, or the idempotency key, is not one that a job can have."""
 
 
-class ModelNotFound(RequestError, code="model-not-found", status=404, title="Model not found"):
+class ModelNotFound(RequestError, code="model-not-found", status=404):
     """No model of that name (and version) is registered."""
 
 
-class ModelNotLoaded(
-    RequestError, code="model-not-loaded", status=503, retryable=True, title="Model not loaded"
-):
+class ModelNotLoaded(RequestError, code="model-not-loaded", status=503, retryable=True):
     """No worker can load the model; the error names the reason."""
 
 
-class PathNotFound(RequestError, code="not-found", status=404, title="Not found"):
+class PathNotFound(RequestError, code="not-found", status=404):
     """The API has no such path."""
 
 
-class JobNotFound(RequestError, code="job-not-found", status=404, title="Job not found"):
+class JobNotFound(RequestError, code="job-not-found", status=404):
     """No job has that id: it never existed, or its result_ttl has passed."""
 
 
-class ResultFreed(RequestError, code="result-freed", status=410, title="Result freed"):
+class ResultFreed(RequestError, code="result-freed", status=410):
     """The result of a pipeline's stage was freed: all stages that use it have ended."""
 
 
-class QueueNotFound(RequestError, code="queue-not-found", status=404, title="Queue not found"):
+class QueueNotFound(RequestError, code="queue-not-found", status=404):
     """No registered model is served from a queue of that name."""
 
 
-class RunNotFound(RequestError, code="run-not-found", status=404, title="Run not found"):
+class RunNotFound(RequestError, code="run-not-found", status=404):
     """No offline run of that id has reported to this server within the last 30 days."""
 
 
-class ProfileNotFound(
-    RequestError, code="profile-not-found", status=404, title="Profile not found"
-):
+class ProfileNotFound(RequestError, code="profile-not-found", status=404):
     """No profile has that id: it never existed, has expired, or newer ones took its place."""
 
 
@@ -180,11 +177,11 @@ class WebhookNotFound(
     """The job has no webhook delivery of that id, or none yet."""
 
 
-class FileMissing(RequestError, code="file-not-found", status=404, title="File not found"):
+class FileMissing(RequestError, code="file-not-found", status=404):
     """No file has that id: it was deleted, has expired, or its upload did not complete."""
 
 
-class BatchNotFound(RequestError, code="batch-not-found", status=404, title="Batch not found"):
+class BatchNotFound(RequestError, code="batch-not-found", status=404):
     """No batch has that id: it never existed, or has expired."""
 
 
@@ -192,23 +189,19 @@ class ListsOff(RequestError, code="lists-off", status=404, title="Lists are swit
     """Jobs or failures cannot be listed here: job_index_max or failures_max is 0."""
 
 
-class MethodNotAllowed(
-    RequestError, code="method-not-allowed", status=405, title="Method not allowed"
-):
+class MethodNotAllowed(RequestError, code="method-not-allowed", status=405):
     """The path exists, but not for this method."""
 
 
-class Conflict(RequestError, code="conflict", status=409, title="Conflict"):
+class Conflict(RequestError, code="conflict", status=409):
     """The id or idempotency key was used before for another request."""
 
 
-class InputForbidden(RequestError, code="input-forbidden", status=403, title="Input forbidden"):
+class InputForbidden(RequestError, code="input-forbidden", status=403):
     """The file or object that `input_ref` names is not one that clients may name."""
 
 
-class PayloadTooLarge(
-    RequestError, code="payload-too-large", status=413, title="Payload too large"
-):
+class PayloadTooLarge(RequestError, code="payload-too-large", status=413):
     """The body is larger than body_limit_bytes, or the input than the payload store can hold."""
 
 
@@ -218,9 +211,7 @@ class UnsupportedMedia(
     """The content type cannot be read on this route."""
 
 
-class RangeNotSatisfiable(
-    RequestError, code="range-not-satisfiable", status=416, title="Range not satisfiable"
-):
+class RangeNotSatisfiable(RequestError, code="range-not-satisfiable", status=416):
     """The requested range begins behind the end of the result."""
 
 
@@ -232,11 +223,11 @@ class Forbidden(RequestError, code="forbidden", status=403, title="Not allowed")
     """The API key lacks the route's scope, or the request comes from a page of another origin."""
 
 
-class RequestTimeout(RequestError, code="request-timeout", status=408, title="Request timeout"):
+class RequestTimeout(RequestError, code="request-timeout", status=408):
     """No more of an incomplete request arrived for request_timeout_s."""
 
 
-class HeaderTooLarge(RequestError, code="header-too-large", status=431, title="Header too large"):
+class HeaderTooLarge(RequestError, code="header-too-large", status=431):
     """The request's line and headers are longer than header_limit_bytes, or there are too many."""
 
 
@@ -252,7 +243,7 @@ class Throttled(RequestError, status=429, retryable=True):
         self.retry_after_s = retry_after_s
 
 
-class QueueFull(Throttled, code="queue-full", title="Queue full"):
+class QueueFull(Throttled, code="queue-full"):
     """The model's queue has max_queue_depth jobs or max_queued_tokens; nothing was enqueued."""
 
 
@@ -301,7 +292,7 @@ class InputError(JobError, code="input-error", status=422, title="Bad input"):
     """The input is bad. A handler returns or raises it; only this job fails, with its message."""
 
 
-class HandlerError(JobError, code="handler-error", title="Handler error"):
+class HandlerError(JobError, code="handler-error"):
     """The handler raised on this input when it ran alone.
 
     Args:
@@ -321,13 +312,11 @@ class TransientError(
     """The handler reports that a retry can succeed; the job is retried up to max_retries."""
 
 
-class OutOfMemory(
-    JobError, code="out-of-memory", status=507, retryable=True, title="Out of memory"
-):
+class OutOfMemory(JobError, code="out-of-memory", status=507, retryable=True):
     """The device had no memory for this input even when it ran alone."""
 
 
-class JobTimeout(JobError, code="timeout", status=504, title="Timeout"):
+class JobTimeout(JobError, code="timeout", status=504):
     """The job ran longer than its timeout, and was stopped."""
 
 
@@ -335,21 +324,19 @@ class ReplicaLost(JobError, code="replica-lost", title="Model process lost"):
     """The model process died each time it ran this job alone; the job is in the dead letters."""
 
 
-class InputUnavailable(JobError, code="input-unavailable", status=502, title="Input unavailable"):
+class InputUnavailable(JobError, code="input-unavailable", status=502):
     """The job's input could not be read: it is gone, or its store does not answer."""
 
 
-class ResultNotStored(
-    JobError, code="result-not-stored", status=502, retryable=True, title="Result not stored"
-):
+class ResultNotStored(JobError, code="result-not-stored", status=502, retryable=True):
     """The job has run, but its large result could not be written to the payload store."""
 
 
-class JobExpired(JobError, code="expired", status=410, title="Expired"):
+class JobExpired(JobError, code="expired", status=410):
     """The job was not started before its `expires`, or could not have ended within its timeout."""
 
 
-class JobCancelled(JobError, code="cancelled", status=410, title="Cancelled"):
+class JobCancelled(JobError, code="cancelled", status=410):
     """The job was cancelled."""
 
 
@@ -363,13 +350,7 @@ class StoreUnavailable(
     """The payload store does not answer; nothing was enqueued."""
 
 
-class StoreFull(
-    StoreError,
-    code="payload-storage-full",
-    status=507,
-    retryable=True,
-    title="Payload storage full",
-):
+class StoreFull(StoreError, code="payload-storage-full", status=507, retryable=True):
     """The payload store is full. Nothing was enqueued; small inputs are still accepted."""
 
 
@@ -377,29 +358,23 @@ class BrokerError(HeadraceError, status=503):
     """Redis cannot do what was asked."""
 
 
-class BrokerUnavailable(
-    BrokerError, code="broker-unavailable", retryable=True, title="Broker unavailable"
-):
+class BrokerUnavailable(BrokerError, code="broker-unavailable", retryable=True):
     """Redis does not answer. A submit can be repeated under the same id."""
 
 
-class BrokerFull(BrokerError, code="broker-full", retryable=True, title="Broker full"):
+class BrokerFull(BrokerError, code="broker-full", retryable=True):
     """Redis is at its maxmemory and refuses new jobs. Running jobs still end."""
 
 
-class BrokerUnsupported(
-    BrokerError, code="broker-unsupported", status=500, title="Broker unsupported"
-):
+class BrokerUnsupported(BrokerError, code="broker-unsupported", status=500):
     """The server is in cluster mode, or older than Redis 6.2."""
 
 
-class ModelsNotReady(
-    HeadraceError, code="models-not-ready", status=503, retryable=True, title="Models not ready"
-):
+class ModelsNotReady(HeadraceError, code="models-not-ready", status=503, retryable=True):
     """A model has no loaded replica (`/ready?models=all`)."""
 
 
-class InternalError(HeadraceError, code="internal-error", title="Internal error"):
+class InternalError(HeadraceError, code="internal-error"):
     """The API has failed. Its log has the details under the answer's `id`."""
 
 
@@ -407,13 +382,11 @@ class ClientError(HeadraceError):
     """Raised by the client itself, never sent by a server."""
 
 
-class ServerUnreachable(
-    ClientError, code="server-unreachable", retryable=True, title="Server unreachable"
-):
+class ServerUnreachable(ClientError, code="server-unreachable", retryable=True):
     """No server answers at the address, or it did not answer for longer than `retry_s`."""
 
 
-class UnexpectedAnswer(ClientError, code="unexpected-answer", title="Unexpected answer"):
+class UnexpectedAnswer(ClientError, code="unexpected-answer"):
     """The server at the address does not answer as Headrace does."""
 
 
@@ -423,7 +396,7 @@ class WaitTimeout(ClientError, TimeoutError, code="wait-timeout", title="Wait ti
     job_id: str = ""
 
 
-class StreamRestarted(ClientError, code="stream-restarted", title="Stream restarted"):
+class StreamRestarted(ClientError, code="stream-restarted"):
     """The job began again, so the pieces that came before do not count.
 
     Attributes:
@@ -438,7 +411,7 @@ class StreamRestarted(ClientError, code="stream-restarted", title="Stream restar
         self.job_id, self.place = job_id, place
 
 
-class PiecesMissing(ClientError, code="pieces-missing", title="Pieces missing"):
+class PiecesMissing(ClientError, code="pieces-missing"):
     """The server does not keep some pieces of a stream any more.
 
     Attributes:

@@ -249,7 +249,6 @@ def room_for(
     """Return whether a request may join now; an error if it never could.
 
     Args:
-        generator: the handler.
         request: what its `preprocess` returned.
         running: others run, and will leave room.
         likely: what it probably takes; by default as `likely_cost` has it.

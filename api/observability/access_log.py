@@ -24,9 +24,10 @@ from api.observability.request_trace import ApiSpans, RequestTrace
 from headrace.config.settings import Settings
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
-from headrace.observability.log_format import plain, shown
+from headrace.observability.log_format import shown
 from headrace.observability.log_output import LogOutput
 from headrace.observability.redaction import Redaction
+from headrace.text import printable
 
 LOGGER: Final = "access"
 #: Machines request these all the time: they are logged at `debug` only.
@@ -113,7 +114,7 @@ class AccessLog:
             [f"{name}={shown(fields[name])}" for name in fields if name not in _IN_TEXT]
         )
         return (
-            f"{stamp} INFO    {LOGGER}: {plain(fields['method'])} {plain(fields['path'])} "
+            f"{stamp} INFO    {LOGGER}: {printable(fields['method'])} {printable(fields['path'])} "
             f"{fields['status']} {fields['duration_ms']:.1f} ms {fields['bytes']} B  {rest}\n"
         ).encode()
 

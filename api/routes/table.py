@@ -46,13 +46,21 @@ from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
-from headrace.schema.failures import FailureGroups, Purged, Requeued, Retried
 from headrace.schema.lines import JobRequest, NamedJobRequest
-from headrace.schema.models import Profile, Profiles
-from headrace.schema.queues import QueuePurge, Queues
+from headrace.schema.operation import (
+    FailureGroups,
+    Profile,
+    Profiles,
+    Purged,
+    QueuePurge,
+    Queues,
+    Requeued,
+    Retried,
+    WebhookDeliveries,
+    WebhookDelivery,
+)
 from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration
 from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
-from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
 Answers = type | Success | Mapping[int, type | Success]
 #: Takes the services, the request, and the parts of the path that the template names.

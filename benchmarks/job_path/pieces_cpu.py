@@ -7,6 +7,7 @@ other load on the machine matters little.
 
 - `kinds` (headrace/queue/submission.py): without it, what jobs of a kind share is made for each.
 - `replies` (headrace/redis/fast_connection.py): without it, redis-py reads each of 256 replies.
+- `fresh` (headrace/schema/serialization.py): without it, the object of each new job is written.
 - `templates` (api/observability/exposition.py): without it, prometheus-client writes each scrape.
 """
 
@@ -29,9 +30,11 @@ from api.observability.metric_families import Family
 from benchmarks.common.tables import Table
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.ids import new_ids
+from headrace.jobs.job import Job, State
 from headrace.queue import submission
 from headrace.redis.connection import connect_async
 from headrace.redis.fast_connection import FastConnection, exchange, pack_all
+from headrace.schema import serialization
 from tests.harness.servers.redis_servers import redis_server
 
 ROUNDS: Final = 15
@@ -51,6 +54,21 @@ def kinds() -> Iterator[tuple[Callable[[], object], int, Any]]:
         JOBS,
         patch.object(submission, "_shared", made),
     )
+
+
+@contextmanager
+def fresh() -> Iterator[tuple[Callable[[], object], int, Any]]:
+    """Yield what makes the objects of JOBS new jobs, their number, and what removes the cache."""
+    ids, now_us = new_ids(JOBS), 1_700_000_000_000_000
+
+    def each(*of: Any) -> Callable[[str], bytes]:
+        return lambda job_id: serialization.job_object(Job(job_id, *of[:-1]))
+
+    def call() -> list[bytes]:
+        new = ("m", "1.0", State.QUEUED, now_us, None)
+        return [serialization.fresh_object(*new)(job_id) for job_id in ids]
+
+    yield call, JOBS, patch.object(serialization, "fresh_object", each)
 
 
 @contextmanager
@@ -89,7 +107,7 @@ def templates() -> Iterator[tuple[Callable[[], object], int, Any]]:
     yield lambda: exposition.text([samples]), SERIES, removed
 
 
-PIECES: Final = {"kinds": kinds, "replies": replies, "templates": templates}
+PIECES: Final = {"kinds": kinds, "fresh": fresh, "replies": replies, "templates": templates}
 
 
 def measure(piece: str, rounds: int = ROUNDS) -> list[tuple[float, float]]:

@@ -41,13 +41,11 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
     """A key as Redis has it.
 
     Attributes:
-        id: its name in records and lists.
         name: for people.
         digest: the SHA-256 of the secret.
         rate: requests and jobs per second; 0 for no limit.
         in_flight: the most jobs in flight; 0 for no limit.
         tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
-        created_s: when it was created, in seconds since 1970.
         expires_s: when it expires, in seconds since 1970; 0 for never.
         acts: it belongs to the deployment and may act for the owner of a job.
         old_digest: the SHA-256 of the previous secret, while that is valid too.
@@ -81,14 +79,11 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """The API key that makes a request.
+    """The API key that makes a request, with the limits of `ApiKey`.
 
     Attributes:
         key_id: the owner of its jobs; "" for no owner.
         sees_all: it may see the jobs of other keys.
-        in_flight: the most jobs in flight; 0 for no limit.
-        rate: requests and jobs per second; 0 for no limit.
-        tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
     """
 
     key_id: str

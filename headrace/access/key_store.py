@@ -42,8 +42,6 @@ RATE_MAX: Final = 1_000_000
 TOKENS_PER_MINUTE_MAX: Final = 1_000_000_000_000
 #: Seconds for which an expired key is still listed, so that the reason of a 401 can be found.
 SHOWN_AFTER_S: Final = 30 * 86_400
-#: Seconds for which a key of a component is valid; the component makes a new one in time.
-INTERNAL_TTL_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,9 @@ class ApiKeyStore:
         expires_in_s: float = 0.0,
         acts: bool = False,
     ) -> tuple[ApiKey, str]:
-        """Create a key.
+        """Create a key; `ApiKey` explains its limits.
 
         Args:
-            name: for people.
-            rate: requests per second; 0 for no limit.
-            in_flight: the most jobs in flight; 0 for no limit.
-            tokens_per_minute: how many tokens its jobs may need a minute; 0 for no limit.
             expires_in_s: seconds until it expires; 0 for never.
             acts: it may act for other keys, as components of the deployment do.
 
@@ -224,14 +218,3 @@ def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
         ) from error
     finally:
         client.close()
-
-
-def internal_key(url: str, part: str) -> str:
-    """Create a key with which a component acts for the owners of jobs; it is valid for a day.
-
-    A component with access to Redis may do everything anyway, so that it makes its own key.
-    """
-    with api_keys_at(url) as found:
-        scopes = [Scope.SUBMIT, Scope.READ]
-        _, text = found.create(f"{part} (internal)", scopes, expires_in_s=INTERNAL_TTL_S, acts=True)
-        return text

@@ -24,9 +24,8 @@ from headrace.client.registry import ModelChange
 from headrace.client.sync_client import Client
 from headrace.jobs.job import JobFailure as Failure
 from headrace.jobs.progress import Progress
-from headrace.schema.failures import FailuresOfGroup as FailureGroup
-from headrace.schema.failures import Requeued, Retried
-from headrace.schema.queues import Queue
+from headrace.schema.operation import FailuresOfGroup as FailureGroup
+from headrace.schema.operation import Queue, Requeued, Retried
 from headrace.schema.runs import Run
 
 __all__ = [

@@ -20,11 +20,18 @@ from headrace.client.models import (
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
-from headrace.schema.failures import Purged, Requeued
-from headrace.schema.models import Profile, Profiles
-from headrace.schema.queues import Queue, QueuePurge, VersionQueue
+from headrace.schema.operation import (
+    Profile,
+    Profiles,
+    Purged,
+    Queue,
+    QueuePurge,
+    Requeued,
+    VersionQueue,
+    WebhookDeliveries,
+    WebhookDelivery,
+)
 from headrace.schema.runs import Run, RunReceipt, Runs
-from headrace.schema.webhooks import WebhookDeliveries, WebhookDelivery
 
 RUNS: Final = "/api/v1/runs"
 _PROFILES: Final = "/api/v1/profiles"

@@ -25,7 +25,7 @@ from headrace.client.models import Cancelled, Job, Model, decode_output
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
-from headrace.schema.queues import Queue, Queues
+from headrace.schema.operation import Queue, Queues
 
 MODELS: Final = "/api/v1/models"
 #: Seconds of the first long poll, after which a reason that no worker can load the model is known.

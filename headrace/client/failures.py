@@ -9,7 +9,7 @@ from urllib.parse import quote
 from headrace.client.calls import moment
 from headrace.client.http.retries import Session, fetch
 from headrace.client.sansio import HttpRequest, Plan
-from headrace.schema.failures import FailureGroups, FailuresOfGroup, Retried
+from headrace.schema.operation import FailureGroups, FailuresOfGroup, Retried
 
 FAILURES: Final = "/api/v1/failures"
 

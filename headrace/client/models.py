@@ -11,8 +11,8 @@ import msgspec
 from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
 from headrace.jobs.values.media_types import is_json
-from headrace.schema.failures import DeadLetterEntry
 from headrace.schema.jobs import JobObject
+from headrace.schema.operation import DeadLetterEntry
 
 In = TypeVar("In")
 

@@ -21,9 +21,7 @@ class WebUrl(NamedTuple):
     """A URL in the form in which it is compared and requested.
 
     Attributes:
-        scheme: `https` or `http`.
         host: in lower case; an IPv6 address without brackets.
-        port: its port, or that of the scheme.
         path: begins with `/`, and has no `.` or `..`.
         query: without its `?`.
     """

@@ -6,7 +6,6 @@ that the user has set.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -22,17 +21,6 @@ ENV_URL: Final = "HEADRACE_URL"
 def package_root() -> Path:
     """Return the folder that holds the package `headrace`."""
     return Path(__file__).resolve().parents[2]
-
-
-def name_problem(path: str) -> str:
-    """Return why no file can have a path, whatever is on the disk; "" if one can."""
-    try:
-        os.lstat(path)
-    except ValueError as error:
-        return str(error)  # a NUL, or half of a surrogate pair
-    except OSError as error:
-        return "File name too long" if error.errno == errno.ENAMETOOLONG else ""
-    return ""
 
 
 def server_root() -> Path:

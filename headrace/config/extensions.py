@@ -56,20 +56,15 @@ class Command:
 class Extension:
     """What an extension adds. Each part is a function that imports it, called by who needs it.
 
+    `POINTS` has the classes of the parts.
+
     Attributes:
         name: one word; also the key of its settings.
         summary: what it adds, in a sentence, for `headrace doctor`.
-        commands: of the command line, by name.
         settings: returns the type of its value in the settings: a struct whose fields have
             defaults, or a simple type.
         variables: HEADRACE_ variables that are not settings; the extension reads them.
         file_hints: what a handler's file without a class is, by a name that it has.
-        api: returns an `api.extension.ApiPart`.
-        workers: returns a `workers.extension.WorkerPart`.
-        handlers: returns a `handlers.extension.HandlerPart`.
-        models: returns a `headrace.models.extension.ModelsPart`.
-        server: returns a `headrace.server.extension.ServerPart`.
-        logs: returns a `headrace.observability.extension.LogsPart`.
         checks: returns a tuple of `headrace.cli.doctor.check.Check`, for `headrace doctor`.
     """
 
@@ -125,10 +120,6 @@ def parts(point: str, kind: type[_Part]) -> dict[str, _Part]:
     """Return the parts of all extensions for one point, by the extension's name.
 
     A part that cannot be imported is left out, with a warning and a line in `headrace doctor`.
-
-    Args:
-        point: the field of `Extension`.
-        kind: the class of its parts.
     """
     result: dict[str, _Part] = {}
     for name, extension in found().extensions.items():

@@ -7,7 +7,7 @@ The caller passes the environment: nothing here reads `os.environ`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_origin, overload
 
@@ -26,92 +26,6 @@ from headrace.redis.connection import redact_url
 from headrace.redis.url import SCHEMES, read_url
 from headrace.webhooks.allowed_addresses import read_networks
 from headrace.webhooks.signing import read_secret
-
-
-def values_in_file(
-    document: Document, keys: Sequence[str], core_keys: Collection[str]
-) -> dict[str, Any]:
-    """Return the values at these keys, a struct as its fields; report what does not fit.
-
-    Values of extensions that cannot be used are left alone: such an extension stops nothing.
-    """
-    types, values = settings_types(), dict[str, Any]()
-    for key in keys:
-        if is_struct(types.get(key)):
-            values[key] = read_fields(document, (key,), types[key])
-        elif key in types:
-            read_value(document, (key,), document.data[key], types[key], values)
-        elif key not in found().problems:
-            near = did_you_mean(str(key), [*core_keys, *types])
-            document.report((key,), f"unknown key{near}")
-    return values
-
-
-def values_in_variables(
-    environ: Mapping[str, str], prefix: str, core_variables: Collection[str], problems: list[str]
-) -> dict[str, Any]:
-    """Return the values that these variables have, as `values_in_file` does."""
-    known, values = variables(prefix), dict[str, Any]()
-    others = other_variables()
-    unusable = tuple(prefix + name.upper() for name in found().problems)
-    for variable, text in environ.items():
-        if variable not in known:
-            if variable not in others and not variable.startswith(unusable):
-                near = did_you_mean(variable, [*core_variables, *known, *others])
-                problems.append(f"environment: {variable}: unknown variable{near}")
-        elif text:
-            name, key, kind = known[variable]
-            into, place = (values.setdefault(name, {}), key) if key else (values, name)
-            try:
-                into[place] = convert(_items(text, kind), kind, strict=False)
-            except ValueError as error:
-                problems.append(f"environment: {variable}: {error}")
-    return values
-
-
-def variables(prefix: str) -> dict[str, tuple[str, str, Any]]:
-    """Return the extension, the field ("" if it has none) and the type of each variable."""
-    result: dict[str, tuple[str, str, Any]] = {}
-    for name, kind in settings_types().items():
-        if is_struct(kind):
-            for item in msgspec.structs.fields(kind):
-                result[f"{prefix}{name}_{item.name}".upper()] = (name, item.name, item.type)
-        else:
-            result[f"{prefix}{name}".upper()] = (name, "", kind)
-    return result
-
-
-def other_variables() -> set[str]:
-    """Return the variables of extensions that are not settings."""
-    return {name for extension in found().extensions.values() for name in extension.variables}
-
-
-def combined(
-    file: Mapping[str, Any], variables: Mapping[str, Any], problems: list[str]
-) -> dict[str, Any]:
-    """Return the value of each extension that has one."""
-    result = {**file, **variables}
-    for name in result:
-        kind = settings_types()[name]
-        if is_struct(kind):
-            try:
-                result[name] = kind(**{**file.get(name, {}), **variables.get(name, {})})
-            except ValueError as error:
-                problems.append(f"{name}: {error}")
-    return result
-
-
-def is_struct(kind: Any) -> bool:
-    """Return whether a type is a struct."""
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _items(text: str, kind: Any) -> object:
-    """Return the items of a list, which a variable separates by commas; another text as it is."""
-    if get_origin(kind) not in (list, tuple):
-        return text
-    return [item.strip() for item in text.split(",") if item.strip()]
-
 
 ENV_PREFIX: Final = "HEADRACE_"
 #: The variable with the path of the YAML file.
@@ -140,19 +54,6 @@ OTHER_VARIABLES: Final = frozenset(
 #: The models file if no setting names one: the first of these in the working directory. If it has
 #: none, the last of these in the folder of the servers' code, as in a wheel.
 MODELS_FILES: Final = (Path("models.yaml"), Path("configs/models.yaml"))
-
-#: Settings that are lists; in a variable their items are separated by commas.
-LISTS: Final = frozenset(
-    {
-        "input_roots",
-        "input_buckets",
-        "cors_origins",
-        "webhook_secrets",
-        "webhook_allow_networks",
-        "allowed_urls",
-        "worker_labels",
-    }
-)
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400
@@ -255,7 +156,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the value of an extension; if it has none, a struct's defaults, else None.
 
         Args:
-            extension: its name.
             kind: the type that the extension names in its `settings`.
         """
         value = self.extensions.get(extension)
@@ -335,7 +235,6 @@ def load_settings(
 
     Args:
         file: a YAML file; None takes the file of HEADRACE_CONFIG, if it is set.
-        environ: the environment, such as `os.environ`.
         overrides: values of the command line, by key; None means not given.
 
     Raises:
@@ -350,10 +249,12 @@ def load_settings(
     _check_log_format(values.get("log_format", "console"), problems)
     _check_lists(values, problems)
     if of_extensions or others:
-        values["extensions"] = combined(of_extensions, others, problems)
+        values["extensions"] = _extension_values(of_extensions, others, problems)
     if problems:
         raise ConfigError("\n".join(problems), hint="see docs/configuration.md for all settings")
-    return Settings(**{"models_file": _default_models_file(), **values})
+    here = next((path for path in MODELS_FILES if path.is_file()), None)
+    models_file = here or server_root() / MODELS_FILES[-1]
+    return Settings(**{"models_file": models_file, **values})
 
 
 def _check_log_format(chosen: str, problems: list[str]) -> None:
@@ -383,11 +284,6 @@ def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:
         problems.append(f"webhook_allow_networks: {error}")
 
 
-def _default_models_file() -> Path:
-    here = next((file for file in MODELS_FILES if file.is_file()), None)
-    return here or server_root() / MODELS_FILES[-1]
-
-
 def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values of the core and those of extensions."""
     document = load_yaml(file, what="settings file")
@@ -401,7 +297,7 @@ def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
     url = document.data.pop("redis_url", None)
     others = [key for key in document.data if key not in FIELDS]
     values = read_fields(document, (), Settings, leave=others)
-    of_extensions = values_in_file(document, others, FIELDS) if others else {}
+    of_extensions = _extensions_in_file(document, others) if others else {}
     if url is not None:
         try:
             values["redis_url"] = _redis_url(url)
@@ -429,9 +325,9 @@ def _from_environ(
     """Return the values of the core and those of extensions."""
     values: dict[str, Any] = {}
     others: dict[str, str] = {}
-    found: list[str] = []
+    mistakes: list[str] = []
     if environ.get(ENV_REDIS_URL) and not environ.get(f"{ENV_PREFIX}REDIS_URL"):
-        _take(values, "redis_url", environ[ENV_REDIS_URL], ENV_REDIS_URL, found)
+        _take(values, "redis_url", environ[ENV_REDIS_URL], ENV_REDIS_URL, mistakes)
     for variable in sorted(environ):
         text = environ[variable]
         if not variable.startswith(ENV_PREFIX) or variable in OTHER_VARIABLES:
@@ -442,11 +338,10 @@ def _from_environ(
             others[variable] = text
         elif text:  # a Compose file writes `NAME=` for an unset variable
             name = VARIABLES[variable]
-            _take(values, name, text, f"environment: {variable}", found, strict=False)
+            _take(values, name, text, f"environment: {variable}", mistakes, strict=False)
     # Extensions are looked up only if a value may be theirs.
-    core = (*VARIABLES, *OTHER_VARIABLES)
-    of_extensions = values_in_variables(others, ENV_PREFIX, core, found) if others else {}
-    problems.extend(sorted(found))
+    of_extensions = _extensions_in_variables(others, mistakes) if others else {}
+    problems.extend(sorted(mistakes))
     return values, of_extensions
 
 
@@ -472,23 +367,25 @@ def _take(
 ) -> None:
     if name == "log_level" and isinstance(value, str):
         value = value.lower()
-    if name in LISTS and isinstance(value, str):
-        value = [item.strip() for item in value.split(",") if item.strip()]
     try:
         if name == "redis_url":
             values[name] = _redis_url(value)
         else:
-            values[name] = convert(value, FIELDS[name].type, strict=strict)
+            kind = FIELDS[name].type
+            values[name] = convert(_items(value, kind), kind, strict=strict)
     except ValueError as error:
         problems.append(f"{where}: {error}")
 
 
-def _redis_url(value: object) -> str:
-    """Return a valid URL. Messages never contain its password.
+def _items(value: object, kind: Any) -> object:
+    """Return the items of a list that is a text with commas; another value as it is."""
+    if not isinstance(value, str) or get_origin(kind) not in (list, tuple):
+        return value
+    return [item.strip() for item in value.split(",") if item.strip()]
 
-    Raises:
-        ValueError: it is not a URL with a known scheme.
-    """
+
+def _redis_url(value: object) -> str:
+    """Return a valid URL. Messages never contain its password."""
     url: str = convert(value, _Text, secret=True)
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
@@ -500,3 +397,71 @@ def _redis_url(value: object) -> str:
     except ConfigError as error:
         raise ValueError(f"{error.message}; {error.hint}") from None
     return url
+
+
+def extension_variables() -> dict[str, tuple[str, str, Any]]:
+    """Return the extension, the field ("" if it has none) and the type of each variable."""
+    result: dict[str, tuple[str, str, Any]] = {}
+    for name, kind in settings_types().items():
+        if _is_struct(kind):
+            for item in msgspec.structs.fields(kind):
+                result[f"{ENV_PREFIX}{name}_{item.name}".upper()] = (name, item.name, item.type)
+        else:
+            result[f"{ENV_PREFIX}{name}".upper()] = (name, "", kind)
+    return result
+
+
+def _extensions_in_file(document: Document, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the values at these keys, a struct as its fields; report what does not fit.
+
+    Values of extensions that cannot be used are left alone: such an extension stops nothing.
+    """
+    types, values = settings_types(), dict[str, Any]()
+    for key in keys:
+        if _is_struct(types.get(key)):
+            values[key] = read_fields(document, (key,), types[key])
+        elif key in types:
+            read_value(document, (key,), document.data[key], types[key], values)
+        elif key not in found().problems:
+            near = did_you_mean(str(key), [*FIELDS, *types])
+            document.report((key,), f"unknown key{near}")
+    return values
+
+
+def _extensions_in_variables(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """Return the values that these variables have, as `_extensions_in_file` does."""
+    known, values = extension_variables(), dict[str, Any]()
+    others = {name for extension in found().extensions.values() for name in extension.variables}
+    unusable = tuple(ENV_PREFIX + name.upper() for name in found().problems)
+    for variable, text in environ.items():
+        if variable not in known:
+            if variable not in others and not variable.startswith(unusable):
+                near = did_you_mean(variable, [*VARIABLES, *OTHER_VARIABLES, *known, *others])
+                problems.append(f"environment: {variable}: unknown variable{near}")
+        elif text:
+            name, key, kind = known[variable]
+            into, place = (values.setdefault(name, {}), key) if key else (values, name)
+            try:
+                into[place] = convert(_items(text, kind), kind, strict=False)
+            except ValueError as error:
+                problems.append(f"environment: {variable}: {error}")
+    return values
+
+
+def _extension_values(
+    in_file: Mapping[str, Any], in_variables: Mapping[str, Any], problems: list[str]
+) -> dict[str, Any]:
+    """Return the value of each extension that has one."""
+    result = {**in_file, **in_variables}
+    for name in result:
+        kind = settings_types()[name]
+        if _is_struct(kind):
+            try:
+                result[name] = kind(**{**in_file.get(name, {}), **in_variables.get(name, {})})
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+    return result
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

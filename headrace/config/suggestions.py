@@ -48,7 +48,6 @@ def not_a_choice(error: msgspec.ValidationError, kind: Any) -> str:
     """Return an error about a value that is not in an enumeration, with the values that are.
 
     Args:
-        error: the error.
         kind: the type of which the value should be.
 
     Returns:

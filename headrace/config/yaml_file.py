@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +41,10 @@ class Document:
         """Return the mistakes so far, one line each, in the order of the file."""
         return [text for _, text in sorted(self._found, key=lambda found: found[0])]
 
+    def at(self, keys: tuple[Key, ...]) -> Any:
+        """Return the value at these keys."""
+        return reduce(getitem, keys, self.data)
+
     def report(self, keys: tuple[Key, ...], text: str) -> None:
         """Report a mistake in the value at these keys."""
         where = ".".join(str(key) if str(key).isidentifier() else repr(key) for key in keys)
@@ -67,6 +73,20 @@ class Document:
                 break
             line, node = int(pair[0].start_mark.line), pair[1]
         return line + 1
+
+
+class KeyProblem(Exception):
+    """A mistake in the value at some keys.
+
+    Attributes:
+        where: the keys, below those that are being read.
+        text: what is wrong, and what to do.
+    """
+
+    def __init__(self, where: tuple[Key, ...], text: str) -> None:
+        super().__init__(text)
+        self.where = where
+        self.text = text
 
 
 class TooDeep(yaml.YAMLError):
@@ -151,9 +171,7 @@ def read_fields(
     The keys in `leave` are left to the caller. Each value is converted by itself, so that all
     mistakes are reported and not only the first.
     """
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
+    section = document.at(keys)
     if not isinstance(section, dict):
         document.report(keys, f"expected a mapping (`key: value`), got {shown(section)}")
         return {}
@@ -186,7 +204,6 @@ def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = Fal
     """Convert a value to a type.
 
     Args:
-        value: the value.
         kind: the type, with its limits in `msgspec.Meta`.
         strict: False also parses numbers in text, for environment variables.
         secret: whether the message must not contain the value.

@@ -31,13 +31,13 @@ _PATH_MAX_BYTES: Final = 1024
 _DEPTH_MAX: Final = 50
 _SHOWN_CHARS: Final = 80
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
-_OF_SYSTEMS: Final = frozenset({"__macosx", "thumbs.db", "desktop.ini", "__pycache__"})
+_SYSTEM_NAMES: Final = frozenset({"__macosx", "thumbs.db", "desktop.ini", "__pycache__"})
 _DRIVE: Final = re.compile("^[A-Za-z]:")
 
 
 def is_of_system(name: str) -> bool:
     """Return whether a system adds files of this name on its own: they are no part of a model."""
-    return name.startswith(".") or name.lower() in _OF_SYSTEMS
+    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
 
 
 class Limits(NamedTuple):
@@ -61,8 +61,6 @@ class Member(NamedTuple):
 
     Attributes:
         path: where it belongs, below the folder; without `.` and `..`.
-        bytes: its size.
-        folder: whether it is a folder.
     """
 
     path: str
@@ -73,17 +71,20 @@ class Member(NamedTuple):
 class MemberRules:
     """Checks the members of one archive, one after the other.
 
+    `count` and `grow` raise a ConfigError if the archive holds too many of them, or too much.
+
     Args:
         label: the archive, in messages.
         packed_bytes: its size.
-        limits: how much it may hold.
     """
 
     def __init__(self, label: str, packed_bytes: int, limits: Limits) -> None:
         self.total_bytes = 0
-        self._label = label
-        self._limits = limits
-        self._most = min(limits.total_bytes, max(limits.free_bytes, packed_bytes * limits.ratio))
+        self.label = label
+        self.limits = limits
+        self._limit_bytes = min(
+            limits.total_bytes, max(limits.free_bytes, packed_bytes * limits.ratio)
+        )
         self._entries = 0
         #: By the path as a file system without case has it: its spelling, and if it is a folder.
         self._seen: dict[str, tuple[str, bool]] = {}
@@ -99,36 +100,28 @@ class MemberRules:
         return path, self._collision(path, folder=folder)
 
     def count(self, size: int) -> None:
-        """Count a member.
-
-        Raises:
-            ConfigError: the archive holds too many, or too much.
-        """
+        """Count a member."""
         self._entries += 1
         # A folder that is only part of a path costs as much as a member does.
-        if max(self._entries, len(self._seen)) > self._limits.entries:
+        if max(self._entries, len(self._seen)) > self.limits.entries:
             raise ConfigError(
-                f"{self._label}: it has more than {self._limits.entries:,} members and folders",
+                f"{self.label}: it has more than {self.limits.entries:,} members and folders",
                 hint="put small files of data into one file",
             )
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Count bytes.
-
-        Raises:
-            ConfigError: the archive holds too much.
-        """
+        """Count bytes."""
         self.total_bytes += size
-        if self.total_bytes <= self._most:
+        if self.total_bytes <= self._limit_bytes:
             return
-        if self._most == self._limits.total_bytes:
+        if self._limit_bytes == self.limits.total_bytes:
             raise ConfigError(
-                f"{self._label}: it unpacks to more than {self._most:,} bytes",
+                f"{self.label}: it unpacks to more than {self._limit_bytes:,} bytes",
                 hint="raise model_limit_bytes (HEADRACE_MODEL_LIMIT_BYTES)",
             )
         raise ConfigError(
-            f"{self._label}: it unpacks to more than {self._limits.ratio} times its size, as a "
+            f"{self.label}: it unpacks to more than {self.limits.ratio} times its size, as a "
             "decompression bomb does",
             hint="otherwise use the folder itself as the source",
         )
@@ -196,8 +189,9 @@ _ENCRYPTED: Final = 0x1
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: What the libraries raise for broken files.
 _BROKEN: Final = (
-    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError,
-    NotImplementedError, RuntimeError, RecursionError, KeyError, IndexError, struct.error,
+    zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error, EOFError, ValueError,
+    OverflowError, NotImplementedError, RuntimeError, RecursionError, KeyError, IndexError,
+    struct.error,
 )  # fmt: skip
 _ODD_TYPES: Final = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -264,9 +258,6 @@ def read_archive(
     """Yield the members of an archive with their content, which can be read before the next.
 
     Args:
-        path: the archive.
-        limits: how much it may hold.
-        report: takes what is wrong with one member.
         label: its name in messages.
 
     Raises:
@@ -278,21 +269,21 @@ def read_archive(
         rules = MemberRules(label, os.fstat(file.fileno()).st_size, limits)
         with _readable(label):
             if path.name.lower().endswith(_TARS):
-                yield from _tar(file, limits, rules, report, label)
+                yield from _tar(file, rules, report)
             else:
-                yield from _zip(file, limits, rules, report, label)
+                yield from _zip(file, rules, report)
 
 
 @contextmanager
 def _readable(label: str) -> Iterator[None]:
     try:
         yield
-    except (gzip.BadGzipFile, *_BROKEN) as error:
+    except _BROKEN as error:
         what = str(error) or type(error).__name__
         raise ConfigError(f"{label}: it is broken: {what}", hint="pack or copy it again") from error
 
 
-def _whole(chunks: Iterator[bytes], member: Member, label: str) -> Iterator[bytes]:
+def _complete(chunks: Iterator[bytes], member: Member, label: str) -> Iterator[bytes]:
     """Yield the content of a member, which must be complete."""
     read = 0
     with _readable(label):
@@ -304,12 +295,12 @@ def _whole(chunks: Iterator[bytes], member: Member, label: str) -> Iterator[byte
 
 
 def _zip(
-    file: IO[bytes], limits: Limits, rules: MemberRules, report: Report, label: str
+    file: IO[bytes], rules: MemberRules, report: Report
 ) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):
-        raise ConfigError(f"{label}: it is not a zip file", hint="pack it again")
-    if _directory_bytes(file) > limits.entries * _ENTRY_BYTES:
-        raise ConfigError(f"{label}: it has more than {limits.entries:,} members")
+        raise ConfigError(f"{rules.label}: it is not a zip file", hint="pack it again")
+    if _directory_bytes(file) > rules.limits.entries * _ENTRY_BYTES:
+        raise ConfigError(f"{rules.label}: it has more than {rules.limits.entries:,} members")
     with zipfile.ZipFile(file) as archive:
         # All names and sizes are checked before anything is unpacked.
         found = [
@@ -318,7 +309,7 @@ def _zip(
             if (member := _zip_member(info, rules, report)) is not None
         ]
         for info, member in found:
-            yield member, _whole(_zip_chunks(archive, info), member, label)
+            yield member, _complete(_zip_chunks(archive, info), member, rules.label)
 
 
 def _zip_member(info: zipfile.ZipInfo, rules: MemberRules, report: Report) -> Member | None:
@@ -334,11 +325,14 @@ def _zip_member(info: zipfile.ZipInfo, rules: MemberRules, report: Report) -> Me
         problem = f"{shown(name)} is encrypted"
     elif info.compress_type not in _METHODS:
         problem = f"{shown(name)} has a compression other than deflate ({info.compress_type})"
+    return _checked(path, problem, None if folder else info.file_size, report)
+
+
+def _checked(path: str, problem: str, size: int | None, report: Report) -> Member | None:
+    """Return a member, a folder if it has no size; None after a problem, and for no path."""
     if problem:
         report(problem)
-    if problem or not path:
-        return None
-    return Member(path, 0 if folder else info.file_size, folder)
+    return None if problem or not path else Member(path, size or 0, size is None)
 
 
 def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -368,13 +362,15 @@ def _directory_bytes(file: IO[bytes]) -> int:
 
 
 def _tar(
-    file: IO[bytes], limits: Limits, rules: MemberRules, report: Report, label: str
+    file: IO[bytes], rules: MemberRules, report: Report
 ) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if file.read(2) != b"\x1f\x8b":
-        raise ConfigError(f"{label}: it is not a .tar.gz file", hint="pack it again")
+        raise ConfigError(f"{rules.label}: it is not a .tar.gz file", hint="pack it again")
     file.seek(0)
     with gzip.GzipFile(fileobj=file) as plain:
-        stream = _Forward(plain, rules, _HEADER_MAX_BYTES + limits.entries * _ENTRY_BYTES)
+        stream = _MemberStream(
+            plain, rules, _HEADER_MAX_BYTES + rules.limits.entries * _ENTRY_BYTES
+        )
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 # tarfile would keep all members.
@@ -386,7 +382,7 @@ def _tar(
                 rules.count(0)
                 member = _tar_member(info, rules, report)
                 if member is not None:
-                    yield member, _whole(_tar_chunks(archive, info), member, label)
+                    yield member, _complete(_tar_chunks(archive, info), member, rules.label)
                 stream.begin_header()
             stream.end_header()
         stream.read_rest()
@@ -401,16 +397,11 @@ def _tar_member(info: tarfile.TarInfo, rules: MemberRules, report: Report) -> Me
         problem = f"{shown(info.name)} is a sparse file"
     elif not folder and info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         problem = f"{shown(info.name)} is not a plain file"
-    if not problem:
-        problem = _filtered(info)
-    if problem:
-        report(problem)
-    if problem or not path:
-        return None
-    return Member(path, 0 if folder else info.size, folder)
+    problem = problem or _refused_by_python(info)
+    return _checked(path, problem, None if folder else info.size, report)
 
 
-def _filtered(info: tarfile.TarInfo) -> str:
+def _refused_by_python(info: tarfile.TarInfo) -> str:
     """Return what Python's own filter for data refuses; "" if nothing."""
     check = getattr(tarfile, "data_filter", None)  # Python 3.11.4
     if check is not None:
@@ -429,8 +420,8 @@ def _tar_chunks(archive: tarfile.TarFile, info: tarfile.TarInfo) -> Iterator[byt
         yield chunk
 
 
-class _Forward(io.RawIOBase):
-    """A stream that is read once, from its begin to its end, and counts its bytes.
+class _MemberStream(io.RawIOBase):
+    """The content of a gzip file for tarfile: read once, from its start, with its bytes counted.
 
     tarfile reads headers whole, however long they claim to be, and jumps over members.
     """
@@ -442,16 +433,14 @@ class _Forward(io.RawIOBase):
         self._left_header_bytes = all_headers_max_bytes
         self._rules = rules
         self._at = 0
-        self._last = b""
+        self._last_read = b""
         self._in_header = True
         self._header_bytes = 0
 
     def begin_header(self) -> None:
-        """Count what is read as headers of the next member."""
         self._in_header, self._header_bytes = True, 0
 
     def end_header(self) -> None:
-        """Count what is read as content."""
         self._in_header = False
 
     @override
@@ -463,12 +452,12 @@ class _Forward(io.RawIOBase):
             raise tarfile.ReadError("a header is too long")
         if self._left_header_bytes < 0:
             raise tarfile.ReadError("its headers are too long")
-        return self._take(size)
+        return self._read_counted(size)
 
-    def _take(self, size: int) -> bytes:
+    def _read_counted(self, size: int) -> bytes:
         found = self._stream.read(size)
         self._at += len(found)
-        self._last = found
+        self._last_read = found
         self._rules.grow(len(found))
         return found
 
@@ -478,17 +467,13 @@ class _Forward(io.RawIOBase):
             return self._at
         if whence != os.SEEK_SET or offset < self._at:
             raise tarfile.ReadError("its members overlap")
-        while self._at < offset and self._take(min(_CHUNK_BYTES, offset - self._at)):
+        while self._at < offset and self._read_counted(min(_CHUNK_BYTES, offset - self._at)):
             pass
         return self._at
 
     def read_rest(self) -> None:
-        """Read what follows the last member, so that a broken end is found.
-
-        Raises:
-            ReadError: tarfile has stopped at something else than the end.
-        """
-        if self._last != bytes(tarfile.BLOCKSIZE):
+        """Read what follows the last member, so that a broken end is found."""
+        if self._last_read != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("it ends too early, or a header is broken")
         while self.read(_CHUNK_BYTES):
             pass

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from headrace.config.extensions import handler_extension
-from headrace.config.inputs.parameters import differing
 from headrace.config.model.catalog import Catalog, ModelConfig, Requirements, load_catalog, model_of
-from headrace.config.model.options import PER_WORKER
-from headrace.config.model.problems import option_problems
+from headrace.config.model.options import PER_WORKER, option_problems
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.extension import ModelFolder, descriptions, models_parts
@@ -39,23 +37,30 @@ def load_models(settings: Settings, *, lenient: bool = False) -> Catalog:
     if all(model.source is None for model in catalog.models.values()):
         return catalog
     reader = SourceReader(settings, catalog.base_dir)
-    models, problems = {}, []
-    for name, model in catalog.models.items():
-        try:
-            models[name] = with_source(reader, model, settings)
-        except ConfigError as error:
-            text = "; ".join(filter(None, (error.message, error.hint)))
-            models[name] = model
-            problems.append(f"{catalog.path}: models.{name}.source: {text}")
+    problems = read_sources(reader, catalog, settings, catalog.models)
     if problems and not lenient:
         raise ConfigError("\n".join(problems))
     for text in problems:
         logger.warning("%s; only the models file's keys are known here", text)
     reader.unpacked.prune()
-    catalog.adopt({name: {model.version: model} for name, model in models.items()})
-    for name, text in differing(catalog.pipelines, catalog.models):
+    for name, text in catalog.differing():
         raise ConfigError(f"{catalog.path}: pipelines.{name}.stages: {text}")
     return catalog
+
+
+def read_sources(
+    reader: SourceReader, catalog: Catalog, settings: Settings, names: Iterable[str]
+) -> list[str]:
+    """Give models the keys of their sources; return the mistakes, one line for each model."""
+    models, problems = dict(catalog.models), []
+    for name in names:
+        try:
+            models[name] = with_source(reader, models[name], settings)
+        except ConfigError as error:
+            text = "; ".join(filter(None, (error.message, error.hint)))
+            problems.append(f"{catalog.path}: models.{name}.source: {text}")
+    catalog.adopt({name: {model.version: model} for name, model in models.items()})
+    return problems
 
 
 def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) -> ModelConfig:

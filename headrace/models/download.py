@@ -20,10 +20,8 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
-from typing_extensions import override
-
 from headrace._version import __version__
-from headrace.config.allowed_urls import WebUrl, is_allowed, read_url
+from headrace.config.allowed_urls import WebUrl, read_url
 from headrace.errors import ConfigError
 from headrace.webhooks.allowed_addresses import Address, may_reach, read_address
 
@@ -60,7 +58,6 @@ class Download(NamedTuple):
 
     Attributes:
         etag: of the body; "" without one.
-        chunks: the body.
     """
 
     etag: str
@@ -71,24 +68,20 @@ class Downloader:
     """Fetches files over HTTP.
 
     Args:
-        allowed: the beginnings of the allowed URLs.
+        permits: returns whether a URL is allowed.
         limit_bytes: the largest file.
         timeout_s: how long one file may take.
         context: how certificates are checked; None for the system's way.
-        resolve: replaces the system's resolver.
-        permits: returns whether a URL is allowed, in place of `allowed`.
     """
 
     def __init__(
         self,
-        allowed: Sequence[WebUrl],
+        permits: Callable[[str], bool],
         limit_bytes: int,
         timeout_s: float,
         context: ssl.SSLContext | None = None,
         resolve: Resolve = look_up,
-        permits: Callable[[str], bool] | None = None,
     ) -> None:
-        self._allowed = allowed
         self._permits = permits
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
@@ -107,7 +100,7 @@ class Downloader:
         shown = text.partition("?")[0]
         for _ in range(REDIRECTS_MAX + 1):
             url = self._checked(text)
-            with _answered(self._connection(url), url, etag, deadline, shown) as answer:
+            with self._answered(url, etag, deadline, shown) as answer:
                 location = answer.getheader("Location")
                 if answer.status in _REDIRECTS and location:
                     text = urljoin(text, location)
@@ -124,31 +117,54 @@ class Downloader:
         raise ConfigError(f"{shown}: more than {REDIRECTS_MAX} redirects")
 
     def _checked(self, text: str) -> WebUrl:
-        """Return a URL that is allowed.
-
-        Raises:
-            ConfigError: it is not.
-        """
         try:
             url = read_url(text)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if self._permits is not None:
-            permitted = self._permits(text)
-        else:
-            permitted = is_allowed(url, self._allowed)
-        if not permitted:
+        if not self._permits(text):
             raise ConfigError(
                 f"{url.scheme}://{url.host}{url.path}: this URL is not allowed",
                 hint="add its beginning to allowed_urls (HEADRACE_ALLOWED_URLS)",
             )
         return url
 
+    @contextmanager
+    def _answered(
+        self, url: WebUrl, etag: str, deadline: float, shown: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer to a request; all that fails until it is read is `Unreachable`."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": f"headrace/{__version__}"}
+        if etag:
+            headers["If-None-Match"] = etag
+        with contextlib.ExitStack() as cleanup:
+            try:
+                connection = self._connection(url)
+                cleanup.callback(connection.close)
+                # A server that sends a byte now and then meets no timeout of the socket.
+                left_s = max(0.0, deadline - time.monotonic())
+                timer = threading.Timer(left_s, _abort, [connection.sock])
+                timer.daemon = True
+                cleanup.callback(timer.cancel)
+                timer.start()
+                connection.request("GET", url.target, headers=headers)
+                yield cleanup.enter_context(connection.getresponse())
+            except (OSError, http.client.HTTPException) as error:
+                what = str(error) or type(error).__name__
+                if time.monotonic() > deadline:
+                    what = "it took longer than model_fetch_timeout_s"
+                raise Unreachable(f"{shown}: {what}") from error
+
     def _connection(self, url: WebUrl) -> http.client.HTTPConnection:
-        addresses = self._addresses(url)
+        """Return a connection to an address that was checked, under the URL's host."""
+        opened = _connect(self._addresses(url), url.port)
         if url.scheme == "http":
-            return _PlainConnection(url, addresses)
-        return _TlsConnection(url, addresses, self._context or ssl.create_default_context())
+            connection = http.client.HTTPConnection(url.host, url.port)
+            connection.sock = opened
+            return connection
+        context = self._context or ssl.create_default_context()
+        secure = http.client.HTTPSConnection(url.host, url.port, context=context)
+        secure.sock = context.wrap_socket(opened, server_hostname=url.host)
+        return secure
 
     def _addresses(self, url: WebUrl) -> list[Address]:
         try:
@@ -198,62 +214,9 @@ class Downloader:
         )
 
 
-@contextmanager
-def _answered(
-    connection: http.client.HTTPConnection, url: WebUrl, etag: str, deadline: float, shown: str
-) -> Iterator[http.client.HTTPResponse]:
-    """Yield the answer to a request; all that fails until it is read is `Unreachable`."""
-    headers = {"Accept-Encoding": "identity", "User-Agent": f"headrace/{__version__}"}
-    if etag:
-        headers["If-None-Match"] = etag
-    with contextlib.ExitStack() as cleanup:
-        try:
-            cleanup.callback(connection.close)
-            connection.connect()
-            # A server that sends a byte now and then meets no timeout of the socket.
-            left_s = max(0.0, deadline - time.monotonic())
-            timer = threading.Timer(left_s, _abort, [connection.sock])
-            timer.daemon = True
-            cleanup.callback(timer.cancel)
-            timer.start()
-            connection.request("GET", url.target, headers=headers)
-            yield cleanup.enter_context(connection.getresponse())
-        except (OSError, http.client.HTTPException) as error:
-            what = str(error) or type(error).__name__
-            if time.monotonic() > deadline:
-                what = "it took longer than model_fetch_timeout_s"
-            raise Unreachable(f"{shown}: {what}") from error
-
-
 def _abort(opened: socket.socket) -> None:
     with contextlib.suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)
-
-
-class _PlainConnection(http.client.HTTPConnection):
-    """A connection to one of these addresses, under the URL's host."""
-
-    def __init__(self, url: WebUrl, addresses: Sequence[Address]) -> None:
-        super().__init__(url.host, url.port, timeout=IDLE_TIMEOUT_S)
-        self._addresses = addresses
-
-    @override
-    def connect(self) -> None:
-        self.sock = _connect(self._addresses, self.port)
-
-
-class _TlsConnection(http.client.HTTPSConnection):
-    """The same with TLS, whose certificate must be the host's."""
-
-    def __init__(self, url: WebUrl, addresses: Sequence[Address], context: ssl.SSLContext) -> None:
-        super().__init__(url.host, url.port, timeout=IDLE_TIMEOUT_S, context=context)
-        self._addresses = addresses
-        self._tls = context
-
-    @override
-    def connect(self) -> None:
-        plain = _connect(self._addresses, self.port)
-        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
 
 def _connect(addresses: Sequence[Address], port: int) -> socket.socket:

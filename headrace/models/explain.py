@@ -26,16 +26,11 @@ class Explanation(msgspec.Struct, kw_only=True):
     """What an archive or a folder is.
 
     Attributes:
-        path: as given.
         sha256: the archive's digest; None for a folder.
-        members: how many files it holds.
-        unpacked_bytes: the size of its files.
         described_by: `model.yaml`, `MAR-INF/MANIFEST.json`, or the name of its only program.
-        version: the model's version, if it has one.
         weights: its weights or program.
         requirements: whether it names packages.
         problems: why it cannot be used, one sentence each.
-        warnings: what else to know.
     """
 
     path: str

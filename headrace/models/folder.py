@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,8 +15,7 @@ import yaml
 from msgspec import Meta
 
 from headrace.config.inputs.input_schema import SECTIONS
-from headrace.config.model.options import ModelOptions
-from headrace.config.model.problems import read_options
+from headrace.config.model.options import ModelOptions, read_options
 from headrace.config.suggestions import listing
 from headrace.config.yaml_file import BoundedLoader, load_yaml
 from headrace.errors import ConfigError
@@ -48,16 +47,7 @@ class ModelFile(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
-    """Return the model in a folder; log what is ignored or wrong there.
-
-    Args:
-        folder: the folder of the model, or the one with only this folder in it.
-        label: the source, in messages.
-        given: the keys that the models file sets itself.
-
-    Raises:
-        ConfigError: it does not describe a model.
-    """
+    """Return the model in a folder, as `examine_folder`; log what is ignored or wrong there."""
     found = examine_folder(folder, label, given)
     if notes := [*found.problems, *found.warnings]:
         logger.warning("%s: %s", label, "; ".join(notes))
@@ -65,7 +55,7 @@ def read_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelF
 
 
 def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> ModelFolder:
-    """Return the model in a folder, and log nothing.
+    """Return the model in a folder.
 
     Args:
         folder: the folder of the model, or the one with only this folder in it.
@@ -76,10 +66,11 @@ def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> Mod
         ConfigError: it does not describe a model.
     """
     folder = _inner(folder)
+    parts = (part for file, part in descriptions().items() if (folder / file).is_file())
     if (folder / MODEL_FILE).is_file():
         found = _model_file(folder)
-    elif (read := _reader(folder)) is not None:
-        found = read(folder, label, given)
+    elif (part := next(parts, None)) is not None and part.read is not None:
+        found = part.read(folder, label, given)
     else:
         found = ModelFolder(folder, "", {}, requirements_file(folder, REQUIREMENTS), "")
     if "handler" in found.options or "handler" in given:
@@ -117,14 +108,6 @@ def _inner(folder: Path) -> Path:
     return folder
 
 
-def _reader(folder: Path) -> Callable[[Path, str, Collection[str]], ModelFolder] | None:
-    """Return what reads a folder that an extension knows; None for another one."""
-    for file, part in descriptions().items():
-        if (folder / file).is_file():
-            return part.read
-    return None
-
-
 def _model_file(folder: Path) -> ModelFolder:
     _refuse_costly(folder / MODEL_FILE)
     document = load_yaml(folder / MODEL_FILE, what="model file")
@@ -144,9 +127,8 @@ def _model_file(folder: Path) -> ModelFolder:
     if document.problems:
         raise ConfigError("\n".join(document.problems))
     name = values.pop("name", None)
-    return ModelFolder(
-        folder, name or "", values, requirements_file(folder, REQUIREMENTS), MODEL_FILE
-    )
+    requirements = requirements_file(folder, REQUIREMENTS)
+    return ModelFolder(folder, name or "", values, requirements, MODEL_FILE)
 
 
 def _refuse_costly(path: Path) -> None:

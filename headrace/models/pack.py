@@ -30,7 +30,6 @@ def pack(folder: Path, output: Path, limits: Limits, *, force: bool = False) -> 
     Args:
         output: the archive; its suffix decides its format.
         limits: how much it may hold, so that a reader with the same limits accepts it.
-        force: whether to replace a file that exists.
 
     Raises:
         ConfigError: the folder is no model or has links, a reader would refuse a name or the
@@ -75,11 +74,7 @@ def _members(folder: Path, output: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _checked_bytes(members: list[tuple[str, Path]], folder: Path, limits: Limits) -> int:
-    """Return how many bytes the members have together.
-
-    Raises:
-        ConfigError: a reader would refuse one of the names, or the number of members.
-    """
+    """Return how many bytes the members have, which a reader would accept."""
     rules = MemberRules(str(folder), limits.total_bytes, limits)
     for name, path in members:
         rules.count(path.stat().st_size)

@@ -17,13 +17,12 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from headrace.errors import ConfigError
-from headrace.models.store import DOOMED, lock_path, remove_unused
+from headrace.models.store import DOOMED, lock_path, locked, remove_unused
 
 #: How long an environment that no process uses is kept, in seconds.
 UNUSED_KEEP_S: Final = 7 * 86_400
@@ -47,7 +46,9 @@ def installed(file: Path, environments: Path) -> Path:
     try:
         text = file.read_bytes()
         folder = environments / _key(text, file.parent)
-        with _locked(environments / f"{folder.name}{_LOCK}"):
+        environments.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = environments / f"{folder.name}{_LOCK}"
+        with locked(lock, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX):
             packages = _packages(folder)
             if not (folder / _DONE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -81,7 +82,6 @@ def prune(
     """Remove environments that no process uses or has used for this long.
 
     Args:
-        environments: the folder of all of them.
         named: the requirements.txt of each registered model; their environments are kept.
         unused_s: seconds since the last process that used it began.
 
@@ -107,14 +107,8 @@ def _remove(path: Path, unused_s: float) -> bool:
         remove_unused(path, 0)
         return False
     # A process that has found the environment complete has this lock until it uses it.
-    name = path.with_name(f"{path.name}{_LOCK}")
-    lock = lock_path(name, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if lock is None:
-        return False
-    try:
-        return remove_unused(path, unused_s)
-    finally:
-        os.close(lock)
+    with locked(path.with_name(f"{path.name}{_LOCK}"), os.O_RDWR | os.O_CREAT) as lock:
+        return lock is not None and remove_unused(path, unused_s)
 
 
 def _key(text: bytes, base: Path) -> str:
@@ -157,14 +151,3 @@ def _install(file: Path, folder: Path) -> None:
             f"its status is {ended.returncode}",
             hint="correct the file, or the installer's settings (PIP_INDEX_URL, UV_INDEX_URL)",
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
-from headrace.config.allowed_urls import read_prefix
+from headrace.config.allowed_urls import is_allowed, read_prefix, read_url
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.archive import ARCHIVES, Limits, is_archive, unpack
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: Below the state directory.
 FOLDER: Final = "models"
-_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 _CHUNK_BYTES: Final = 1024 * 1024
 _S3_TRIES: Final = 3
 
@@ -57,7 +57,6 @@ class SourceReader:
         """Return the model at a source.
 
         Args:
-            source: as in the models file.
             sha256: the digest that it must have; None for any.
             given: the keys that the models file sets itself.
 
@@ -69,44 +68,40 @@ class SourceReader:
             path = self._placed(source, sha256)
             return read_folder(path, label, given) if path.is_dir() else read_file(path, label)
 
-    def place(self, source: str, sha256: str | None = None) -> Path:
+    def place(self, source: str) -> Path:
         """Return the folder or the file of a source on this disk; fetch and unpack it first.
 
         Raises:
-            ConfigError: it does not exist, is not allowed, has another digest, or is broken.
+            ConfigError: it does not exist, is not allowed, or is broken.
         """
         with reading(source.partition("?")[0]):
-            return self._placed(source, sha256)
+            return self._placed(source)
 
-    def _placed(self, source: str, sha256: str | None) -> Path:
+    def _placed(self, source: str, sha256: str | None = None) -> Path:
         digest = sha256.removeprefix("sha256:") if sha256 else None
-        scheme = _SCHEME.match(source)
-        label = source.partition("?")[0]
-        if scheme is None:
-            path = self._local(source)
-        elif scheme[1] == "file":
-            path = _file_path(source)
-        elif scheme[1] in ("https", "http", "s3"):
-            path = self._fetched(source, digest)
-        else:
-            raise ConfigError(
-                f"{label}: this kind of URL cannot be used",
-                hint="use a path, file://, https:// or s3://",
-            )
-        if scheme is None or scheme[1] == "file":
-            path = self._unpacked(path, digest)
-        return path
+        path = self._on_disk(source)
+        if path is not None:
+            return self._unpacked(path, digest)
+        if source.startswith(("https://", "http://", "s3://")):
+            return self._fetched(source, digest)
+        raise ConfigError(
+            f"{source.partition('?')[0]}: this kind of URL cannot be used",
+            hint="use a path, file://, https:// or s3://",
+        )
 
     def folder(self, source: str) -> Path | None:
         """Return the folder that a source is; None if it is an archive, a program or elsewhere."""
-        scheme = _SCHEME.match(source)
-        if scheme is not None and scheme[1] != "file":
-            return None
         try:
-            path = self._local(source) if scheme is None else _file_path(source)
-            return path if path.is_dir() else None
+            path = self._on_disk(source)
+            return path if path is not None and path.is_dir() else None
         except (ConfigError, OSError, ValueError, RuntimeError):
             return None
+
+    def _on_disk(self, source: str) -> Path | None:
+        """Return the path of a source; None for the URL of another host."""
+        if source.startswith("file://"):
+            return _file_path(source)
+        return None if _URL.match(source) else self._local(source)
 
     def _local(self, source: str) -> Path:
         path = self._base_dir / Path(source).expanduser()
@@ -119,11 +114,7 @@ class SourceReader:
         return in_store if in_store.exists() else path
 
     def _unpacked(self, path: Path, digest: str | None) -> Path:
-        """Return the folder of a local archive; a folder or a program as it is.
-
-        Raises:
-            ConfigError: it does not exist, has another digest, or cannot be unpacked.
-        """
+        """Return the folder of a local archive; a folder or a program as it is."""
         if path.is_dir():
             if digest is not None:
                 raise ConfigError(
@@ -165,16 +156,10 @@ class SourceReader:
         return f"a relative path starts at {self._base_dir}{more}"
 
     def _fetched(self, source: str, digest: str | None) -> Path:
-        """Return the folder or file of a URL.
-
-        Raises:
-            ConfigError: it cannot be fetched, has another digest, or cannot be unpacked.
-        """
+        """Return the folder or file of a URL."""
         label = source.partition("?")[0]
-        name = PurePosixPath(urlsplit(source).path).name
-        archive = is_archive(name)
-        suffix = "" if archive else PurePosixPath(name).suffix.lower()
-        if not archive and suffix not in PROGRAMS:
+        suffix = _suffix(PurePosixPath(urlsplit(source).path).name)
+        if not suffix:
             raise ConfigError(
                 f"{label}: a URL must end in {', '.join((*ARCHIVES, *PROGRAMS))}",
                 hint="serve the model under such a name",
@@ -185,17 +170,18 @@ class SourceReader:
                 hint="use https://, or add the key sha256",
             )
         with self.unpacked.noted(source, _name_of(source)) as note:
-            key = self._fetched_key(source, label, digest, archive, suffix, note)
+            key = self._fetched_key(source, label, digest, suffix, note)
         folder = self.unpacked.folder / key
-        return folder if archive else folder / f"model{suffix}"
+        return folder if suffix in ARCHIVES else folder / f"model{suffix}"
 
     def _fetched_key(
-        self, source: str, label: str, digest: str | None, archive: bool, suffix: str, note: Note
+        self, source: str, label: str, digest: str | None, suffix: str, note: Note
     ) -> str:
         """Return the name of the folder of a URL, which is there and held."""
-        mark = "" if archive else suffix
-        if digest is not None and self.unpacked.hold(digest + mark) is not None:
-            return digest + mark
+        if digest is not None:
+            key = _key(digest, suffix)
+            if self.unpacked.hold(key) is not None:
+                return key
         known = note.read()
         before = known.key if known is not None and self.unpacked.hold(known.key) else ""
         etag = known.validator if known is not None and before and digest is None else ""
@@ -203,7 +189,7 @@ class SourceReader:
             with self._download(source, etag) as download:
                 if download is None:
                     return before
-                key = self._keep(download, label, digest, archive, mark)
+                key = self._keep(download, label, digest, suffix)
         except Unreachable:
             if not before or digest is not None:
                 raise
@@ -212,23 +198,22 @@ class SourceReader:
         note.write(download.etag, key)
         return key
 
-    def _keep(
-        self, download: Download, label: str, digest: str | None, archive: bool, mark: str
-    ) -> str:
+    def _keep(self, download: Download, label: str, digest: str | None, suffix: str) -> str:
         """Write a download to where it is kept; return the name of its folder."""
         with self.unpacked.temporary() as folder:
-            file = folder / f"model{_suffix(label)}"
+            file = folder / f"model{suffix}"
             found = _save(download, file, label)
             _check(found, digest, label)
 
             def fill(into: Path) -> None:
-                if archive:
+                if suffix in ARCHIVES:
                     unpack(file, into, self._limits, label)
                 else:
                     file.rename(into / file.name)
 
-            self.unpacked.add(found + mark, fill)
-            return found + mark
+            key = _key(found, suffix)
+            self.unpacked.add(key, fill)
+            return key
 
     @contextmanager
     def _download(self, source: str, etag: str) -> Iterator[Download | None]:
@@ -238,7 +223,11 @@ class SourceReader:
                 yield download
             return
         allowed = [read_prefix(text) for text in settings.allowed_urls]
-        downloader = Downloader(allowed, settings.model_limit_bytes, settings.model_fetch_timeout_s)
+        downloader = Downloader(
+            lambda text: is_allowed(read_url(text), allowed),
+            settings.model_limit_bytes,
+            settings.model_fetch_timeout_s,
+        )
         with downloader.fetch(source, etag) as download:
             yield download
 
@@ -295,6 +284,11 @@ def _suffix(name: str) -> str:
     return next((suffix for suffix in (*ARCHIVES, *PROGRAMS) if lower.endswith(suffix)), "")
 
 
+def _key(digest: str, suffix: str) -> str:
+    """Return the name of a folder; an archive and a program may be the same bytes."""
+    return digest if suffix in ARCHIVES else digest + suffix
+
+
 def _file_path(source: str) -> Path:
     parts = urlsplit(source)
     path = unquote(parts.path)
@@ -333,12 +327,7 @@ class _ModelBucket(Bucket):
 
 @contextmanager
 def _s3(source: str, settings: Settings, etag: str) -> Iterator[Download | None]:
-    """Yield an object of S3; None if it still has this ETag.
-
-    Raises:
-        ConfigError: it does not exist, or may not be read.
-        Unreachable: the server does not answer.
-    """
+    """Yield an object of S3; None if it still has this ETag."""
     parts = urlsplit(source)
     key = parts.path.removeprefix("/")
     if not parts.netloc or not key:

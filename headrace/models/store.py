@@ -33,7 +33,6 @@ class Fetched(msgspec.Struct, frozen=True):
     """What is known of a source that was fetched before.
 
     Attributes:
-        source: the source, as written.
         validator: what changes when the source does: an ETag, or a file's size and time.
         key: its folder.
     """
@@ -68,7 +67,6 @@ class UnpackedModels:
         """Make the folder of a model, and hold it.
 
         Args:
-            key: its name.
             fill: writes its content into an empty folder. After an error nothing is left.
 
         Raises:
@@ -113,7 +111,6 @@ class UnpackedModels:
         """Yield the note on a source. Another process that wants the same one waits meanwhile.
 
         Args:
-            source: the source, as written.
             name: a name for it without separators.
         """
         path = self.folder / f"{name}{_NOTE}"
@@ -155,14 +152,12 @@ class UnpackedModels:
         return removed
 
     def _prune_note(self, path: Path) -> None:
-        lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lock is None:
-            return
-        with contextlib.suppress(OSError):
+        with locked(path, os.O_RDWR) as lock, contextlib.suppress(OSError):
+            if lock is None:
+                return
             known = Note(lock, "").read()
             if known is None or not (self.folder / known.key).is_dir():
                 path.unlink()
-        os.close(lock)
 
     def close(self) -> None:
         """Give up all models that this process holds."""
@@ -195,21 +190,28 @@ class Note:
 
 def remove_unused(path: Path, unused_s: float) -> bool:
     """Remove a folder that no process holds; return whether it was removed."""
-    lock = lock_path(path, os.O_RDONLY | os.O_DIRECTORY, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if lock is None:
-        return False
-    try:
+    with locked(path, os.O_RDONLY | os.O_DIRECTORY) as lock, contextlib.suppress(OSError):
         # A file's time is of the wall clock, as is this.
-        if unused_s and time.time() - os.fstat(lock).st_mtime < unused_s:
+        if lock is None or (unused_s and time.time() - os.fstat(lock).st_mtime < unused_s):
             return False
         doomed = path.with_name(f"{DOOMED}{secrets.token_hex(8)}")
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
-    except OSError:
-        return False
+        return True
+    return False
+
+
+@contextmanager
+def locked(
+    path: Path, flags: int, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB
+) -> Iterator[int | None]:
+    """Hold the lock of a file or folder, and yield it; else None, as `lock_path`."""
+    lock = lock_path(path, flags, kind)
+    try:
+        yield lock
     finally:
-        os.close(lock)
-    return True
+        if lock is not None:
+            os.close(lock)
 
 
 def lock_path(path: Path, flags: int, kind: int) -> int | None:

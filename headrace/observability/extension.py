@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
-
-from headrace.config.extensions import parts
 
 
 class LogFiles(Protocol):
@@ -36,9 +33,3 @@ class LogsPart:
 
     line: Callable[[MutableMapping[str, Any]], str]
     files: Callable[[Any, str], LogFiles | None]
-
-
-@cache
-def logs_parts() -> dict[str, LogsPart]:
-    """Return the parts of all extensions, by the extension's name."""
-    return parts("logs", LogsPart)

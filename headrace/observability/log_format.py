@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from headrace.config.extensions import parts
 from headrace.jobs.trace_context import Trace
-from headrace.observability.extension import logs_parts
+from headrace.observability.extension import LogsPart
 from headrace.observability.logs import (
     FIELDS,
     JSON,
@@ -27,6 +28,7 @@ from headrace.observability.logs import (
     TRACE,
     about_jobs,
 )
+from headrace.text import printable
 
 #: The order of fields. Fields of users' code follow them.
 _FIELD_ORDER: Final = {name: place for place, name in enumerate(FIELDS)}
@@ -53,41 +55,28 @@ def formatter(
         _context,
         constant,
     ]
-    last: list[Processor]
+    last: list[Processor] = [_in_order, _for_people]
     if shape == JSON:
-        stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-        last = [structlog.processors.format_exc_info, stamp, _in_order, _json]
-    elif shape in (of_extensions := logs_parts()):
-        last = [structlog.processors.format_exc_info, _in_order, _with(of_extensions[shape].line)]
-    else:
-        last = [structlog.processors.format_exc_info, _in_order, _for_people]
-    remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+        last = [structlog.processors.TimeStamper(fmt="iso", utc=True), _in_order, _json]
+    elif shape in (of_extensions := parts("logs", LogsPart)):
+        line = of_extensions[shape].line
+        last = [_in_order, lambda _, __, event: line(event)]
+    first = [_keep_time, structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=chain, processors=[_keep_time, remove, *last], keep_exc_info=False
+        foreign_pre_chain=chain,
+        processors=[*first, structlog.processors.format_exc_info, *last],
+        keep_exc_info=False,
     )
-
-
-def plain(value: object) -> str:
-    """Return a text on one line, with escapes for characters that do not print."""
-    text = value if isinstance(value, str) else str(value)
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def shown(value: object) -> str:
     """Return a field's value for people, in quotes unless it is one word."""
     if isinstance(value, (list, tuple)):
-        return ",".join(plain(one) for one in value)
-    text = plain(value)
+        return ",".join(printable(str(one)) for one in value)
+    text = printable(str(value))
     if text and not any(mark in text for mark in (" ", "=", '"')):
         return text
     return json.dumps(text, ensure_ascii=False)
-
-
-def stamp_for_people(seconds: float) -> str:
-    """Return a time in the local time zone."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def shown_logger(name: str) -> str:
@@ -132,17 +121,14 @@ def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
     return json.dumps(event, default=repr)
 
 
-def _with(line: Callable[[EventDict], str]) -> Processor:
-    return lambda _, __, event: line(event)
-
-
 def _for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
-    stamp = stamp_for_people(event.pop("_created"))
+    moment = datetime.fromtimestamp(event.pop("_created")).astimezone()
+    stamp = f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3]
     level, logger = event.pop("level", "info").upper(), event.pop("logger", "")
     below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
-    text = plain(event.pop("event", ""))
+    text = printable(event.pop("event", ""))
     fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in HIDDEN)
-    line = f"{stamp} {level:<7} {plain(logger)}: {text}" + (f"  {fields}" if fields else "")
+    line = f"{stamp} {level:<7} {printable(logger)}: {text}" + (f"  {fields}" if fields else "")
     for one in below:
-        line += "".join(f"\n    {plain(row.expandtabs())}" for row in one.rstrip().split("\n"))
+        line += "".join(f"\n    {printable(row.expandtabs())}" for row in one.rstrip().split("\n"))
     return line

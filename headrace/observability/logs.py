@@ -128,12 +128,9 @@ def configure(
 
     Args:
         shape: the setting `log_format`: CONSOLE, JSON, AUTO, or the name of an extension.
-        level: the least severe level.
-        part: the kind of process.
         environ: its environment, for the secrets that no line may hold.
         redis_url: the URL of Redis, whose password no line may hold.
         user_code: whether it runs users' code, whose lines and fields are logged at any level.
-        fields: fields of every line.
     """
     stream = sys.__stderr__ or sys.stderr
     chosen = format_of(shape, stream)
@@ -171,11 +168,7 @@ def _set_levels(root: logging.Logger, level: str | int, *, user_code: bool) -> N
 
 
 class _Handler(logging.Handler):
-    """Writes lines to standard error, but waits for no reader.
-
-    Attributes:
-        output: where the lines go.
-    """
+    """Writes lines to standard error, but waits for no reader."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -216,12 +209,8 @@ class _LazyFormatter(logging.Formatter):
         self, shape: str, fields: dict[str, Any], redaction: Redaction, *, user_code: bool
     ) -> None:
         super().__init__()
-        self.shape, self.fields, self.redaction, self.user_code = (
-            shape,
-            fields,
-            redaction,
-            user_code,
-        )
+        self.shape, self.fields, self.redaction = shape, fields, redaction
+        self.allowed = None if user_code else frozenset(FIELDS)
         self._made: logging.Formatter | None = None
 
     @override
@@ -229,9 +218,7 @@ class _LazyFormatter(logging.Formatter):
         if self._made is None:
             from headrace.observability.log_format import formatter
 
-            self._made = formatter(
-                self.shape, self.fields, allowed=None if self.user_code else frozenset(FIELDS)
-            )
+            self._made = formatter(self.shape, self.fields, allowed=self.allowed)
         return self.redaction.clean(self._made.format(record))
 
 

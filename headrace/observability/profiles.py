@@ -18,7 +18,7 @@ from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.scripts import Command, script
 from headrace.schema.members import time_of
-from headrace.schema.models import Profile, ProfileFile
+from headrace.schema.operation import Profile, ProfileFile
 
 KEPT: Final = 8
 TTL_S: Final = 3600
@@ -131,12 +131,10 @@ def profile_of(
     names = [name.removeprefix(_FILE).decode() for name in fields if name.startswith(_FILE)]
     found, why = state.decode(), (error or b"").decode()
     if found == "requested" and now_us > int(at) + TAKEN_S * US_PER_S:
-        found, why = (
-            "failed",
-            (
-                "no worker took the request: each loads this version now, or follows another "
-                "models file; `headrace models MODEL` shows the workers"
-            ),
+        found = "failed"
+        why = (
+            "no worker took the request: each loads this version now, or follows another models "
+            "file; `headrace models MODEL` shows the workers"
         )
     elif found == "running" and now_us > int(until):
         found, why = "failed", "the worker did not answer in time: it has ended, or hangs"

@@ -1,14 +1,12 @@
 """Reads the counters of `hr:stats:<model>`, which scripts, workers and API processes increment.
 
-A scrape reads the counters of all models. To keep it cheap, numbers stay the text that Redis holds,
-and each step handles one field of all models at once.
+A scrape reads the counters of all models. To keep it cheap, numbers stay the text that Redis holds
+(`benchmarks.operation.scrape`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from headrace.observability.worker_report import HISTOGRAMS, field_of
@@ -25,9 +23,6 @@ BOUNDS: Final = {
 #: A counter at zero as Redis holds it, and as it is shown.
 _NONE: Final = b"0"
 ZERO: Final = b"0.0"
-_ZEROES: Final = {name: b" ".join([_NONE] * (len(bounds) + 1)) for name, bounds in BOUNDS.items()}
-#: The separator between the histograms of two models.
-_BETWEEN: Final = b"|"
 
 
 class Totals:
@@ -75,36 +70,20 @@ def labelled(fields: Iterable[bytes], name: str) -> dict[str, bytes]:
     return {field.removeprefix(prefix).decode("utf-8", "replace"): field for field in found}
 
 
-def histogram(totals: Totals, name: str, models: Iterable[int] | None = None) -> Sequence[bytes]:
+def histogram(totals: Totals, name: str, models: Iterable[int] | None = None) -> list[bytes]:
     """Return the numbers of a histogram of all models, or of some, one model after the other.
 
     The numbers are the count at or below each bound (the last is infinite), the total count and the
     sum. A histogram that cannot be read, such as one of another version, is all zeroes.
     """
-    none, width = _ZEROES[name], len(BOUNDS[name]) + 1
-    column = totals.column(field_of(name))
-    rows = [raw or none for raw in (column if models is None else (column[n] for n in models))]
-    if not rows:
-        return ()
-    numbers = _apart(rows)
-    # All rows at once: one row at a time costs twice as much.
-    between = numbers[width :: width + 1]
-    if len(numbers) != len(rows) * (width + 1) - 1 or between.count(_BETWEEN) != len(rows) - 1:
-        numbers = _apart([row if len(_apart([row])) == width else none for row in rows])
-    return _in_order(width, len(rows))(numbers)
-
-
-def _apart(rows: Sequence[bytes]) -> list[bytes]:
-    """Return the numbers of all rows, separated by `_BETWEEN`; [] if a row is malformed."""
-    text = b" | ".join(rows)
-    return text.split() if text.isascii() and text.count(_BETWEEN) == len(rows) - 1 else []
-
-
-@lru_cache(maxsize=64)
-def _in_order(width: int, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """Return a getter that reads `count` rows of `width` numbers, the last but one twice."""
-    row = [*range(width - 1), width - 2, width - 1]
-    return itemgetter(*(n * (width + 1) + at for n in range(count) for at in row))
+    width, column = len(BOUNDS[name]) + 1, totals.column(field_of(name))
+    numbers: list[bytes] = []
+    for raw in column if models is None else [column[model] for model in models]:
+        row = raw.split() if raw is not None and raw.isascii() else []
+        if len(row) != width:
+            row = [_NONE] * width
+        numbers += *row[:-1], *row[-2:]
+    return numbers
 
 
 def read_labelled(fields: Fields, name: str) -> dict[str, bytes]:

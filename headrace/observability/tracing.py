@@ -87,10 +87,7 @@ def tracing(part: str, environ: Mapping[str, str], *, for_all: bool = False) -> 
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        logger.warning(
-            "no spans are sent: install headrace[otel] (%s)",
-            error,
-        )
+        logger.warning("no spans are sent: install headrace[otel] (%s)", error)
         return None
     own: dict[str, str | int] = {SERVICE_VERSION: __version__, "process.pid": os.getpid()}
     if not environ.get("OTEL_SERVICE_NAME"):

@@ -14,11 +14,12 @@ import platform
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import add
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -129,22 +130,15 @@ def shadow_field(version: str, result: ShadowResult) -> str:
     return f"{SHADOW}:{result} {version}"
 
 
-Floats = Sequence[float]
 #: How the jobs of a batch that were claimed together have waited: their number, and two times in
 #: seconds. In the first they were held back for others; in the second the device was busy with
 #: others.
 Wait = tuple[int, float, float]
 
-#: Batches are added to the histograms in groups of this size.
-BATCHES_MAX: Final = 256
-
 
 def field_of(histogram: str) -> str:
     """Return the hash field of a histogram, which is another one for other bounds."""
     return f"{histogram}@{len(HISTOGRAMS[histogram])}"
-
-
-_FIELDS: Final = {name: field_of(name) for name in HISTOGRAMS}
 
 
 class ModelStats:
@@ -155,7 +149,6 @@ class ModelStats:
         self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in HISTOGRAMS.items()}
         self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
         self._observed = False
-        self._batches: list[tuple[int, Floats, Sequence[Wait], Floats, Floats]] = []
 
     def count(self, name: str, by: float = 1.0) -> None:
         """Increment a counter of `COUNTED`, or `<name>:<label>` of one of `LABELLED`."""
@@ -189,37 +182,21 @@ class ModelStats:
             self._deltas[STARVED] += starved_s
         if padding:
             self._deltas[PADDING] += padding
-        # A group costs less, above all for batches of one job.
-        self._batches.append((size, queue_s, waits, job_s, stages_s))
-        if len(self._batches) >= BATCHES_MAX:
-            self._observe_batches()
+        self.observe(BATCH_SIZE, (size,))
+        self.observe(QUEUE_S, queue_s)
+        self.observe(JOB_S, job_s)
+        for jobs, hold_s, device_wait_s in waits:
+            self.observe(HOLD_S, (hold_s,), jobs)
+            self.observe(DEVICE_WAIT_S, (device_wait_s,), jobs)
+        for name, took_s in zip(STAGES_S, stages_s, strict=True):
+            self.observe(name, (took_s,))
 
-    def _observe_batches(self) -> None:
-        batches, self._batches = self._batches, []
-        if not batches:
-            return
-        sizes, queue_s, waits, job_s, stages_s = zip(*batches, strict=True)
-        self.observe(BATCH_SIZE, sizes)
-        for name, rows in ((QUEUE_S, queue_s), (JOB_S, job_s)):
-            self.observe(name, list(chain.from_iterable(rows)))
-        held, waited = self._counts[HOLD_S], self._counts[DEVICE_WAIT_S]
-        all_held_s = all_waited_s = 0.0
-        for jobs, hold_s, device_wait_s in chain.from_iterable(waits):
-            held[bisect_left(SECONDS_BOUNDS, hold_s)] += jobs
-            waited[bisect_left(SECONDS_BOUNDS, device_wait_s)] += jobs
-            all_held_s += jobs * hold_s
-            all_waited_s += jobs * device_wait_s
-        self._sums[HOLD_S] += all_held_s
-        self._sums[DEVICE_WAIT_S] += all_waited_s
-        for name, seconds in zip(STAGES_S, zip(*stages_s, strict=True), strict=True):
-            self.observe(name, seconds)
-
-    def observe(self, name: str, values: Sequence[float]) -> None:
-        """Add values to a histogram."""
+    def observe(self, name: str, values: Sequence[float], times: int = 1) -> None:
+        """Add values to a histogram, each `times` times."""
         counts, bounds = self._counts[name], HISTOGRAMS[name]
         for value in values:
-            counts[bisect_left(bounds, value)] += 1
-        self._sums[name] += sum(values)
+            counts[bisect_left(bounds, value)] += times
+        self._sums[name] += times * sum(values)
         self._observed = True
 
     def observe_tokens(
@@ -243,11 +220,10 @@ class ModelStats:
     @property
     def empty(self) -> bool:
         """Whether nothing has happened since the last `drain`."""
-        return not (self._deltas or self._observed or self._batches)
+        return not (self._deltas or self._observed)
 
     def drain(self) -> list[tuple[str, str]]:
         """Return the increments since the last call, for workers/report.lua."""
-        self._observe_batches()
         taken = [(name, repr(by)) for name, by in self._deltas.items()]
         self._deltas.clear()
         if not self._observed:
@@ -256,7 +232,7 @@ class ModelStats:
         for name, counts in self._counts.items():
             if any(counts):
                 added = " ".join(map(str, accumulate(counts)))
-                taken.append((_FIELDS[name], f"{added} {self._sums[name]!r}"))
+                taken.append((field_of(name), f"{added} {self._sums[name]!r}"))
                 self._counts[name] = [0] * len(counts)
                 self._sums[name] = 0.0
         return taken
@@ -329,7 +305,6 @@ class ProcessState(msgspec.Struct, frozen=True, array_like=True):
     """One model process.
 
     Attributes:
-        pid: its pid on its host.
         state: ready, draining, warming, loading, restarting, failed or stopped.
         since_s: since when it has this state, in seconds since 1970.
     """
@@ -343,7 +318,6 @@ class GenerationState(msgspec.Struct, frozen=True, array_like=True):
     """What the generators of one model do.
 
     Attributes:
-        requests: how many requests run.
         used_tokens: what they take of the generators' budgets.
         tokens: the budgets.
     """
@@ -361,9 +335,7 @@ class ModelState(msgspec.Struct, frozen=True):
             its replicas.
         replicas: how many model processes it should have.
         ready: how many of them are loaded.
-        device: the device they run on.
         error: the traceback of a failed load, the reason why lost processes wait, or "".
-        node: the worker's Celery node name.
         backoff_us: first and longest wait before a retry, unless the job has its own.
         version: the version of the model; "" for a pipeline.
         total_replicas: how many all workers together should have; None: each has its own number.
@@ -413,7 +385,6 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """What one worker reports.
 
     Attributes:
-        figures: its host, its devices and its model processes.
         versions: of Headrace, Python and packages, by name; empty if it does not report them.
         clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
         labels: which models it serves (`worker_labels`).
@@ -438,10 +409,6 @@ FIGURES: Final = ":figures"
 CLOCK: Final = ":clock"
 REGISTRY: Final = ":registry"
 UNLOADED: Final = ":unloaded"
-_FIGURES: Final = FIGURES.encode()
-_CLOCK: Final = CLOCK.encode()
-_REGISTRY: Final = REGISTRY.encode()
-_UNLOADED: Final = UNLOADED.encode()
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -452,43 +419,25 @@ class _Own(msgspec.Struct, frozen=True):
     capacity: Capacity = Capacity()
 
 
-_own_of: Final = msgspec.json.Decoder(_Own).decode
-_state_of: Final = msgspec.json.Decoder(ModelState).decode
-_figures_of: Final = msgspec.json.Decoder(Figures).decode
-_seconds_of: Final = msgspec.json.Decoder(float).decode
-_progress_of: Final = msgspec.json.Decoder(RegistryProgress).decode
-_unloaded_of: Final = msgspec.json.Decoder(dict[str, str]).decode
+#: What the other fields hold than those of models.
+_TYPES: Final[dict[str, Any]] = {
+    "": _Own, FIGURES: Figures, CLOCK: float, REGISTRY: RegistryProgress, UNLOADED: dict[str, str],
+}  # fmt: skip
 
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. Fields that cannot be read, as of another version, are ignored."""
-    own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
-    registry, unloaded = None, dict[str, str]()
+    found: dict[str, Any] = {}
     for name, value in fields.items():
-        try:
-            if name == _FIGURES:
-                figures = _figures_of(value)
-            elif name == _CLOCK:
-                clock_s = _seconds_of(value)
-            elif name == _REGISTRY:
-                registry = _progress_of(value)
-            elif name == _UNLOADED:
-                unloaded = _unloaded_of(value)
-            elif name:
-                models[name.decode()] = _state_of(value)
-            else:
-                own = _own_of(value)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            field = name.decode()
+            found[field] = msgspec.json.decode(value, type=_TYPES.get(field, ModelState))
+    own = found.pop("", _Own())
     return WorkerReport(
-        own.node,
-        own.pid,
-        models,
-        figures,
-        own.versions,
-        clock_s,
-        own.labels,
-        registry,
-        own.capacity,
-        unloaded,
+        **msgspec.structs.asdict(own),
+        figures=found.pop(FIGURES, Figures()),
+        clock_s=found.pop(CLOCK, 0.0),
+        registry=found.pop(REGISTRY, None),
+        unloaded=found.pop(UNLOADED, {}),
+        models=found,
     )

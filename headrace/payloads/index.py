@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import redis
 
@@ -57,7 +57,6 @@ class PayloadIndex(ScriptClient):
         """Add the entry of a payload; with a body, also write the payload to Redis.
 
         Args:
-            body: the payload, if it goes to Redis.
             size: its bytes, if it goes elsewhere.
             bounded: whether the limits apply.
             spare: whether half of max_payload_memory_bytes stays free for other payloads.
@@ -107,7 +106,8 @@ class PayloadIndex(ScriptClient):
             _put(entry, limit, self._share(entry), len(body), body) for entry, body in small
         ]
         answers = iter(self.replies(commands) if commands else ())
-        return [len(body) <= SCRIPT_MAX_BYTES and _taken(next(answers)) for _, body in payloads]
+        found = [len(body) <= SCRIPT_MAX_BYTES and next(answers) for _, body in payloads]
+        return [isinstance(answer, list) and answer[0] == 1 for answer in found]
 
     def _share(self, entry: PayloadEntry) -> str:
         """Return the most bytes of payloads of one API key, for payloads/put.lua."""
@@ -191,10 +191,6 @@ def _put(
     return script("payloads/put").call(
         [], entry.text, entry.ref, GRACE_S * US_PER_S, limit, size, share, entry.owner, *written
     )
-
-
-def _taken(answer: Any) -> bool:
-    return isinstance(answer, list) and answer[0] == 1
 
 
 def _over_share(key_id: str, used: int, size: int, share: int) -> StoreFull | PayloadTooLarge:

@@ -1,10 +1,9 @@
 """`input_ref`: files and objects of the operator that a client names as its input.
 
 Clients may only name files in `input_roots` and objects in `input_buckets`, both empty by default.
-The text
-is used unchanged: no percent-decoding, no `~`, no variables. A file is opened folder by folder from
-its root, without symbolic links. The check is of the open file. So a process that writes below a
-root cannot lead a reader out of it, or replace the file after the check.
+The text is used unchanged: no percent-decoding, no `~`, no variables. A file is opened folder by
+folder from its root, without symbolic links. The check is of the open file. So a process that
+writes below a root cannot lead a reader out of it, or replace the file after the check.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from headrace.payloads.s3_client import PAYLOAD_READ_TIMEOUT_S, TRIES, Bucket, s
 from headrace.payloads.store import PayloadMissing
 from headrace.schema.lines import REFERENCE_MAX_CHARS
 
-#: The longest `input_ref`.
 _FORMS: Final = (
     "Write file:/folder/name in a folder of input_roots, or s3://bucket/key in a bucket of "
     "input_buckets, as in docs/payloads.md."
@@ -68,8 +66,6 @@ class InputRefs:
 
     Args:
         settings: input_roots, input_buckets, body_limit_bytes and payload_endpoint_url.
-        threads: how many threads will use it.
-        s3_tries: how often one request to S3 is tried.
     """
 
     def __init__(self, settings: Settings, threads: int, s3_tries: int = TRIES) -> None:

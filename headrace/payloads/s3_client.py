@@ -106,7 +106,6 @@ class S3Failure(NamedTuple):
     """A request that failed.
 
     Attributes:
-        key: the object of the request.
         code: the server's error code, NO_CREDENTIALS or NO_ANSWER.
         text: what boto raised.
         reading: whether it only read this object, so that other objects may be readable.
@@ -137,8 +136,6 @@ class Bucket:
         """Return bytes of an object, fewer if it ends before `start` + `length`.
 
         Args:
-            key: the object.
-            start: the first byte.
             length: how many bytes; None reads to the end.
             etag: fail unless this is still the object's ETag.
         """

@@ -85,7 +85,10 @@ class Note(Protocol):
 
 
 class PayloadStore(ABC):
-    """A place for payloads. Its methods block, and any thread may call them."""
+    """A place for payloads. Its methods block, and any thread may call them.
+
+    All of them raise a StoreUnavailable or a BrokerError if the store does not answer.
+    """
 
     name: ClassVar[str]
     #: Bytes of one read: fewer cost round trips, more cost memory.
@@ -108,8 +111,8 @@ class PayloadStore(ABC):
             spare: whether half of that limit stays free for other payloads.
 
         Raises:
-            PayloadTooLarge, StoreFull, StoreUnavailable, BrokerError: a part may be written; the
-                sweep deletes it.
+            PayloadTooLarge, StoreFull: a part may be written, as after other errors; the sweep
+                deletes it.
         """
         self._note(entry, size=len(body), bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
@@ -130,7 +133,6 @@ class PayloadStore(ABC):
 
         Raises:
             PayloadMissing: it does not exist.
-            StoreUnavailable, BrokerError: the store does not answer.
         """
         return self.read(ref, 0, None)
 
@@ -140,7 +142,6 @@ class PayloadStore(ABC):
 
         Raises:
             PayloadMissing: it does not exist.
-            StoreUnavailable, BrokerError: the store does not answer.
         """
 
     @abstractmethod
@@ -149,23 +150,17 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def delete(self, ref: str) -> None:
-        """Delete a payload, and the rest of an interrupted write, if they exist.
+        """Delete a payload, and the rest of an interrupted write, if they exist."""
 
-        Raises:
-            StoreUnavailable, BrokerError: the store does not answer.
-        """
-
-    @abstractmethod
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - Redis is checked before all else
         """Check at the start whether the store can be used.
 
         Raises:
             ConfigError: it does not exist, or access is denied.
-            StoreUnavailable, BrokerError: it does not answer now.
         """
 
-    @abstractmethod
-    def _write(self, name: str, body: bytes) -> None: ...
+    def _write(self, name: str, body: bytes) -> None:
+        raise NotImplementedError  # a store without it has its own `put`
 
 
 def missing(ref: str) -> PayloadMissing:

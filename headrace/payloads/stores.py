@@ -1,7 +1,8 @@
-"""The payload stores of a deployment, by its settings: one for new payloads, all for reads.
+"""Payloads in a folder, in Redis and in S3, and ranges of them.
 
-A deployment may change payload_store while the old store still has payloads. All stores whose
-settings are present are read and swept.
+By its settings a deployment has one store for new payloads, and all for reads. It may change
+payload_store while the old store still has payloads. All stores whose settings are present are read
+and swept.
 """
 
 from __future__ import annotations
@@ -215,14 +216,6 @@ class RedisPayloadStore(PayloadStore):
     def delete(self, ref: str) -> None:
         self._ask(ref, "UNLINK")
 
-    @override
-    def check(self) -> None:
-        """Do nothing: Redis is checked before all else."""
-
-    @override
-    def _write(self, name: str, body: bytes) -> None:
-        raise NotImplementedError("the index writes it")
-
     def _ask(self, ref: str, command: str, *arguments: int) -> Any:
         key = keys.payload(name_in(ref, self.name))
         try:
@@ -421,21 +414,19 @@ _TAIL = b'"}'
 
 
 def read_parts(stores: PayloadStores, parts: Iterable[str | PayloadRange]) -> bytes:
-    """Join texts and payload ranges.
+    """Join texts and payload ranges; a range that is not JSON becomes an object with its base64.
 
     Raises:
         PayloadMissing, StoreError, BrokerError: a payload cannot be read.
         InputUnavailable: a payload is shorter than its range.
     """
-    return b"".join(
-        part.encode() if isinstance(part, str) else read_range(stores, part) for part in parts
-    )
-
-
-def read_range(stores: PayloadStores, part_range: PayloadRange) -> bytes:
-    """Read a range as JSON text; errors as for `read_parts`."""
-    body = read_bytes(stores, part_range)
-    return binary_json(part_range.type, body) if part_range.type else body
+    texts = []
+    for part in parts:
+        text = part.encode() if isinstance(part, str) else read_bytes(stores, part)
+        if isinstance(part, PayloadRange) and part.type:
+            text = b"%s%s%s" % (_head(part.type), base64.b64encode(text), _TAIL)
+        texts.append(text)
+    return b"".join(texts)
 
 
 def read_bytes(stores: PayloadStores, part_range: PayloadRange) -> bytes:
@@ -444,11 +435,6 @@ def read_bytes(stores: PayloadStores, part_range: PayloadRange) -> bytes:
     if len(body) != part_range.length:
         raise InputUnavailable(f"the payload store has {len(body)} of {part_range.length} bytes")
     return body
-
-
-def binary_json(content_type: str, body: bytes) -> bytes:
-    """Return bytes as a JSON object with their base64."""
-    return b"%s%s%s" % (_head(content_type), base64.b64encode(body), _TAIL)
 
 
 def size_of(parts: Iterable[str | PayloadRange]) -> int:

@@ -12,7 +12,7 @@ from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.model.traffic import known_parts
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.models.catalog import with_source
+from headrace.models.catalog import read_sources, with_source
 from headrace.models.source import SourceReader, reading
 from headrace.registry.model import DeclaredModels, ModelVersion, Registry, digest_of
 
@@ -29,16 +29,12 @@ def declared_of(catalog: Catalog) -> DeclaredModels:
         name: (options.get("version", catalog.models[name].version), dict(options))
         for name, options in catalog.written.items()
     }
-    # A new version in a source changes the digest, as one in the file does.
-    versions = {
-        name: {"version": version}
-        for name, (version, options) in models.items()
-        if version != options.get("version", DEFAULT_VERSION)
-    }
-    digest = digest_of(
-        {name: {**one, **versions.get(name, {})} for name, (_, one) in models.items()}
-    )
-    return DeclaredModels(models, digest)
+    digested = dict(catalog.written)
+    for name, (version, options) in models.items():
+        # A new version in a source changes the digest, as one in the file does.
+        if version != options.get("version", DEFAULT_VERSION):
+            digested[name] = {**options, "version": version}
+    return DeclaredModels(models, digest_of(digested))
 
 
 class RegisteredConfig(NamedTuple):
@@ -46,7 +42,6 @@ class RegisteredConfig(NamedTuple):
 
     Attributes:
         config: the model; None if its options are wrong for this version of Headrace.
-        loads: how many reloads were requested.
         is_default: whether jobs that name no version run on it.
         problem: what is wrong with the options; "" if nothing is.
     """
@@ -61,7 +56,6 @@ def read_declared(path: Path, settings: Settings | None = None) -> DeclaredModel
     """Read a models file, and the sources of its models that have no `version` there.
 
     Args:
-        path: the models file.
         settings: where sources may come from; None: from the disk.
 
     Raises:
@@ -69,24 +63,16 @@ def read_declared(path: Path, settings: Settings | None = None) -> DeclaredModel
     """
     catalog = load_catalog(path)
     settings = settings or Settings(models_file=path)
-    reader = SourceReader(settings, catalog.base_dir)
-    versions, problems = {}, []
-    for name, model in catalog.models.items():
-        if model.source is None or "version" in catalog.written[name]:
-            continue
-        try:
-            found = with_source(reader, model, settings)
-        except ConfigError as error:
-            problems.append(f"{path}: models.{name}.source: {error.message}")
-        else:
-            versions[name] = {found.version: found}
+    names = [
+        name
+        for name, model in catalog.models.items()
+        if model.source is not None and "version" not in catalog.written[name]
+    ]
+    problems = read_sources(SourceReader(settings, catalog.base_dir), catalog, settings, names)
     if problems:
         raise ConfigError(
             "\n".join(problems), hint="if it cannot be read here, write its `version` into the file"
         )
-    catalog.adopt(
-        {name: {model.version: model} for name, model in catalog.models.items()} | versions
-    )
     return declared_of(catalog)
 
 
@@ -98,9 +84,6 @@ class ConfigReader:
             registered as the file has them. Relative paths refer to the file's folder.
         lenient: whether a source that cannot be read is only logged. Its model then has the keys
             that are registered, which is enough for a process that does not run it.
-
-    Attributes:
-        sources: reads the sources.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, *, lenient: bool = False) -> None:
@@ -121,24 +104,21 @@ class ConfigReader:
             ConfigError: an option is wrong, or a file cannot be read; the message has one line per
                 mistake.
         """
-        # What is wrong with one model must not end what reads all of them.
-        with reading(f"models.{name}, version {version}"):
-            return self._read(name, version, one)
-
-    def _read(self, name: str, version: str, one: ModelVersion) -> ModelConfig:
         known = self._known.get((name, version))
         if known is not None and known[0] == one:
             return known[1]
         options = {**one.options, "version": version}
         if "traffic" in options:
             options["traffic"] = known_parts(options["traffic"])
-        model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
-        try:
-            model = with_source(self.sources, model, self._settings)
-        except ConfigError as error:
-            if not self._lenient:
-                raise
-            logger.warning("the source of %s is not read: %s", name, error.message)
+        # What is wrong with one model must not end what reads all of them.
+        with reading(f"models.{name}, version {version}"):
+            model = read_model(name, options, self._folder, timeout_s=self._settings.timeout_s)
+            try:
+                model = with_source(self.sources, model, self._settings)
+            except ConfigError as error:
+                if not self._lenient:
+                    raise
+                logger.warning("the source of %s is not read: %s", name, error.message)
         self._known[name, version] = (one, model)
         return model
 
@@ -155,11 +135,8 @@ class ConfigReader:
                     config, problem = self.read(name, version, one), ""
                 except ConfigError as error:
                     config, problem = None, error.message
-                yield (
-                    name,
-                    version,
-                    RegisteredConfig(config, one.loads, version == default, problem),
-                )
+                found = RegisteredConfig(config, one.loads, version == default, problem)
+                yield name, version, found
 
     def versions(self, registry: Registry) -> dict[str, dict[str, ModelConfig]]:
         """Return the versions of each model, the default version first.

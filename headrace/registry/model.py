@@ -153,7 +153,6 @@ class Change:
     """What one change makes of one model.
 
     Attributes:
-        name: the model.
         before: the model as it was; None if it is new.
         after: the model as it is to become; None if it is removed.
         what: the change in words, for the log of changes.
@@ -177,8 +176,24 @@ class DeclaredModels(NamedTuple):
     digest: str
 
     def changes(self, registry: Registry, *, prune: bool) -> list[Change]:
-        """Return the changes that make the file the declared state; see `apply_file`."""
-        return apply_file(registry, self.models, prune=prune)
+        """Return the changes that make the file the declared state.
+
+        Args:
+            prune: remove the models and versions that only a file had, and this one has not.
+        """
+        changes = []
+        for name, (version, options) in self.models.items():
+            before = registry.models.get(name)
+            after = _declared(before, name, version, options, prune=prune)
+            if before is None:
+                changes.append(Change(name, None, after, f"added version {version} from the file"))
+            elif _content(before) != _content(after):
+                what = _difference(before, after)
+                changes.append(Change(name, before, after, f"applied the file: {what}"))
+        for name, before in registry.models.items():
+            if prune and name not in self.models:
+                changes += _pruned(before)
+        return changes
 
 
 class Difference(NamedTuple):
@@ -198,34 +213,9 @@ class Difference(NamedTuple):
     present: Any
 
 
-def digest_of(declared: Mapping[str, Options]) -> str:
+def digest_of(declared: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the SHA-256 of a models file's models; comments and the order of keys do not count."""
     return hashlib.sha256(msgspec.msgpack.encode(_sorted(declared))).hexdigest()
-
-
-def apply_file(
-    registry: Registry, declared: Mapping[str, tuple[str, Options]], *, prune: bool
-) -> list[Change]:
-    """Return the changes that make a models file the declared state.
-
-    Args:
-        declared: the version and the options of each model of the file.
-        prune: remove the models and versions that only a file had, and this one has not.
-    """
-    changes = []
-    for name, (version, options) in declared.items():
-        before = registry.models.get(name)
-        after = _declared(before, name, version, options, prune=prune)
-        if before is None:
-            changes.append(Change(name, None, after, f"added version {version} from the file"))
-        elif _content(before) != _content(after):
-            what = _difference(before, after)
-            changes.append(Change(name, before, after, f"applied the file: {what}"))
-    if prune:
-        for name, before in registry.models.items():
-            if name not in declared:
-                changes += _pruned(before)
-    return changes
 
 
 def set_options(

@@ -1,10 +1,13 @@
-"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis."""
+"""`headrace api`, `worker`, `background`, `flower`: one component on a given Redis.
+
+Each raises a ConfigError if HEADRACE_REDIS_URL is not set, the models file is wrong or its port is
+taken; a BrokerError if Redis cannot be used; and a HeadraceError if its processes cannot start.
+"""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -18,55 +21,40 @@ from headrace.server import components, recovery, state_dir
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.child_process import ChildSpec
+from headrace.server.supervisor.console import OWN_NAME, console_for
 from headrace.server.supervisor.supervisor import Supervisor
+
+#: Prints a line for the user.
+Report = Callable[[str], None]
 
 
 def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, str]) -> None:
-    """Run `headrace worker`: one supervised Celery worker per device.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the models file is wrong.
-        BrokerError: Redis cannot be used.
-        HeadraceError: a worker cannot be started.
-    """
+    """Run `headrace worker`: one supervised Celery worker per device."""
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)
-    console = _console([device.name for device in devices], settings, check_broker(url))
-    report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
-    children = components.worker_children(devices, settings, variables, report)
-    ready = f"{len(children)} workers on {redact_url(url)}"
-    Supervisor(children, console, on_ready=partial(report, ready)).run()
+    make = partial(components.worker_children, devices, settings, variables)
+    ready = f"{len(devices)} workers on {redact_url(url)}"
+    _supervise([device.name for device in devices], settings, check_broker(url), make, ready)
 
 
 def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace background`: a supervised background worker.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, or the models file is wrong.
-        BrokerError: Redis cannot be used.
-        HeadraceError: it cannot be started.
-    """
+    """Run `headrace background`: a supervised background worker."""
     require_extras("background", "worker")
     url = _prepare(settings, "background")
-    console = _console([recovery.NODE], settings, check_broker(url))
-    report = partial(console.print, OWN_NAME)
     variables = components.environment(settings, url, environ)
-    child = components.background_child(settings, variables, report)
+
+    def make(report: Report) -> list[ChildSpec]:
+        return [components.background_child(settings, variables, report)]
+
     ready = f"background worker on {redact_url(url)}"
-    Supervisor([child], console, on_ready=partial(report, ready)).run()
+    _supervise([recovery.NODE], settings, check_broker(url), make, ready)
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Run `headrace api`. This process becomes the only API process, or supervises several.
-
-    Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, the models file is wrong, or the port is taken.
-        BrokerError: Redis cannot be used.
-        HeadraceError: an API process cannot be started.
-    """
+    """Run `headrace api`. This process becomes the only API process, or supervises several."""
     require_extras("api", "api")
     url = _prepare(settings, "api")
     listeners = components.listen_for_api(settings)
@@ -74,22 +62,18 @@ def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
         broker = check_broker(url)
         variables = components.environment(settings, url, environ)
         if settings.api_processes == 1:
-            _become_api(listeners, variables)
+            for listener in listeners:
+                listener.set_inheritable(True)
+            command = components.api_command(listeners)
+            os.execve(command[0], command, variables)  # noqa: S606
         children = components.api_children(settings, variables, listeners)
-        console = _console([child.name for child in children], settings, broker)
+        names = [child.name for child in children]
         address = http_url(settings.host, settings.port, tls=settings.tls)
-        ready = partial(console.print, OWN_NAME, f"{len(children)} API processes on {address}")
+        ready = f"{len(children)} API processes on {address}"
         on_stop = partial(close_all, listeners)
-        Supervisor(children, console, on_ready=ready, on_stop=on_stop).run()
+        _supervise(names, settings, broker, lambda _: children, ready, on_stop)
     finally:
         close_all(listeners)
-
-
-def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) -> None:
-    for listener in listeners:
-        listener.set_inheritable(True)
-    command = components.api_command(listeners)
-    os.execve(command[0], command, variables)  # noqa: S606
 
 
 def run_flower(
@@ -103,9 +87,8 @@ def run_flower(
         environ: its environment; FLOWER_BASIC_AUTH is the password.
 
     Raises:
-        ConfigError: HEADRACE_REDIS_URL is not set, the models file is wrong, or the port is taken.
-            Or other machines could reach it without a password, or its history cannot be written.
-        BrokerError: Redis cannot be used.
+        ConfigError: also if other machines could reach it without a password, or its history cannot
+            be written.
     """
     require_extras("flower", "worker")
     url = _prepare(settings, "flower")
@@ -119,14 +102,22 @@ def run_flower(
     os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
 
 
-def _console(names: Sequence[str], settings: Settings, broker: BrokerInfo) -> Console:
-    """Return the console for children of these names, after the warnings about Redis."""
+def _supervise(
+    names: Sequence[str],
+    settings: Settings,
+    broker: BrokerInfo,
+    make: Callable[[Report], list[ChildSpec]],
+    ready: str,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the children of these names until a signal; report when all are ready."""
     as_json = components.log_format(settings) == logs.JSON
     files = components.log_files(settings)
     console = console_for([OWN_NAME, *names], as_json=as_json, files=files)
+    report = partial(console.print, OWN_NAME)
     for warning in broker.warnings():
-        console.print(OWN_NAME, warning)
-    return console
+        report(warning)
+    Supervisor(make(report), console, on_ready=partial(report, ready), on_stop=on_stop).run()
 
 
 def _prepare(settings: Settings, component: str) -> str:

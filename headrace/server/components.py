@@ -18,18 +18,18 @@ from typing import Any, Final
 import redis.exceptions
 
 from headrace.config.environment import ENV_URL, is_service_link, with_server_path
-from headrace.config.settings import ENV_CONFIG, Settings
+from headrace.config.extensions import parts
+from headrace.config.settings import ENV_CONFIG, Settings, is_loopback
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
-from headrace.observability.extension import LogFiles, logs_parts
+from headrace.observability.extension import LogFiles, LogsPart
 from headrace.redis import keys
 from headrace.server import recovery
 from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
-from headrace.server.recovery import release_incarnation
-from headrace.server.supervisor.child_process import ChildSpec, Exit
+from headrace.server.supervisor.child_process import ChildSpec
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 PYTHON: Final = (sys.executable, "-m")
@@ -61,7 +61,6 @@ _FLOWER_DEFAULTS: Final = {
     "FLOWER_TASKS_COLUMNS": "name,kwargs,uuid,state,received,runtime,worker",
 }
 _FLOWER_OAUTH: Final = ("FLOWER_AUTH_PROVIDER", "FLOWER_AUTH")
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -97,7 +96,7 @@ def log_files(settings: Settings) -> LogFiles | None:
         ConfigError: the configuration of an extension cannot be read, or the files cannot be
             written.
     """
-    for name, part in logs_parts().items():
+    for name, part in parts("logs", LogsPart).items():
         files = part.files(settings.extensions.get(name), settings.log_format)
         if files is not None:
             return files
@@ -222,25 +221,19 @@ def worker_child(
 
     `share` is which of how many workers of this host it is, from 0.
     """
-    node = node_name(device)
-    url = environ["HEADRACE_REDIS_URL"]
+    node, url = node_name(device), environ["HEADRACE_REDIS_URL"]
+    variables = {
+        **environ,
+        "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
+        "HEADRACE_NODE": node,
+        "HEADRACE_WORKER_SHARE": share,
+    }
 
-    def new_environment() -> dict[str, str]:
-        return {
-            **_celery_environ(environ),
-            "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
-            "HEADRACE_NODE": node,
-            "HEADRACE_WORKER_SHARE": share,
-            INCARNATION: f"{node}-{secrets.token_hex(4)}",
-        }
+    def release(incarnation: str) -> None:
+        release_leases(url, incarnation, settings, report)
 
-    def release(end: Exit) -> None:
-        release_leases(url, end.environment[INCARNATION], settings, report)
-
-    return _celery_worker(
-        device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
-        new_environment, release, lambda env: _has_key(url, keys.worker(env[INCARNATION])),
-    )  # fmt: skip
+    command = ["workers.celery_app", "-n", node, "-E"]
+    return _celery_worker(device.name, node, command, settings, variables, release, keys.worker)
 
 
 def worker_children(
@@ -260,41 +253,45 @@ def background_child(
     settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
     """Return the background worker. Each start has an incarnation of its own."""
-    node = recovery.node_name()
-    url = environ["HEADRACE_REDIS_URL"]
+    node, url = recovery.node_name(), environ["HEADRACE_REDIS_URL"]
 
-    def new_environment() -> dict[str, str]:
-        incarnation = f"{node}-{secrets.token_hex(4)}"
-        return {**_celery_environ(environ), INCARNATION: incarnation}
+    def release(incarnation: str) -> None:
+        release_background_tasks(url, incarnation, report)
 
-    def release(end: Exit) -> None:
-        release_background_tasks(url, end.environment[INCARNATION], report)
-
-    return _celery_worker(
-        recovery.NODE, [*_worker("workers.background.app"), "-n", node], settings,
-        new_environment, release,
-        lambda env: _has_key(url, keys.background_alive(env[INCARNATION])),
-    )  # fmt: skip
+    command, key_of = ["workers.background.app", "-n", node], keys.background_alive
+    return _celery_worker(recovery.NODE, node, command, settings, environ, release, key_of)
 
 
 def _celery_worker(
     name: str,
+    node: str,
     command: list[str],
     settings: Settings,
-    new_environment: Callable[[], dict[str, str]],
-    release: Callable[[Exit], None],
-    ready: Callable[[Mapping[str, str]], bool],
+    environ: Mapping[str, str],
+    release: Callable[[str], None],
+    key_of: Callable[[str], str],
 ) -> ChildSpec:
+    """Return a Celery worker; `key_of` an incarnation is in Redis while that is alive."""
+    url = environ["HEADRACE_REDIS_URL"]
+    warnings = ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET)))
+
+    def new_environment() -> dict[str, str]:
+        incarnation = f"{node}-{secrets.token_hex(4)}"
+        return {**environ, "PYTHONWARNINGS": warnings, INCARNATION: incarnation}
+
+    def ready(own: Mapping[str, str]) -> bool:
+        return is_true(url, lambda client: bool(client.exists(key_of(own[INCARNATION]))))
+
     options = ["--loglevel", settings.log_level, "--without-gossip", "--without-mingle"]
     return ChildSpec(
         name=name,
-        command=[*command, *options],
+        command=[*PYTHON, "workers", *command, *options],
         environment=new_environment,
         stage=1,
         stop_rank=1,
         ready=ready,
         stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
-        on_exit=release,
+        on_exit=lambda end: release(end.environment[INCARNATION]),
     )
 
 
@@ -337,7 +334,7 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
     Raises:
         ConfigError: the address is not a loopback address, and no password is set.
     """
-    if address in _LOOPBACK or environ.get("FLOWER_BASIC_AUTH"):
+    if is_loopback(address) or environ.get("FLOWER_BASIC_AUTH"):
         return
     # Flower asks its provider only if it has the list of those who may enter.
     if all(environ.get(name) for name in _FLOWER_OAUTH):
@@ -384,9 +381,11 @@ def release_leases(
 
     After an error they expire by themselves.
     """
-    charged = () if settings is None else (settings.max_deliveries, settings.failures_kept)
+    most, kept = (
+        (None, "") if settings is None else (settings.max_deliveries, settings.failures_kept)
+    )
     try:
-        released = release_incarnation(redis_url, incarnation, *(charged or (None,)))
+        released = recovery.release_incarnation(redis_url, incarnation, most, kept)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         report(f"leases of {incarnation} not released, they expire by themselves: {error}")
         return
@@ -414,19 +413,6 @@ def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
         return json.loads(body or b"{}") if status < 300 else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
-
-
-def _worker(app: str) -> list[str]:
-    return [*PYTHON, "workers", app]
-
-
-def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    warnings = ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET)))
-    return {**environ, "PYTHONWARNINGS": warnings}
-
-
-def _has_key(redis_url: str, key: str) -> bool:
-    return is_true(redis_url, lambda client: bool(client.exists(key)))
 
 
 def _listens(host: str, port: int) -> bool:

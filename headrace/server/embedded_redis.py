@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -127,12 +128,8 @@ def prepare(state_dir: Path) -> EmbeddedServer:
 
 def prepared_url(state_dir: Path) -> str | None:
     """Return the URL of a state directory's server; None if none was prepared there."""
-    try:
-        password = (state_dir / AUTH_NAME).read_text().strip()
-        port = int((state_dir / PORT_NAME).read_text())
-    except (OSError, ValueError):
-        return None
-    return f"redis://:{password}@{HOST}:{port}/0"
+    password, port = _text(state_dir / AUTH_NAME), _text(state_dir / PORT_NAME)
+    return f"redis://:{password}@{HOST}:{port}/0" if password and port.isdecimal() else None
 
 
 def redis_url_here(settings: Settings) -> str:
@@ -190,10 +187,7 @@ def _quoted(path: Path) -> str:
 
 
 def _kept_password(file: Path) -> str:
-    try:
-        password = file.read_text().strip()
-    except OSError:
-        password = ""
+    password = _text(file)
     if not password.isalnum():
         password = secrets.token_hex(_PASSWORD_BYTES)
         write_private(file, password + "\n")
@@ -201,12 +195,18 @@ def _kept_password(file: Path) -> str:
 
 
 def _kept_port(file: Path) -> int:
-    try:
-        port = int(file.read_text())
+    with suppress(OSError, ValueError):
+        port = int(_text(file))
         if 0 < port < 65_536 and is_free(HOST, port):
             return port
-    except (OSError, ValueError):
-        pass
     port = free_port(HOST)
     write_private(file, f"{port}\n")
     return port
+
+
+def _text(file: Path) -> str:
+    """Return what a file holds; "" if it cannot be read."""
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.redis import keys
 from headrace.redis.connection import connect, redact_url
 from headrace.server import components, recovery
+from headrace.server.embedded_redis import redis_url_here
 from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import http_get, http_url
@@ -64,19 +65,21 @@ def check(
     """Check one component, in the environment it was started in.
 
     Raises:
-        ConfigError: the check needs Redis, and HEADRACE_REDIS_URL is not set.
+        ConfigError: the check needs Redis, of which no URL is known.
     """
-    if component == Component.WORKER:
-        return check_workers(_redis_url(settings), workers, environ)
-    if component == Component.BACKGROUND:
-        return check_background(_redis_url(settings))
-    if component in processes():
-        return str(_ask(_redis_url(settings), processes()[component].check))
-    if component == Component.REDIS:
-        return check_redis(_redis_url(settings))
+    if component == Component.API:
+        return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
     if component == Component.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
-    return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
+    url = redis_url_here(settings)
+    if component == Component.WORKER:
+        return check_workers(url, workers, environ)
+    if component == Component.BACKGROUND:
+        return check_background(url)
+    if component == Component.REDIS:
+        _ask(url, lambda client: client.ping())
+        return f"Redis at {redact_url(url)}: PONG"
+    return str(_ask(url, processes()[component].check))
 
 
 def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False) -> str:
@@ -89,12 +92,6 @@ def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False)
     if not 200 <= status < 300:
         raise HeadraceError(f"{where}: answered {status}")
     return f"{where}: {status}"
-
-
-def check_redis(url: str) -> str:
-    """Check that Redis answers PING. It does not while it loads its data."""
-    _ask(url, lambda client: client.ping())
-    return f"Redis at {redact_url(url)}: PONG"
 
 
 def check_background(url: str) -> str:
@@ -135,25 +132,8 @@ def _live_nodes(client: redis.Redis) -> set[str]:
 
 
 def _ask(url: str, question: Callable[[redis.Redis], Any]) -> Any:
-    client = connect(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
-    try:
-        return question(client)
-    except (redis.exceptions.RedisError, OSError) as error:
-        raise HeadraceError(f"Redis at {redact_url(url)}: {error}") from error
-    finally:
-        client.close()
-
-
-def _redis_url(settings: Settings) -> str:
-    if settings.redis_url is not None:
-        return settings.redis_url
-    # Imported here: a container is checked every few seconds and never gets here.
-    from headrace.server.embedded_redis import prepared_url
-
-    url = prepared_url(settings.state_dir)
-    if url is None:
-        raise ConfigError(
-            f"HEADRACE_REDIS_URL is not set, and {settings.state_dir} has no embedded Redis",
-            hint="set HEADRACE_REDIS_URL, or change to the folder in which `headrace up` runs",
-        )
-    return url
+    with connect(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as client:
+        try:
+            return question(client)
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise HeadraceError(f"Redis at {redact_url(url)}: {error}") from error

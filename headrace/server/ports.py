@@ -9,7 +9,6 @@ import socket
 import ssl
 from collections.abc import Sequence
 from email.message import Message
-from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
@@ -127,27 +126,6 @@ def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socke
     return listeners
 
 
-def listen_unix(what: str, path: Path) -> socket.socket:
-    """Listen on a Unix socket; one that a killed server has left is replaced.
-
-    Raises:
-        ConfigError: a server uses it, or it cannot be made.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"{what}: cannot listen on {path}: {error.strerror or error}",
-            hint="stop what uses it, or choose another path",
-        ) from error
-    return listener
-
-
 def close_all(listeners: Sequence[socket.socket]) -> None:
     """Close sockets."""
     for listener in listeners:
@@ -173,13 +151,6 @@ def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _answers(path: Path) -> bool:
-    """Return whether a server listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_SELF_S)
-        return client.connect_ex(str(path)) == 0
 
 
 def _cannot_listen(what: str, host: str, port: int, error: OSError, change: str) -> ConfigError:

@@ -29,7 +29,6 @@ def release_incarnation(
     Each then runs isolated, and only a job that ran exclusively when its worker died is charged.
 
     Args:
-        incarnation: the HEADRACE_INCARNATION of the worker.
         max_deliveries: how many processes may crash while they run the job alone; None: no crash
             is charged.
         failures_kept: `Settings.failures_kept`, for jobs that end here.
@@ -78,19 +77,12 @@ def node_name() -> str:
 
 
 def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: str) -> int:
-    """Report that a background worker is alive, and requeue the tasks of dead ones.
+    """Report that a background worker is alive; return how many tasks of dead ones were requeued.
 
     Args:
         owner: the incarnation of the live worker.
-        alive: its process.
         dead: other incarnations that are known to be dead; `owner` itself after it has lost its
             connection.
-
-    Returns:
-        How many tasks were requeued.
-
-    Raises:
-        redis.RedisError: Redis does not answer.
     """
     return _requeue_dead(client, owner, msgspec.json.encode(alive), *dead)
 

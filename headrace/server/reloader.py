@@ -26,9 +26,6 @@ class Reloader:
     """Watches the models file and the handlers' files, in a thread of its own.
 
     Args:
-        settings: the settings; their models file is applied.
-        broker_url: the deployment's Redis.
-        report: prints a line for the user.
         watch: look at the files; else only `apply` does anything.
     """
 

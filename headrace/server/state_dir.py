@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,6 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
     """Create the directory if needed, and hold its lock.
 
     Args:
-        path: the state directory.
         leftover_timeout_s: how long to wait for the server of a killed instance.
 
     Yields:
@@ -82,23 +81,13 @@ def write_private(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write `headrace.json`: where the components are. It holds no password."""
-    write_private(path / RECORD_NAME, json.dumps(record, indent=2) + "\n")
-
-
 def read_record(path: Path) -> dict[str, Any]:
-    """Return what an instance wrote; empty if it cannot be read."""
+    """Return what the instance wrote about its components; empty if it cannot be read."""
     try:
         record = json.loads((path / RECORD_NAME).read_text())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def remove_record(path: Path) -> None:
-    """Remove `headrace.json`: no instance runs."""
-    (path / RECORD_NAME).unlink(missing_ok=True)
 
 
 def _acquire(lock: int, path: Path, leftover_timeout_s: float) -> None:

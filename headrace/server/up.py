@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.reloader import Reloader
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
-from headrace.server.supervisor.console import OWN_NAME, Console, console_for
+from headrace.server.supervisor.console import OWN_NAME, console_for
 from headrace.server.supervisor.supervisor import Supervisor
 
 
@@ -50,6 +51,7 @@ class Up:
         self._settings = settings
         self._options = options
         self._environ = environ
+        self._record_file = settings.state_dir / state_dir.RECORD_NAME
         self._broker_url = ""
         self._stale: list[str] = []
         self._listeners: list[socket.socket] = []
@@ -57,13 +59,7 @@ class Up:
         self._plain: list[socket.socket] = []
         self._as_json = components.log_format(settings) == logs.JSON
         self._files = self._log_files()
-        self._console = Console(
-            sys.stdout,
-            [OWN_NAME],
-            colour=False,
-            as_json=self._as_json,
-            files=self._files,
-        )
+        self._console = console_for([OWN_NAME], as_json=self._as_json, files=self._files)
 
     def run(self) -> None:
         """Start everything; return when a signal has stopped it.
@@ -83,7 +79,7 @@ class Up:
                 change="HEADRACE_FLOWER_HOST=127.0.0.1, or give --no-flower",
             )
         with state_dir.locked(settings.state_dir) as lock:
-            self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
+            self._stale = state_dir.read_record(settings.state_dir).get("incarnations", [])
             self._take_ports()
             try:
                 self._supervise(self._children(lock))
@@ -111,7 +107,7 @@ class Up:
         try:
             supervisor.run()
         finally:
-            state_dir.remove_record(self._settings.state_dir)
+            self._record_file.unlink(missing_ok=True)
         self._report("stopped; queued jobs are kept")
 
     def _log_files(self) -> LogFiles | None:
@@ -202,7 +198,7 @@ class Up:
             "incarnations": [*self._stale, *filter(None, found)],
         }
         try:
-            state_dir.write_record(self._settings.state_dir, record)
+            state_dir.write_private(self._record_file, json.dumps(record, indent=2) + "\n")
         except OSError as error:
             # A full disk must not stop the service.
             self._report(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
@@ -229,11 +225,6 @@ class Up:
 
     def _report(self, text: str) -> None:
         self._console.print(OWN_NAME, text)
-
-
-def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
-    found = record.get("incarnations")
-    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
 
 
 def _models(state: Any) -> str:

@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_REFUSED_V4: Final = tuple(
-    ipaddress.IPv4Network(text)
+_REFUSED: Final = tuple(
+    ipaddress.ip_network(text)
     for text in (
         "0.0.0.0/8",  # this network
         "10.0.0.0/8",
@@ -31,19 +31,14 @@ _REFUSED_V4: Final = tuple(
         "203.0.113.0/24",
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, and broadcast
-    )
-)
-#: Global unicast. Others are loopback, link-local, unique local, multicast, NAT64 or reserved.
-_PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
-_REFUSED_V6: Final = tuple(
-    ipaddress.IPv6Network(text)
-    for text in (
         "2001::/23",  # Teredo, ORCHID and other protocols' own
         "2001:db8::/32",
         "2002::/16",  # 6to4: an IPv4 address in disguise
         "3fff::/20",
     )
 )
+#: Global unicast. Others are loopback, link-local, unique local, multicast, NAT64 or reserved.
+_PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
 #: Where clouds give credentials and secrets to a machine; no setting allows these addresses.
 _METADATA: Final = tuple(
     ipaddress.ip_network(text)
@@ -104,7 +99,6 @@ def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
     """Return whether a connection to an address may be made.
 
     Args:
-        address: where a webhook or a download goes.
         allowed: the networks that are allowed besides the public addresses.
     """
     address = plain(address)
@@ -114,13 +108,8 @@ def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
         # An allowed translator does not allow the addresses behind it.
         inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         return _allows(allowed, address) and may_reach(inner, allowed)
-    return _is_public(address) or _allows(allowed, address)
-
-
-def _is_public(address: Address) -> bool:
-    if isinstance(address, ipaddress.IPv4Address):
-        return not any(address in network for network in _REFUSED_V4)
-    return address in _PUBLIC_V6 and not any(address in network for network in _REFUSED_V6)
+    is_public = (address.version == 4 or address in _PUBLIC_V6) and not _allows(_REFUSED, address)
+    return is_public or _allows(allowed, address)
 
 
 def _allows(allowed: Sequence[Network], address: Address) -> bool:

@@ -9,12 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.config import settings
-from headrace.config.extensions import settings_types
+from headrace.config.extensions import found, settings_types
 from headrace.config.inputs.input_schema import TYPES, OutputSection
 from headrace.config.model.catalog import check_config
 from headrace.config.model.options import ModelOptions
-from headrace.config.settings import ENV_PREFIX, FIELDS, OTHER_VARIABLES, VARIABLES, load_settings
+from headrace.config.settings import (
+    ENV_PREFIX,
+    FIELDS,
+    OTHER_VARIABLES,
+    VARIABLES,
+    extension_variables,
+    load_settings,
+)
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "configuration.md").read_text()
@@ -38,9 +44,10 @@ MODEL_ROWS = rows(_MODELS)
 INPUT_ROWS = rows(_BELOW.partition("\n### ")[0])
 SETTING_ROWS = rows(section("Settings"))
 OTHER_ROWS = rows(section("Other variables"))
-EXTENSION_VARIABLES = settings.variables(ENV_PREFIX)
+EXTENSION_VARIABLES = extension_variables()
+NO_SETTINGS = {name for one in found().extensions.values() for name in one.variables}
 ALL_VARIABLES = {
-    *VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES, *settings.other_variables()
+    *VARIABLES, *EXTENSION_VARIABLES, *OTHER_VARIABLES, *NO_SETTINGS
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from api.observability.metric_families import FAMILIES
 from headrace.cli.main import every_command
-from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, VARIABLES, variables
+from headrace.config.settings import OTHER_VARIABLES, VARIABLES, extension_variables
 from headrace.errors import BY_CODE
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_every_error_code_has_what_to_do_about_it() -> None:
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_variables_settings_and_tests_that_are_named_exist(path: Path) -> None:
     text = text_of(path)
-    known = VARIABLES.keys() | variables(ENV_PREFIX).keys() | OTHER_VARIABLES
+    known = VARIABLES.keys() | extension_variables().keys() | OTHER_VARIABLES
     # Shown as what is misspelt.
     named = set(re.findall(r"\bHEADRACE_[A-Z_]+\b", text)) - {"HEADRACE_API_PRT", "HEADRACE_"}
     assert named <= known

@@ -15,7 +15,6 @@ from handlers.extension import handler_parts
 from headrace.cli.main import every_command
 from headrace.config.extensions import GROUP, Extension, found, settings_types
 from headrace.models.extension import models_parts
-from headrace.observability.extension import logs_parts
 from workers.extension import worker_parts
 
 _MODULE = "made_by_tests"
@@ -53,7 +52,7 @@ def write_distribution(folder: Path, name: str, source: str) -> None:
 
 def _forget() -> None:
     for cached in (
-        found, settings_types, every_command, api_parts, handler_parts, logs_parts, models_parts,
+        found, settings_types, every_command, api_parts, handler_parts, models_parts,
         worker_parts,
     ):  # fmt: skip
         cached.cache_clear()

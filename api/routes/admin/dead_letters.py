@@ -14,8 +14,8 @@ from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.errors import InvalidRequest, LetterNotFound
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
-from headrace.schema.failures import DeadLetterEntry, Purged, Requeued
 from headrace.schema.members import time_of
+from headrace.schema.operation import DeadLetterEntry, Purged, Requeued
 
 PATH: Final = "/api/v1/models/{model}/dead-letters"
 PAGE_DEFAULT: Final = 100

@@ -15,7 +15,7 @@ from headrace.observability import profiles
 from headrace.observability.profiles import ProfileRequest
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
-from headrace.schema.models import Profile, Profiles
+from headrace.schema.operation import Profile, Profiles
 
 PATH: Final = "/api/v1/profiles"
 _BODY_MAX_BYTES: Final = 64 * 1024

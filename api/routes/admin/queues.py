@@ -14,7 +14,7 @@ from headrace.errors import QueueNotFound
 from headrace.jobs.ids import VERSION
 from headrace.queue.job_queue import Depth
 from headrace.redis import keys
-from headrace.schema.queues import Queue, QueuePurge, Queues, VersionQueue
+from headrace.schema.operation import Queue, QueuePurge, Queues, VersionQueue
 
 _VERSION: Final = re.compile(VERSION)
 

@@ -45,7 +45,7 @@ from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
 from headrace.redis import keys
-from headrace.schema.serialization import Waiting, fresh_line, job_object
+from headrace.schema.serialization import Waiting, fresh_object, job_object
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
 HOLD_MIN_S: Final = 0.02
@@ -427,10 +427,11 @@ def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | No
     if request.options.metadata is not None:
         return job_object(fresh_job(request, created_us), waiting_for=waiting_for)
     model, state = request.model, fresh_state(request.options)
-    return fresh_line(
-        request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
-        model.asked_version, trace_id_of(request),
+    shown = fresh_object(
+        model.name, model.version, state, created_us, waiting_for, model.asked_version,
+        trace_id_of(request),
     )  # fmt: skip
+    return shown(request.identity.job_id)
 
 
 def _chosen(row: BulkLine) -> bool:

@@ -14,8 +14,8 @@ from api.submission.decoding import read_query
 from headrace.jobs.ids import ModelName
 from headrace.jobs.job import Time
 from headrace.queue.failures import FailureGroup, split_group
-from headrace.schema.failures import FailureGroups, FailuresOfGroup, Retried
 from headrace.schema.members import time_of
+from headrace.schema.operation import FailureGroups, FailuresOfGroup, Retried
 
 PATH: Final = "/api/v1/failures"
 GROUPS_DEFAULT: Final = 100

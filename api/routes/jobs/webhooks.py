@@ -19,7 +19,7 @@ from headrace.jobs.ids import is_id
 from headrace.queue.webhook_deliveries import Change, Delivery, PendingDelivery
 from headrace.redis.clock import US_PER_S
 from headrace.schema.members import time_of
-from headrace.schema.webhooks import WebhookAttempt, WebhookDeliveries, WebhookDelivery
+from headrace.schema.operation import WebhookAttempt, WebhookDeliveries, WebhookDelivery
 from headrace.webhooks.endpoint import shown
 
 PATH: Final = "/api/v1/jobs/{job_id}/webhooks"

@@ -18,8 +18,8 @@ from extensions.openai.batches.execution import BatchExecution
 from extensions.openai.batches.files import FileStore
 from extensions.openai.batches.store import BatchStore
 from extensions.openai.redis import keys as batch_keys
-from headrace.access.api_key import NO_OWNER
-from headrace.access.key_store import INTERNAL_TTL_S, internal_key
+from headrace.access.api_key import NO_OWNER, Scope
+from headrace.access.key_store import api_keys_at
 from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
@@ -36,6 +36,18 @@ BEAT_S: Final = 1.0
 ACTS_FOR: Final = "Headrace-Acts-For"
 #: The longest wait for running requests at a stop.
 STOP_MAX_S: Final = 20.0
+#: Seconds for which the runner's key is valid; it makes a new one in time.
+_KEY_TTL_S: Final = 86_400
+
+
+def internal_key(redis_url: str) -> str:
+    """Create a key with which a runner acts for the owners of batches.
+
+    A process with access to Redis may do everything anyway, so that it makes its own key.
+    """
+    with api_keys_at(redis_url) as found:
+        scopes = [Scope.SUBMIT, Scope.READ]
+        return found.create("runner (internal)", scopes, expires_in_s=_KEY_TTL_S, acts=True)[1]
 
 
 class ApiClient(Client):
@@ -117,8 +129,8 @@ class BatchRunner:
     def _key(self) -> str:
         """Return a key to act for others; it is renewed before it expires."""
         if time.monotonic() >= self._key_until:
-            self._api_key = internal_key(self._redis_url, "runner")
-            self._key_until = time.monotonic() + INTERNAL_TTL_S / 2
+            self._api_key = internal_key(self._redis_url)
+            self._key_until = time.monotonic() + _KEY_TTL_S / 2
         return self._api_key
 
     def _report(self) -> None:

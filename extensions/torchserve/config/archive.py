@@ -5,6 +5,7 @@ Reads text only, and imports nothing. The text may come from a stranger.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,7 +22,6 @@ from extensions.torchserve.config.model_config import (
     yaml_options,
 )
 from extensions.torchserve.config.settings import is_allowed
-from headrace.config.environment import name_problem
 from headrace.config.inputs.parameters import Parameter
 from headrace.config.model.handler_reference import HandlerReference
 from headrace.config.model.options import PER_WORKER
@@ -141,6 +141,17 @@ def _text(model: dict[str, Any], key: str, label: str) -> str:
     return value
 
 
+def name_problem(path: str) -> str:
+    """Return why no file can have a path, whatever is on the disk; "" if one can."""
+    try:
+        os.lstat(path)
+    except ValueError as error:
+        return str(error)  # a NUL, or half of a surrogate pair
+    except OSError as error:
+        return "File name too long" if error.errno == errno.ENAMETOOLONG else ""
+    return ""
+
+
 def archive_handler(folder: Path, written: str) -> str:
     """Return the handler of an archive as an option: TorchServe's with a mark, ours as it is.
 
@@ -190,10 +201,9 @@ def download(settings: Settings, allowed: str, url: str, file: Path) -> None:
     from headrace.models.download import Downloader
 
     downloader = Downloader(
-        (),
+        lambda text: is_allowed(text, allowed),
         settings.model_limit_bytes,
         settings.model_fetch_timeout_s,
-        permits=lambda text: is_allowed(text, allowed),
     )
     with downloader.fetch(url) as found, file.open("wb") as opened:
         for chunk in found.chunks if found is not None else ():

@@ -21,11 +21,11 @@ from extensions.torchserve.config.archive import TORCHSERVE
 from headrace.config.model.pipelines import (
     INPUT,
     STAGE_NAME_PATTERN,
-    PipelineProblem,
     PipelineSection,
 )
 from headrace.config.model.pipelines import build as build_pipeline
 from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.yaml_file import KeyProblem
 from headrace.errors import ConfigError
 from headrace.jobs.ids import MODEL_NAME
 
@@ -321,7 +321,7 @@ def _pipeline_problems(workflow: Workflow) -> Iterator[str]:
             yield f"dag: the node {node.name!r}: {name!r} is too long for the name of a model"
     try:
         build_pipeline(workflow.name, msgspec.convert(section, PipelineSection))
-    except PipelineProblem as problem:
+    except KeyProblem as problem:
         stage = problem.where[1] if len(problem.where) > 1 else ""
         yield f"dag: the node {stage!r}: {problem.text}"
     except msgspec.ValidationError as error:

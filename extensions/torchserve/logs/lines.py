@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from headrace.observability.log_format import BELOW_THE_LINE, HIDDEN, plain, shown
+from headrace.observability.log_format import BELOW_THE_LINE, HIDDEN, shown
 from headrace.text import printable
 
 #: The value of the setting `log_format` for these lines.
@@ -66,14 +66,14 @@ def log_line(event: MutableMapping[str, Any]) -> str:
     created, level = event.pop("_created"), event.pop("level", "info").upper()
     logger, part = event.pop("logger", ""), event.get("part", "")
     below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
-    text = plain(event.pop("event", ""))
+    text = printable(event.pop("event", ""))
     if part in _OF_HANDLERS:
         thread, logger = f"W-{event.get('pid', 0)}-{event.pop('model', '')}-stdout", MODEL_LOG
     else:
         thread = str(part) or logger
     fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in HIDDEN)
     rows = [text + (f"  {fields}" if fields else "")]
-    rows += [plain(row.expandtabs()) for one in below for row in one.rstrip().split("\n")]
+    rows += [printable(row.expandtabs()) for one in below for row in one.rstrip().split("\n")]
     return "".join(console_line(created, level, thread, logger, row) for row in rows)[:-1]
 
 

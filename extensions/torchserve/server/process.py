@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headrace.errors import ConfigError
+from headrace.server.ports import BACKLOG
 from headrace.server.supervisor import proc
 
 PID_NAME: Final = ".model_server.pid"
 #: How long a stop may take.
 STOP_S: Final = 60.0
 _POLL_S: Final = 0.1
+#: How long another server may take to accept a connection.
+_ANSWER_S: Final = 30.0
 #: Parts of the command lines of servers that use the pid file: ours, and TorchServe itself.
 _OURS: Final = "torchserve"
 _THEIRS: Final = "org.pytorch.serve"
@@ -162,3 +166,31 @@ def stop(pid: int, limit_s: float = STOP_S) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def listen_unix(what: str, path: Path) -> socket.socket:
+    """Listen on a Unix socket; one that a killed server has left is replaced.
+
+    Raises:
+        ConfigError: a server uses it, or it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{what}: cannot listen on {path}: {error.strerror or error}",
+            hint="stop what uses it, or choose another path",
+        ) from error
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    """Return whether a server listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_ANSWER_S)
+        return client.connect_ex(str(path)) == 0

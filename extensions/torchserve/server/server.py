@@ -26,7 +26,7 @@ from extensions.torchserve.server.models import (
     StartReader,
     register_all,
 )
-from extensions.torchserve.server.process import report_ready
+from extensions.torchserve.server.process import listen_unix, report_ready
 from extensions.torchserve.server.snapshots import Snapshots
 from extensions.torchserve.server.workflows import read_workflows
 from headrace.config.model.options import ModelOptions
@@ -42,7 +42,7 @@ from headrace.registry.model import Registry
 from headrace.registry.store import registry_at
 from headrace.server.extension import processes
 from headrace.server.gpus import list_gpus, visible_gpus
-from headrace.server.ports import listen, listen_unix
+from headrace.server.ports import listen
 from headrace.server.reloader import Reloader
 from headrace.server.up import Up, UpOptions
 

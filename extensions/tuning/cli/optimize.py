@@ -211,12 +211,13 @@ def _variants(
     """Return the variants that are named, else those that can run; the model's own is one."""
     import msgspec
 
-    from headrace.config.model.optimize import Optimize, optimize_problem, possible
+    from extensions.tuning.optimize.candidates import candidates
+    from headrace.config.model.optimize import Optimize, optimize_problem
     from headrace.config.suggestions import not_a_choice
 
     found = [] if config.optimize is None else [config.optimize]
     if text is None:
-        found += possible(device)
+        found += candidates(device)
     else:
         for name in filter(None, text.split(",")):
             backend, _, rest = name.strip().partition(":")

@@ -16,7 +16,7 @@ from headrace.text import size
 
 if TYPE_CHECKING:
     from headrace import Client
-    from headrace.schema.models import Profile
+    from headrace.schema.operation import Profile
 
 _POLL_S: Final = 0.25
 #: Read as text, and printed.

@@ -255,12 +255,12 @@ class _Calibration:
         return self._config is not None and self._found is None
 
     def _variants(self) -> list[Optimize]:
-        from headrace.config.model.optimize import possible
+        from extensions.tuning.optimize.candidates import candidates
 
         own = (
             [] if self._config is None or self._config.optimize is None else [self._config.optimize]
         )
-        return [*own, *map(self._with_inputs, possible(self._device))]
+        return [*own, *map(self._with_inputs, candidates(self._device))]
 
     def _with_inputs(self, variant: Optimize) -> Optimize:
         if variant.precision != "int8" or not self._calibrate:

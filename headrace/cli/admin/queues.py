@@ -16,7 +16,7 @@ from headrace.text import duration
 
 if TYPE_CHECKING:
     from headrace import Client
-    from headrace.schema.queues import Queue, VersionQueue
+    from headrace.schema.operation import Queue, VersionQueue
 
 queues_group: Final = typer.Typer(rich_markup_mode=None)
 

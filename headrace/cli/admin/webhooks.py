@@ -13,7 +13,7 @@ from headrace.cli.shared.options import argument, client_of, flag, group
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.schema.webhooks import WebhookDelivery
+    from headrace.schema.operation import WebhookDelivery
 
 webhooks_group: Final = group("Show and redeliver webhooks; print their signing secrets.")
 

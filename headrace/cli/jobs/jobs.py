@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace import Client
     from headrace.client import JobEvent, Progress
     from headrace.client.models import Job
-    from headrace.schema.failures import FailuresOfGroup
+    from headrace.schema.operation import FailuresOfGroup
 
 #: The value of `--group` that lists groups.
 BY_ERROR: Final = "error"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from headrace.config.suggestions import did_you_mean
-from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
+from headrace.config.yaml_file import Document, Key, KeyProblem, load_yaml, read_fields, shown
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.values.value_check import SchemaProblem, ValueCheck, summary
 
@@ -22,7 +22,7 @@ _ContentType = Annotated[
 ]
 
 Section = TypeVar("Section", bound="InputSection")
-Where = tuple[str | int, ...]
+Where = tuple[Key, ...]
 
 
 class InputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,13 +76,6 @@ class OutputSection(InputSection, frozen=True, kw_only=True, forbid_unknown_fiel
 SECTIONS: Final[dict[str, type[InputSection]]] = {"inputs": InputSection, "outputs": OutputSection}
 
 
-class _FieldProblem(Exception):
-    def __init__(self, where: Where, text: str) -> None:
-        super().__init__(text)
-        self.where = where
-        self.text = text
-
-
 #: The types of fields. Bytes in JSON have the form of docs/api.md.
 TYPES: Final[dict[str, dict[str, Any]]] = {
     "string": {"type": "string"},
@@ -127,9 +120,7 @@ def read_keys(
 
     Each mistake in a section has its own key.
     """
-    written: Any = document.data
-    for key in keys:
-        written = written[key]
+    written = document.at(keys)
     if not isinstance(written, dict):
         return read_fields(document, keys, struct)
     sections = {key: written[key] for key in SECTIONS if written.get(key) is not None}
@@ -142,7 +133,7 @@ def read_keys(
 
 
 def _read_section(
-    document: Document, keys: tuple[str | int, ...], kind: type[Section], folder: Path
+    document: Document, keys: Where, kind: type[Section], folder: Path
 ) -> Section | None:
     """Read `inputs` or `outputs`; report its mistakes in the document, and return None after one.
 
@@ -150,9 +141,7 @@ def _read_section(
     returned has its schema in `schema`, and no `fields`.
     """
     before = len(document.problems)
-    written: Any = document.data
-    for key in keys:
-        written = written[key]
+    written = document.at(keys)
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     if isinstance(written, dict) and not known.intersection(written):
         document.report(keys, f"{_NEEDS}; write the names of fields below `fields:`")
@@ -165,24 +154,18 @@ def _read_section(
         document.report(keys, _NEEDS)
         return None
     if section.fields is not None and section.schema is not None:
-        document.report(
-            (*keys, "schema"), "fields and schema exclude each other; leave one of them out"
-        )
+        text = "fields and schema exclude each other; leave one of them out"
+        document.report((*keys, "schema"), text)
         return None
     try:
-        resolved = _resolved(section, folder)
-    except _FieldProblem as problem:
+        return _resolved(section, folder)
+    except KeyProblem as problem:
         document.report((*keys, *problem.where), problem.text)
         return None
-    return resolved
 
 
 def _resolved(section: Section, folder: Path) -> Section:
-    """Return a section whose schema is in `schema`.
-
-    Raises:
-        _FieldProblem: it has a mistake.
-    """
+    """Return a section whose schema is in `schema`."""
     where, source = ("schema",), ""
     schema: Any = section.schema
     if section.fields is not None:
@@ -193,7 +176,7 @@ def _resolved(section: Section, folder: Path) -> Section:
     if schema is not None:
         schema = _plain(schema, where)
         if not _KEYWORDS & schema.keys():
-            raise _FieldProblem(
+            raise KeyProblem(
                 where, "it has no keyword of JSON Schema, such as type; use `fields` for names of "
                 "fields")  # fmt: skip
     example = section.example
@@ -205,8 +188,8 @@ def _resolved(section: Section, folder: Path) -> Section:
     except SchemaProblem as problem:
         path = "".join(f"/{step}" for step in problem.where)
         if source:
-            raise _FieldProblem(where, f"{source}: {path or '/'}: {problem.text}") from None
-        raise _FieldProblem((*where, *problem.where), problem.text) from None
+            raise KeyProblem(where, f"{source}: {path or '/'}: {problem.text}") from None
+        raise KeyProblem((*where, *problem.where), problem.text) from None
     except ConfigError:
         # A client without the servers' packages may read the file; a server fails at its start.
         return resolved
@@ -220,16 +203,16 @@ def _check_example(section: InputSection, check: ValueCheck) -> None:
     try:
         mistakes = check.of_input(msgspec.json.encode(section.example))
     except InvalidRequest as error:
-        raise _FieldProblem(("example",), error.message) from None
+        raise KeyProblem(("example",), error.message) from None
     if mistakes:
-        raise _FieldProblem(("example",), f"it does not fit: {summary(mistakes)}")
+        raise KeyProblem(("example",), f"it does not fit: {summary(mistakes)}")
 
 
 def _from_file(path: Path) -> Any:
     try:
         return load_yaml(path, what="JSON Schema").data
     except ConfigError as error:
-        raise _FieldProblem(("schema",), error.message.splitlines()[0]) from None
+        raise KeyProblem(("schema",), error.message.splitlines()[0]) from None
 
 
 def _plain(value: Any, where: Where) -> Any:
@@ -238,7 +221,7 @@ def _plain(value: Any, where: Where) -> Any:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         text = "it contains itself" if isinstance(error, RecursionError) else str(error)
-        raise _FieldProblem(where, f"not plain data: {text}") from None
+        raise KeyProblem(where, f"not plain data: {text}") from None
 
 
 def _object(fields: Mapping[Any, Any], where: Where) -> dict[str, Any]:
@@ -246,9 +229,7 @@ def _object(fields: Mapping[Any, Any], where: Where) -> dict[str, Any]:
     required: list[str] = []
     for name, written in fields.items():
         if not isinstance(name, str):
-            raise _FieldProblem(
-                where, f"a field's name must be text; write {shown(name)} in quotes"
-            )
+            raise KeyProblem(where, f"a field's name must be text; write {shown(name)} in quotes")
         properties[name], optional = _typed(written, (*where, name))
         if not optional:
             required.append(name)
@@ -265,10 +246,10 @@ def _typed(written: Any, where: Where) -> tuple[dict[str, Any], bool]:
         return _object(written, where), False
     if isinstance(written, list):
         if len(written) != 1:
-            raise _FieldProblem(where, "a list has one type in brackets, such as [number]")
+            raise KeyProblem(where, "a list has one type in brackets, such as [number]")
         return {"type": "array", "items": _typed(written[0], (*where, 0))[0]}, False
     if not isinstance(written, str):
-        raise _FieldProblem(where, f"expected a type, such as string, got {shown(written)}")
+        raise KeyProblem(where, f"expected a type, such as string, got {shown(written)}")
     text = written.strip()
     optional = text.endswith("?")
     text = text.removesuffix("?").rstrip()
@@ -278,7 +259,7 @@ def _typed(written: Any, where: Where) -> tuple[dict[str, Any], bool]:
         schema = TYPES[text]
     else:
         near = did_you_mean(text[:64], TYPES) or f"; use one of {', '.join(TYPES)}"
-        raise _FieldProblem(where, f"there is no type {text[:64]!r}{near}")
+        raise KeyProblem(where, f"there is no type {text[:64]!r}{near}")
     if optional and "type" in schema:
         schema = {**schema, "type": [schema["type"], "null"]}
     return schema, optional

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, Protocol
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import Document, read_fields, shown
 from headrace.errors import InvalidRequest
 from headrace.jobs.options import JobOptions
@@ -38,7 +38,6 @@ _INTEGER_MIN: Final = -(2**63)
 _INTEGER_MAX: Final = 2**63 - 1
 _BOOLEANS: Final = {"true": True, "false": False, "1": True, "0": False}
 _NAME: Final = re.compile(PARAMETER_NAME)
-_ARTICLES: Final = {"integer": "an"}
 
 #: A value of a parameter.
 Scalar = str | int | float | bool
@@ -77,7 +76,7 @@ class Parameter(
         """Describe its values, such as "an integer from 1 to 10"."""
         if self.enum is not None:
             return f"one of {', '.join(map(str, self.enum))}"
-        text = f"{_ARTICLES.get(self.type, 'a')} {self.type}"
+        text = "an integer" if self.type == "integer" else f"a {self.type}"
         low, high = self.minimum, self.maximum
         if low is not None and high is not None:
             return f"{text} from {low:g} to {high:g}"
@@ -121,7 +120,8 @@ def _converted(kind: str, value: object) -> Scalar | None:
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind == "boolean":
-        return _BOOLEANS.get(value.lower()) if isinstance(value, str) else _only_bool(value)
+        found = _BOOLEANS.get(value.lower()) if isinstance(value, str) else value
+        return found if isinstance(found, bool) else None
     if isinstance(value, str):
         value = _number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -131,10 +131,6 @@ def _converted(kind: str, value: object) -> Scalar | None:
     if kind == "number":
         return value
     return int(value) if int(value) == value else None
-
-
-def _only_bool(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _number(text: str) -> int | float | None:
@@ -198,20 +194,9 @@ def example_values(declared: Mapping[str, Parameter]) -> dict[str, Any]:
     return with_defaults(declared, examples)
 
 
-def read_parameters(
-    document: Document, keys: tuple[str, ...], values: Mapping[str, Any]
-) -> dict[str, dict[str, Parameter]]:
-    """Return the `parameters` of the model at these keys, if it has any; report the mistakes.
-
-    `values` are its other keys, of which `headers` is checked too.
-    """
-    _check_headers(document, keys, values)
-    section: Any = document.data
-    for key in keys:
-        section = section[key]
-    if not isinstance(section, dict) or "parameters" not in section:
-        return {}
-    where, written = (*keys, "parameters"), section["parameters"]
+def read_parameters(document: Document, where: tuple[str, ...]) -> dict[str, Parameter]:
+    """Return the `parameters` of a model, which are at these keys; report the mistakes."""
+    written = document.at(where)
     if not isinstance(written, dict):
         document.report(where, f"expected mapping, got {shown(written)}")
         return {}
@@ -231,14 +216,7 @@ def read_parameters(
             found[name] = Parameter(**values)
             for member, text in _mistakes(found[name]):
                 document.report((*where, name, member), text)
-    return {"parameters": found}
-
-
-def _check_headers(document: Document, keys: tuple[str, ...], values: Mapping[str, Any]) -> None:
-    withheld = WITHHELD_HEADERS.intersection(values.get("headers", ()))
-    if withheld:
-        text = f"no handler gets {listing(withheld)}, which may hold secrets or belong to a proxy"
-        document.report((*keys, "headers"), f"{text}; remove it")
+    return found
 
 
 def _mistakes(parameter: Parameter) -> list[tuple[str, str]]:
@@ -275,48 +253,3 @@ def _fits(parameter: Parameter, value: Scalar) -> bool:
     except (ValueError, OverflowError):
         return False
     return isinstance(value, str) == (parameter.type == "string")
-
-
-class _Declares(Protocol):
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        """Return the parameters of a model."""
-
-
-def merged(
-    names: Iterable[str], models: Mapping[str, _Declares]
-) -> tuple[dict[str, Parameter], list[str]]:
-    """Return the parameters of several models together, and those that they declare differently.
-
-    Each model has its own defaults, so the parameters here have none.
-    """
-    found: dict[str, Parameter] = {}
-    differing: list[str] = []
-    for model in (models[one] for one in names if one in models):
-        for name, parameter in model.parameters.items():
-            plain = msgspec.structs.replace(parameter, default=None, description="", required=False)
-            first = found.setdefault(name, plain)
-            alike = msgspec.structs.replace(first, required=False, description="")
-            if alike != plain:
-                differing.append(name)
-            found[name] = msgspec.structs.replace(
-                first,
-                required=first.required or parameter.required,
-                description=first.description or parameter.description,
-            )
-    return found, differing
-
-
-class _Uses(Protocol):
-    @property
-    def models(self) -> list[str]:
-        """Return the models of a pipeline."""
-
-
-def differing(
-    pipelines: Mapping[str, _Uses], models: Mapping[str, _Declares]
-) -> Iterator[tuple[str, str]]:
-    """Yield the pipelines whose models declare a parameter differently, with a message."""
-    for name, pipeline in pipelines.items():
-        for one in merged(pipeline.models, models)[1]:
-            yield name, f"its models declare the parameter {one} differently; rename it in one"

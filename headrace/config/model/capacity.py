@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.config.model.options import ModelOptions, missing_labels
+from headrace.config.model.options import ModelOptions
 from headrace.config.suggestions import listing
 
 
@@ -20,7 +20,6 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         memory_mib: the memory of its host, or the limit of its container; 0 if it is not known.
         gpu_memory_mib: the memory of its smallest GPU or MIG device; 0 if it is not known.
         cores: the physical cores that it computes with.
-        pin_cores: whether its model processes are pinned to cores.
         mps: NVIDIA's Multi-Process Service runs there.
     """
 
@@ -56,7 +55,6 @@ def needs_of(config: ModelOptions | Needs, options: Mapping[str, Any] | None = N
     """Return what a model needs.
 
     Args:
-        config: its options.
         options: newer values of some of them; those that do not fit are ignored.
     """
     needs = msgspec.convert(config, Needs, from_attributes=True)
@@ -70,7 +68,7 @@ def needs_of(config: ModelOptions | Needs, options: Mapping[str, Any] | None = N
 def misfits(needs: Needs, labels: Collection[str], capacity: Capacity) -> list[str]:
     """Return in words why a worker cannot host a model; empty if it can."""
     found = []
-    if missing := missing_labels(needs.labels, labels):
+    if missing := [label for label in needs.labels if label not in labels]:
         found.append(f"lacks {listing(missing)}")
     on_gpu = capacity.device == "cuda"
     if needs.device.startswith("cuda") and capacity.device == "cpu":
@@ -89,12 +87,7 @@ def misfits(needs: Needs, labels: Collection[str], capacity: Capacity) -> list[s
 
 
 def why_no_worker(needs: Needs, workers: Mapping[str, Host]) -> str:
-    """Return in words why no worker takes a model; "" if one fits.
-
-    Args:
-        needs: what the model needs.
-        workers: each live worker, by its node name.
-    """
+    """Return in words why no worker takes a model; "" if one fits."""
     if not workers:
         return "no worker runs"
     found = {node: misfits(needs, *host) for node, host in workers.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,30 +13,27 @@ from msgspec import Meta
 from typing_extensions import override
 
 from headrace.config.inputs.input_schema import read_keys
-from headrace.config.inputs.parameters import differing, example_values, merged
+from headrace.config.inputs.parameters import Parameter, example_values
 from headrace.config.model.handler_reference import handler_problem, missing, parse_handler
-from headrace.config.model.options import DEFAULT_TIMEOUT_S, ModelOptions
+from headrace.config.model.options import DEFAULT_TIMEOUT_S, ModelOptions, read_options
 from headrace.config.model.pipelines import (
     HANDLER,
     STAGE_NAME_PATTERN,
     STAGES_MAX,
     PipelineConfig,
     PipelineOptions,
-    PipelineProblem,
     PipelineSection,
     StageSection,
     build,
     unknown_models,
 )
-from headrace.config.model.problems import read_options
 from headrace.config.model.traffic import Traffic
 from headrace.config.suggestions import did_you_mean, unknown_model
-from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
+from headrace.config.yaml_file import Document, KeyProblem, load_yaml, read_fields, shown
 from headrace.errors import ConfigError
 from headrace.jobs.ids import MODEL_NAME
 from headrace.redis import keys
 
-#: No leading dot or dash: HTTP clients read `..` as a path, and commands `-x` as an option.
 NO_TRAFFIC: Final[Mapping[str, Traffic]] = {}
 
 _KEYS: Final = ("models", "pipelines")
@@ -61,7 +58,6 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     """One model as the servers use it, with an absolute `weights`.
 
     Attributes:
-        name: the model's name.
         handler: its handler; empty while its `source` was not read.
         folder: the folder to which its relative paths refer; empty for the models file's.
         written: the keys that are written for a model with a source; they win over the source's.
@@ -70,7 +66,6 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             catalog.
         declared: whether these are the options of this version; of others only workers know them.
         replicas: 1 where `auto_replicas` is set, until a worker resolves it.
-        auto_replicas: its `replicas` are `auto`.
     """
 
     name: str
@@ -225,6 +220,13 @@ class Catalog:
         routed = (model.traffic for model in self.models.values())
         return any(one is not None and one.shadow is not None for one in routed)
 
+    def differing(self) -> Iterator[tuple[str, str]]:
+        """Yield the pipelines whose models declare a parameter differently, with a message."""
+        for name, pipeline in self.pipelines.items():
+            for one in _merged(pipeline.models, self.models)[1]:
+                text = f"its models declare the parameter {one} differently; rename it in one"
+                yield name, text
+
     def get(self, name: str) -> ModelConfig:
         """Return the model, or the pipeline as a model.
 
@@ -257,9 +259,32 @@ def _facade(pipeline: PipelineConfig, models: Mapping[str, ModelConfig]) -> Mode
         timeout_s=pipeline.timeout_s,
         inputs=pipeline.inputs or (first.inputs if first else None),
         outputs=pipeline.outputs,
-        parameters=merged(pipeline.models, models)[0],
+        parameters=_merged(pipeline.models, models)[0],
         headers=sorted({name for names in headers for name in names}),
     )
+
+
+def _merged(
+    names: Iterable[str], models: Mapping[str, ModelConfig]
+) -> tuple[dict[str, Parameter], list[str]]:
+    """Return the parameters of several models together, and those that they declare differently.
+
+    Each model has its own defaults, so the parameters here have none.
+    """
+    found: dict[str, Parameter] = {}
+    differing: list[str] = []
+    for model in (models[one] for one in names if one in models):
+        for name, parameter in model.parameters.items():
+            plain = msgspec.structs.replace(parameter, default=None, description="", required=False)
+            first = found.setdefault(name, plain)
+            if msgspec.structs.replace(first, required=False, description="") != plain:
+                differing.append(name)
+            found[name] = msgspec.structs.replace(
+                first,
+                required=first.required or parameter.required,
+                description=first.description or parameter.description,
+            )
+    return found, differing
 
 
 def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog:
@@ -280,13 +305,7 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 def read_model(
     name: str, options: Mapping[str, Any], folder: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> ModelConfig:
-    """Return a model whose options do not come from a file.
-
-    Args:
-        name: the model.
-        options: its options, as a models file would have them.
-        folder: the folder to which relative paths refer.
-        timeout_s: the timeout if the options have none.
+    """Return a model whose options do not come from a file, but are written as there.
 
     Raises:
         ConfigError: an option is wrong; the message has one line per mistake.
@@ -338,7 +357,7 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         if model is not None:
             models[name] = model
     catalog = Catalog(document.path, models, _pipelines(document, sections), written=sections)
-    for name, text in differing(catalog.pipelines, catalog.models):
+    for name, text in catalog.differing():
         document.report(("pipelines", name, "stages"), text)
     return catalog
 
@@ -399,15 +418,13 @@ def _pipeline(document: Document, name: str, models: Mapping[Any, Any]) -> Pipel
         document.report(keys, f"expected a mapping with the key `stages`, got {shown(written)}")
         return None
     stages = _pipeline_stages(document, name, written)
-    # The options are read without the stages, so that each mistake has its own key.
-    document.data["pipelines"][name] = {k: v for k, v in written.items() if k != "stages"}
-    values = read_keys(document, keys, PipelineOptions, document.path.absolute().parent)
-    document.data["pipelines"][name] = written
+    folder = document.path.absolute().parent
+    values = read_keys(document, keys, PipelineOptions, folder, leave=("stages",))
     if len(document.problems) > before:
         return None
     try:
         pipeline = build(name, PipelineSection(stages=stages, **values))
-    except PipelineProblem as problem:
+    except KeyProblem as problem:
         document.report((*keys, *problem.where), problem.text)
         return None
     for stage, text in unknown_models(pipeline, models, document.data["pipelines"]):

@@ -51,7 +51,6 @@ class HandlerReference:
     """A parsed `handler`.
 
     Attributes:
-        text: the text in the models file.
         target: the built-in's name, the file's path as written, or the dotted module.
         name: the class in it; empty for its only class.
         extension: whose handler it is: the text before the first colon; "" for none.
@@ -164,7 +163,6 @@ def source_problem(path: Path, name: str) -> str | None:
     counts, and a file that imports `*` is not checked.
 
     Args:
-        path: the file.
         name: the class in it, perhaps with dots; empty for the only one there.
     """
     try:

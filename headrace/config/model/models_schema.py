@@ -1,4 +1,7 @@
-"""The JSON Schema of the models file, for editors."""
+"""The JSON Schema of the models file, for editors.
+
+`python -m headrace.config.model.models_schema > configs/models.schema.json` writes it again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from headrace.config.model.options import ModelOptions, ProfileOption, Tensors, 
 from headrace.config.model.pipelines import PipelineSection, StageSection
 from headrace.config.model.traffic import Sticky, Traffic
 
-SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: An attribute in a docstring: its name, and its description on one or more lines.
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
@@ -33,7 +35,8 @@ def models_schema() -> dict[str, Any]:
         _describe(schema["$defs"][struct.__name__], struct)
     model = schema["$defs"][ModelOptions.__name__]
     model["anyOf"] = [{"required": ["handler"]}, {"required": ["source"]}]
-    return {"$schema": SCHEMA_DIALECT, "title": "Headrace models file", **schema}
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": "Headrace models file", **schema}
 
 
 def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
@@ -51,7 +54,5 @@ def schema_text() -> str:
     return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-if (
-    __name__ == "__main__"
-):  # python -m headrace.config.model.models_schema > configs/models.schema.json
+if __name__ == "__main__":
     sys.stdout.write(schema_text())

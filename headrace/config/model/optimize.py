@@ -34,7 +34,7 @@ class Optimize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def error_limit(self) -> float:
         """Return `max_error`, or the default of its precision."""
-        return self.max_error or _MAX_ERROR.get(self.precision, _MAX_ERROR_FLOAT)
+        return self.max_error or _MAX_ERROR[self.precision]
 
     @property
     def name(self) -> str:
@@ -44,8 +44,7 @@ class Optimize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 #: The default of `max_error`. Half has 11 bits and bfloat16 has 8; int8 has 8 with a scale.
-_MAX_ERROR_FLOAT: Final = 0.01
-_MAX_ERROR: Final = {"half": 0.05, "bfloat16": 0.05, "int8": 0.2}
+_MAX_ERROR: Final = {"float": 0.01, "half": 0.05, "bfloat16": 0.05, "int8": 0.2}
 
 #: The extra of pip with the packages of a backend that PyTorch does not have, and those packages as
 #: Python imports them.
@@ -58,7 +57,6 @@ EXTRAS: Final[dict[Backend, tuple[str, tuple[str, ...]]]] = {
 OPTIMIZED: Final = "optimized"
 #: The backends that build or tune themselves for each batch size, which takes long.
 FIXED_SHAPES: Final = frozenset({"compile", "aot", "tensorrt"})
-_OF_TORCH: Final[tuple[Backend, ...]] = ("torchscript", "aot", "compile")
 #: The backends that can run int8.
 INT8: Final = ("onnxruntime", "openvino")
 
@@ -70,27 +68,3 @@ def optimize_problem(wanted: Optimize) -> str:
     if wanted.mode != "default" and wanted.backend != "compile":
         return f"mode is for the backend compile, not {wanted.backend}; leave it out"
     return ""
-
-
-def possible(device: str) -> list[Optimize]:
-    """Return the variants that are worth a measurement on a device, apart from eager in float.
-
-    The likely winners are first, as a smaller precision is faster where it is tried. Slow builds
-    are last, because they leave others no time.
-
-    On a CPU, half and bfloat16 are left out: they are faster only where it has instructions for
-    them, and `optimize --variants` can name them.
-    """
-    if device == "cpu":
-        found = [
-            *(Optimize(backend=one, precision="int8") for one in ("openvino", "onnxruntime")),
-            *(Optimize(backend=one) for one in ("openvino", "onnxruntime", *_OF_TORCH)),
-        ]
-    else:
-        backends: list[Backend] = ["onnxruntime", *_OF_TORCH, "tensorrt"]
-        found = [
-            *(Optimize(backend=one, precision="half") for one in ("eager", *backends)),
-            Optimize(backend="compile", precision="half", mode="reduce-overhead"),
-            *(Optimize(backend=one) for one in backends),
-        ]
-    return sorted(found, key=lambda variant: variant.backend in FIXED_SHAPES)

@@ -17,6 +17,7 @@ from msgspec import Meta
 from headrace.config.inputs.input_schema import InputSection, OutputSection
 from headrace.config.inputs.json_path import PATH_PATTERN, Step, parse_path
 from headrace.config.suggestions import did_you_mean, listing, not_a_choice
+from headrace.config.yaml_file import KeyProblem
 
 #: The name of the pipeline's input in a stage's `from`.
 INPUT: Final = "input"
@@ -138,28 +139,14 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return first.model if whole else ""
 
 
-class PipelineProblem(Exception):
-    """A mistake in a pipeline.
-
-    Attributes:
-        where: the keys below the pipeline's own.
-        text: what is wrong, and what to do.
-    """
-
-    def __init__(self, where: tuple[str, ...], text: str) -> None:
-        super().__init__(text)
-        self.where = where
-        self.text = text
-
-
 def build(name: str, section: PipelineSection) -> PipelineConfig:
     """Build a pipeline from its section and the defaults. The models are not checked.
 
     Raises:
-        PipelineProblem: it cannot run.
+        KeyProblem: it cannot run.
     """
     if section.outputs is not None and section.outputs.enforce:
-        raise PipelineProblem(
+        raise KeyProblem(
             ("outputs", "enforce"),
             "a pipeline's outputs only describe; enforce those of its last model",
         )
@@ -171,19 +158,12 @@ def build(name: str, section: PipelineSection) -> PipelineConfig:
     order = _ordered(stages)
     result, joined = _result(section, stages)
     _check_used(stages, result)
-    return PipelineConfig(
-        name=name,
-        stages=tuple(stages[stage_name] for stage_name in order),
-        result=result,
-        joined=joined,
-        version=section.version,
-        max_queue_depth=section.max_queue_depth,
-        max_running=section.max_running,
-        max_items=section.max_items,
-        timeout_s=section.timeout_s,
-        inputs=section.inputs,
-        outputs=section.outputs,
-    )
+    values = {
+        **msgspec.structs.asdict(section),
+        "stages": tuple(stages[stage_name] for stage_name in order),
+        "result": result,
+    }
+    return PipelineConfig(name=name, joined=joined, **values)
 
 
 def _stage(
@@ -191,16 +171,12 @@ def _stage(
 ) -> Stage:
     where = ("stages", name)
     if name == INPUT:
-        raise PipelineProblem(
-            where, f"{INPUT} is the name of the pipeline's input; choose another name"
-        )
+        raise KeyProblem(where, f"{INPUT} is the name of the pipeline's input; choose another name")
     given = before if written.sources is None else written.sources
     sources, joined = _names(given)
     _check_names((*where, "from"), sources, [INPUT, *stages])
     if written.select is not None and written.each is not None:
-        raise PipelineProblem(
-            where, "select and each exclude each other; use each with the whole path"
-        )
+        raise KeyProblem(where, "select and each exclude each other; use each with the whole path")
     path: tuple[Step, ...] = ()
     for key, text in (("select", written.select), ("each", written.each)):
         if text is None:
@@ -208,13 +184,11 @@ def _stage(
         try:
             path = parse_path(text)
         except ValueError as error:
-            raise PipelineProblem((*where, key), str(error)) from None
+            raise KeyProblem((*where, key), str(error)) from None
         if key == "each" and None not in path:
-            raise PipelineProblem((*where, key), f"each needs a list: append [*], as in {text}[*]")
+            raise KeyProblem((*where, key), f"each needs a list: append [*], as in {text}[*]")
         if key == "select" and None in path:
-            raise PipelineProblem(
-                (*where, key), "[*] matches several values; use each, or an index"
-            )
+            raise KeyProblem((*where, key), "[*] matches several values; use each, or an index")
     return Stage(name, written.model or name, sources, joined, path, written.each is not None)
 
 
@@ -226,11 +200,11 @@ def _check_names(where: tuple[str, ...], names: tuple[str, ...], known: list[str
     for name in names:
         if name not in known:
             near = did_you_mean(name[:64], known)
-            raise PipelineProblem(
+            raise KeyProblem(
                 where, f"there is no stage {name[:64]!r}{near}; use one of {listing(known)}"
             )
     if len(set(names)) < len(names):
-        raise PipelineProblem(where, "a name is given twice; remove one")
+        raise KeyProblem(where, "a name is given twice; remove one")
 
 
 def _ordered(stages: Mapping[str, Stage]) -> list[str]:
@@ -244,7 +218,7 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
     except CycleError as error:
         circle = list(reversed(error.args[1]))
         way = " -> ".join(circle)
-        raise PipelineProblem(
+        raise KeyProblem(
             ("stages", circle[0], "from"), f"the stages form a cycle: {way}; remove a source"
         ) from None
     order: list[str] = []
@@ -273,7 +247,7 @@ def _check_used(stages: Mapping[str, Stage], result: tuple[str, ...]) -> None:
             todo += stages[name].sources
     for name in stages:
         if name not in used:
-            raise PipelineProblem(
+            raise KeyProblem(
                 ("stages", name), "its result is unused; add it to `result`, or to the "
                           "`from` of a stage")  # fmt: skip
 
@@ -310,7 +284,6 @@ class Pipeline:
 
         Args:
             name: the stage's name, and its model's if `model` is not given.
-            model: the model.
             take: its input: `input`, a stage, or a list of them.
             select: a path to the part of the input that the model gets.
         """
@@ -329,7 +302,6 @@ class Pipeline:
         Args:
             name: the stage's name, and its model's if `model` is not given.
             path: the path to the elements, such as `crops[*]`.
-            model: the model.
             take: the input that has the list.
         """
         return self._add(name, {"model": model, "from": take, "each": path})
@@ -348,8 +320,8 @@ class Pipeline:
         written = {"stages": self._stages, **self._options}
         try:
             build(self._name, msgspec.convert(written, PipelineSection))
-        except PipelineProblem as problem:
-            place = ".".join((self._name, *problem.where))
+        except KeyProblem as problem:
+            place = ".".join(map(str, (self._name, *problem.where)))
             raise ValueError(f"{place}: {problem.text}") from None
         except msgspec.ValidationError as error:
             text = not_a_choice(error, PipelineSection) or str(error)

@@ -44,11 +44,6 @@ class Sticky(
     metadata: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
     def __post_init__(self) -> None:
-        """Check that one of both is given.
-
-        Raises:
-            ValueError: neither or both are given.
-        """
         if (self.header is None) == (self.metadata is None):
             raise ValueError("sticky has either header or metadata")
 
@@ -72,11 +67,6 @@ class Traffic(
     shadow_percent: Annotated[float, Meta(ge=0, le=100)] = 100.0
 
     def __post_init__(self) -> None:
-        """Check what the types cannot express.
-
-        Raises:
-            ValueError: all weights are 0.
-        """
         if self.weights and not any(self.weights.values()):
             raise ValueError("one of the weights must be above 0; without traffic, leave them out")
 
@@ -111,7 +101,6 @@ class Traffic(
 
         Args:
             job_id: the id of the job; a repeat has the same id and gets the same version.
-            metadata: the metadata of the job.
             header: returns a header of the request by its name in lower case; b"" for none.
         """
         value = b""

@@ -37,7 +37,10 @@ class Exit:
         """Return the status or signal as part of a sentence."""
         if self.status >= 0:
             return f"with status {self.status}"
-        return f"by {_signal_name(-self.status)}"
+        try:
+            return f"by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"by signal {-self.status}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,6 @@ class ChildSpec:
         death_signal: the signal it gets when the supervisor is killed. A server that must save gets
             TERM; a second request to stop does not kill it at once either.
         on_exit: called when its process has ended, before the next one starts.
-        pass_fds: file descriptors that it inherits.
         private: the files that it makes are for its user alone.
     """
 
@@ -88,7 +90,6 @@ class ChildProcess:
         failures: how often it ended since it last ran stably.
         start_at_s: when to start it next, on the monotonic clock.
         stop_sent_s: when its process got SIGTERM; None if it did not.
-        is_killed: whether it was killed because it did not stop.
         last_line: the last line it wrote, for the error if it cannot be started.
     """
 
@@ -181,10 +182,3 @@ class ChildProcess:
         self.process = None
         self.is_ready = False
         return Exit(self.spec.name, process.pid, status, self.environment)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

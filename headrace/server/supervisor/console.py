@@ -30,10 +30,8 @@ class Console:
     """Writes complete lines with their prefix. Neither a closed reader nor an idle one stops it.
 
     Args:
-        stream: where the lines go.
         names: all names that will write, so that the prefixes align.
         hidden: by name, texts whose lines are not shown.
-        as_json: whether each line is a JSON object.
         files: where the lines go too; each line then has their format.
     """
 
@@ -65,10 +63,18 @@ class Console:
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
-        if self._files is not None:
-            self._write_to(self._files, name, lines)
+        hidden, files = self._hidden.get(name, ()), self._files
+        shown = [line for line in lines if not any(part in line for part in hidden)]
+        if files is None:
+            self._write("".join(self._line(name, line) for line in shown))
             return
-        self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
+        # Lines that have the format of the files are most.
+        self._write(
+            b"".join(
+                b"%b\n" % line if files.is_line(line) else self._line(name, line).encode()
+                for line in shown
+            )
+        )
 
     def flush(self, name: str) -> None:
         """Write the last line of a process that has ended, which has no newline."""
@@ -84,9 +90,6 @@ class Console:
     def print_alone(self, text: str) -> None:
         """Write a line as it is, which scripts wait for."""
         self._write(f"{text}\n")
-
-    def _shows(self, name: str, line: bytes) -> bool:
-        return not any(part in line for part in self._hidden.get(name, ()))
 
     def _plain_line(self, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r")
@@ -113,15 +116,6 @@ class Console:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
         return files.line(name, text) if text else ""
 
-    def _write_to(self, files: LogFiles, name: str, lines: Sequence[bytes]) -> None:
-        """Write lines of a process; those that have the format of the files are most."""
-        data = b"".join(
-            b"%b\n" % line if files.is_line(line) else self._line(name, line).encode()
-            for line in lines
-            if self._shows(name, line)
-        )
-        self._write(data)
-
     def _write(self, text: str | bytes) -> None:
         if text:
             self._output.write(text)
@@ -144,11 +138,6 @@ def json_event(line: str) -> str | None:
     return str(fields.get("event", line))
 
 
-def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether a stream is a terminal and NO_COLOR (no-color.org) is not set."""
-    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-
-
 def console_for(
     names: Sequence[str],
     hidden: Mapping[str, Sequence[bytes]] | None = None,
@@ -156,6 +145,7 @@ def console_for(
     as_json: bool = False,
     files: LogFiles | None = None,
 ) -> Console:
-    """Return a console on standard output."""
-    colour = not as_json and wants_colour(sys.stdout, os.environ)
+    """Return a console on standard output; NO_COLOR (no-color.org) leaves the colours out."""
+    plain = as_json or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    colour = sys.stdout.isatty() and not plain
     return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json, files=files)

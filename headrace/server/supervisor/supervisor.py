@@ -50,8 +50,6 @@ class Supervisor:
     """Runs children until a signal stops it.
 
     Args:
-        console: shows their lines, and the supervisor's.
-        backoff: the delay before a restart.
         on_change: called with all children after a process has started or ended.
         on_ready: called once, when each child has been ready or its wait has timed out.
         on_stop: called once, at the first signal to stop, before any child is stopped.

@@ -9,7 +9,7 @@ from headrace.observability import profiles
 from headrace.observability.profiles import ProfileRequest
 from headrace.redis import keys
 from headrace.redis.script_client import ScriptClient
-from headrace.schema.models import Profile
+from headrace.schema.operation import Profile
 from tests.harness.servers.redis_servers import RedisServer
 
 ASKED = ProfileRequest(batches=2, seconds=3.0)

@@ -20,8 +20,9 @@ import pytest
 from api.auth import authenticator
 from api.auth.authenticator import Needs, Open
 from api.extension import operations
+from extensions.openai.batches.runner import internal_key
 from headrace.access.api_key import Caller, Scope
-from headrace.access.key_store import ApiKeyStore, internal_key
+from headrace.access.key_store import ApiKeyStore
 from headrace.config.inputs.input_schema import InputSection
 from headrace.jobs.ids import callback_id, id_of_key
 from headrace.redis import keys
@@ -454,7 +455,7 @@ def test_the_documents_name_models_only_to_who_may_read_them(redis_db: RedisServ
 
 
 def test_a_part_of_the_deployment_makes_its_own_key(api: ApiServer, redis_db: RedisServer) -> None:
-    key = internal_key(redis_db.url, "runner")
+    key = internal_key(redis_db.url)
     with http_as(api, key) as http, redis_db.client() as client:
         http.headers["headrace-acts-for"] = "-"
         assert http.get("/api/v1/models").status_code == 200

@@ -11,9 +11,8 @@ import pytest
 
 from extensions.openai.api.stores import FileService
 from extensions.openai.batches.execution import BatchExecution
-from extensions.openai.batches.runner import ACTS_FOR
+from extensions.openai.batches.runner import ACTS_FOR, internal_key
 from headrace.access.api_key import Scope
-from headrace.access.key_store import internal_key
 from headrace.client import Client
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
@@ -75,7 +74,7 @@ def test_the_jobs_of_stages_exist_for_manage_alone_and_count_for_no_key(
 
 def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisServer) -> None:
     key_id, key = make_key(redis_db)
-    acting = internal_key(redis_db.url, "runner")
+    acting = internal_key(redis_db.url)
     lines = [line(f"line-{n}", "echo", n) for n in range(7)]
     offline = keys.step_keys(keys.queue_name("echo"))[-1]
     with (

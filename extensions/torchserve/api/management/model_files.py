@@ -24,16 +24,15 @@ from extensions.torchserve.api.errors import (
     MODEL_NOT_FOUND,
     TorchServeError,
 )
-from extensions.torchserve.config.archive import download, is_url
+from extensions.torchserve.config.archive import download, is_url, name_problem
 from extensions.torchserve.config.settings import is_allowed
-from headrace.config.environment import name_problem
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import ARCHIVES, is_archive
 from headrace.models.extension import ModelFolder
 from headrace.models.folder import PROGRAMS, read_file, read_folder
 from headrace.models.source import SourceReader
-from headrace.models.store import lock_path
+from headrace.models.store import locked
 
 #: The beginning of the name of a file that is being fetched into the model store.
 PARTIAL: Final = ".headrace-fetch-"
@@ -102,11 +101,9 @@ def interrupted(store: Path | None) -> list[Path]:
     """
     found = []
     for path in store.glob(f"{PARTIAL}*") if store is not None else ():
-        with contextlib.suppress(OSError):
-            lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), locked(path, os.O_RDWR) as lock:
             if lock is not None:
                 found.append(path)
-                os.close(lock)
     return found
 
 
@@ -119,18 +116,14 @@ def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
             after its change has a model, whose file stays.
     """
     for path in paths:
-        with contextlib.suppress(OSError):
-            lock = lock_path(path, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), locked(path, os.O_RDWR) as lock:
             if lock is None:
                 continue
-            try:
-                target = path.with_name(path.name.removeprefix(PARTIAL).partition("-")[2])
-                # `keep` gives the same file a second name.
-                if target.name not in used and target.exists() and target.samefile(path):
-                    target.unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-            finally:
-                os.close(lock)
+            target = path.with_name(path.name.removeprefix(PARTIAL).partition("-")[2])
+            # `keep` gives the same file a second name.
+            if target.name not in used and target.exists() and target.samefile(path):
+                target.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

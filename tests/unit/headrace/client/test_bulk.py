@@ -12,7 +12,7 @@ from headrace.client import bulk
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, Pause, Yield, take_inputs
 from headrace.jobs.job import State
-from headrace.schema.serialization import fresh_line
+from headrace.schema.serialization import fresh_object
 
 
 def refused(code: str, **members: Any) -> HttpResponse:
@@ -35,7 +35,7 @@ def test_a_limit_is_waited_for_as_it_asks_and_does_not_count() -> None:
         pause = stream.send(refused("rate-limited", retry_after=40))
         assert pause == Pause(40, "rate-limited")
         assert isinstance(stream.send(None), HttpRequest)
-    made = fresh_line("a", "m", "1", State.QUEUED, 0, None)
+    made = fresh_object("m", "1", State.QUEUED, 0, None)("a")
     assert isinstance(stream.send(HttpResponse(202, {}, made)), Yield)
 
 

@@ -11,7 +11,7 @@ from headrace.client import bulk
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, take_inputs
 from headrace.jobs.job import State
-from headrace.schema.serialization import fresh_line
+from headrace.schema.serialization import fresh_object
 
 
 def ids_sent(stream: Any) -> list[str]:
@@ -30,7 +30,9 @@ def ids_sent(stream: Any) -> list[str]:
         elif isinstance(step, HttpRequest):
             lines = [msgspec.json.decode(line) for line in (step.body or b"").splitlines()]
             sent += [line["id"] for line in lines]
-            answers = [fresh_line(line["id"], "m", "1.0", State.QUEUED, 0, None) for line in lines]
+            answers = [
+                fresh_object("m", "1.0", State.QUEUED, 0, None)(line["id"]) for line in lines
+            ]
             came = HttpResponse(202, {}, b"\n".join(answers))
 
 

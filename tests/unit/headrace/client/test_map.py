@@ -15,7 +15,7 @@ from headrace.client import Client, Result
 from headrace.client.http.retries import PROBLEM_TYPE
 from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, TakenInput
 from headrace.jobs.job import State
-from headrace.schema.serialization import fresh_line
+from headrace.schema.serialization import fresh_object
 
 OK = {"content-type": "application/json"}
 
@@ -71,7 +71,7 @@ class Played:
 
     def _job(self, job_id: str) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.json.decode(
-            fresh_line(job_id, "m", "1", State.QUEUED, 0, None)
+            fresh_object("m", "1", State.QUEUED, 0, None)(job_id)
         )
         if job_id in self._ended and self.failure is not None:
             return {**made, "status": "succeeded", "result_size": 100_000}

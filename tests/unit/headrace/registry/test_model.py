@@ -11,8 +11,8 @@ from headrace.config.model.traffic import Sticky, Traffic
 from headrace.errors import Conflict, InvalidRequest, ModelNotFound
 from headrace.registry.model import (
     Change,
+    DeclaredModels,
     Registry,
-    apply_file,
     choose_default,
     differences,
     digest_of,
@@ -40,14 +40,14 @@ def after(registry: Registry, changes: list[Change]) -> Registry:
 def applied(*files: dict[str, tuple[str, dict[str, object]]], prune: bool = True) -> Registry:
     registry = Registry()
     for file in files:
-        registry = after(registry, apply_file(registry, file, prune=prune))
+        registry = after(registry, DeclaredModels(file, "").changes(registry, prune=prune))
     return registry
 
 
 def test_a_file_that_was_applied_already_changes_nothing() -> None:
     registry = applied({"words": ("1.0", WORDS)})
 
-    assert apply_file(registry, {"words": ("1.0", WORDS)}, prune=True) == []
+    assert DeclaredModels({"words": ("1.0", WORDS)}, "").changes(registry, prune=True) == []
 
 
 def test_a_new_version_in_the_file_replaces_the_one_before() -> None:
@@ -68,7 +68,7 @@ def test_a_change_over_the_api_stays_when_the_file_is_applied_again() -> None:
     registry = applied({"words": ("1.0", WORDS)})
     registry = after(registry, set_options(registry, "words", "", {"max_batch_size": 2}))
     again = {"words": ("1.0", {**WORDS, "weight": 2.0})}
-    registry = after(registry, apply_file(registry, again, prune=True))
+    registry = after(registry, DeclaredModels(again, "").changes(registry, prune=True))
 
     version = registry.get("words").version("")
     assert version.options == {**WORDS, "weight": 2.0, "max_batch_size": 2}
@@ -110,7 +110,7 @@ def test_setting_what_holds_already_is_no_change() -> None:
 def test_a_model_that_the_file_has_no_more_is_removed() -> None:
     registry = applied({"words": ("1.0", WORDS), "other": ("1.0", WORDS)})
 
-    (change,) = apply_file(registry, {"words": ("1.0", WORDS)}, prune=True)
+    (change,) = DeclaredModels({"words": ("1.0", WORDS)}, "").changes(registry, prune=True)
 
     assert (change.name, change.after) == ("other", None)
 
@@ -119,11 +119,13 @@ def test_prune_keeps_what_was_registered_or_changed_over_the_api() -> None:
     registry = applied({"words": ("1.0", WORDS), "changed": ("1.0", WORDS)})
     registry = after(registry, register(registry, "added", "1.0", WORDS))
     registry = after(registry, set_options(registry, "changed", "", {"weight": 2.0}))
-    registry = after(registry, apply_file(registry, {"words": ("1.0", WORDS)}, prune=True))
+    registry = after(
+        registry, DeclaredModels({"words": ("1.0", WORDS)}, "").changes(registry, prune=True)
+    )
 
     assert sorted(registry.models) == ["added", "changed", "words"]
     assert registry.get("changed").version("1.0").options == {**WORDS, "weight": 2.0}
-    assert apply_file(registry, {"words": ("1.0", WORDS)}, prune=True) == []
+    assert DeclaredModels({"words": ("1.0", WORDS)}, "").changes(registry, prune=True) == []
 
 
 def test_a_later_version_is_the_default_only_when_it_is_chosen() -> None:
@@ -178,7 +180,9 @@ def test_the_text_of_a_change_shows_no_hidden_or_long_value() -> None:
 
     (change,) = set_options(registry, "words", "", new)
     assert change.what == f"set {keys} of version 1.0"
-    (change,) = apply_file(registry, {"words": ("1.0", {**WORDS, **new})}, prune=True)
+    (change,) = DeclaredModels({"words": ("1.0", {**WORDS, **new})}, "").changes(
+        registry, prune=True
+    )
     assert change.what == f"applied the file: {keys}"
 
 
@@ -188,7 +192,7 @@ def test_the_text_of_a_change_tells_what_is_taken_back() -> None:
 
     (change,) = set_options(registry, "words", "", {"replicas": None, "max_batch_size": 2})
     assert change.what == "set max_batch_size=2, took back replicas of version 1.0"
-    (change,) = apply_file(registry, {"words": ("1.0", WORDS)}, prune=True)
+    (change,) = DeclaredModels({"words": ("1.0", WORDS)}, "").changes(registry, prune=True)
     assert change.what == "applied the file: weight removed"
 
 
@@ -242,13 +246,17 @@ def test_a_promotion_ends_the_traffic() -> None:
 def test_the_file_declares_traffic_and_the_api_wins_over_it() -> None:
     declared = {**WORDS, "traffic": {"weights": {"1.0": 80, "2.0": 20}}}
     registry = with_two_versions()
-    registry = after(registry, apply_file(registry, {"words": ("1.0", declared)}, prune=True))
+    registry = after(
+        registry, DeclaredModels({"words": ("1.0", declared)}, "").changes(registry, prune=True)
+    )
     model = registry.get("words")
     assert model.routing == Traffic(weights={"1.0": 80, "2.0": 20})
     assert differences(registry) == [("words", "2.0", "", None, None)]
 
     chosen = after(registry, set_traffic(registry, "words", CANARY))
-    again = after(chosen, apply_file(chosen, {"words": ("1.0", declared)}, prune=True))
+    again = after(
+        chosen, DeclaredModels({"words": ("1.0", declared)}, "").changes(chosen, prune=True)
+    )
     assert again.get("words").routing == CANARY
     (_, row) = differences(chosen)
     assert row[2:] == ("traffic", declared["traffic"], msgspec.to_builtins(CANARY))
@@ -261,12 +269,16 @@ def test_the_file_declares_traffic_and_the_api_wins_over_it() -> None:
 def test_a_new_version_in_the_file_replaces_none_that_the_traffic_names() -> None:
     registry = applied({"words": ("1.0", WORDS)})
     options = {**WORDS, "traffic": {"weights": {"1.0": 90, "2.0": 10}}}
-    registry = after(registry, apply_file(registry, {"words": ("2.0", options)}, prune=True))
+    registry = after(
+        registry, DeclaredModels({"words": ("2.0", options)}, "").changes(registry, prune=True)
+    )
 
     model = registry.get("words")
     assert sorted(model.versions) == ["1.0", "2.0"]
     assert model.routing is not None
-    ended = after(registry, apply_file(registry, {"words": ("3.0", options)}, prune=True))
+    ended = after(
+        registry, DeclaredModels({"words": ("3.0", options)}, "").changes(registry, prune=True)
+    )
     kept = ended.get("words").versions["2.0"]
     assert (kept.declared, kept.changed) == (None, WORDS)
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from headrace.jobs.ids import new_ids
 from headrace.jobs.job import Job, State, StoredResult, job_from_record
 from headrace.redis.fields import JobField
-from headrace.schema.serialization import Waiting, fresh_line, job_object
+from headrace.schema.serialization import Waiting, fresh_object, job_object
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
 _ALWAYS = [
@@ -61,19 +61,17 @@ def test_a_job_that_was_never_tried_has_no_error() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0", "100%s%", "\x7f", 'ä"\n'])
-def test_a_fresh_line_is_the_job_object(version: str) -> None:
+def test_a_fresh_object_is_the_job_object(version: str) -> None:
     ids = [*new_ids(2), "mine:1@x.y_z"]
     times = (1_763_700_000_000_000, 1_763_700_000_000_001, 1_763_700_059_999_999)
     states = (State.QUEUED, State.SCHEDULED)
     for job_id, created_us, state, waiting_for in product(ids, times, states, WAITING_FOR):
         plain = Job(job_id, "m", version, state, created_us)
-        line = fresh_line(job_id, "m", version, state, created_us, waiting_for)
+        line = fresh_object("m", version, state, created_us, waiting_for)(job_id)
         assert line == job_object(plain, waiting_for=waiting_for)
         plain.trace_id = "0af7651916cd43dd8448eb211c80319c"
-        traced = fresh_line(
-            job_id, "m", version, state, created_us, waiting_for, trace_id=plain.trace_id
-        )
-        assert traced == job_object(plain, waiting_for=waiting_for)
+        traced = fresh_object("m", version, state, created_us, waiting_for, trace_id=plain.trace_id)
+        assert traced(job_id) == job_object(plain, waiting_for=waiting_for)
 
 
 @pytest.mark.parametrize(

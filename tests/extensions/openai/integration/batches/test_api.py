@@ -13,9 +13,9 @@ import pytest
 
 from extensions.openai.api.stores import FileService
 from extensions.openai.batches.execution import BatchExecution
-from extensions.openai.batches.runner import ACTS_FOR, ApiClient
+from extensions.openai.batches.runner import ACTS_FOR, ApiClient, internal_key
 from headrace.access.api_key import Scope
-from headrace.access.key_store import api_keys_at, internal_key
+from headrace.access.key_store import api_keys_at
 from headrace.client import Client
 from headrace.config.settings import Settings
 from headrace.errors import ServerUnreachable
@@ -240,7 +240,7 @@ def test_without_an_api_a_batch_waits_and_goes_on(
 def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path: Path) -> None:
     with api_keys_at(redis_db.url) as keys:
         texts = [keys.create(name, [Scope.SUBMIT, Scope.READ])[1] for name in ("one", "two")]
-    acting = internal_key(redis_db.url, "runner")
+    acting = internal_key(redis_db.url)
     models = write_models(tmp_path)
     with (
         api_process(redis_db.url, models, auth="on") as process,

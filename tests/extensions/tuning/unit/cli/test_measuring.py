@@ -12,14 +12,15 @@ import pytest
 from extensions.tuning.bench.measurement import Objective
 from extensions.tuning.bench.reservation import Reservation
 from extensions.tuning.cli import optimize, tune
+from extensions.tuning.optimize.candidates import candidates
 from extensions.tuning.optimize.report import LATE, BatchTime, Comparison, Variant
 from extensions.tuning.tune.tuning import Plan
 from headrace.config.model.catalog import ModelConfig, load_catalog
-from headrace.config.model.optimize import Optimize, possible
+from headrace.config.model.optimize import Optimize
 from tests.harness.workers.worker import write_models
 
 TIMES = [BatchTime(size=n, inference_ms=n, low_ms=n, high_ms=n) for n in (1, 16)]
-INT8 = [one for one in possible("cpu") if one.precision == "int8"]
+INT8 = [one for one in candidates("cpu") if one.precision == "int8"]
 QUIET = {"load_before": 0.1, "host_cores": 2}
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from extensions.tuning.optimize.candidates import candidates
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
 from extensions.tuning.tune.calibration import calibrated, expected_rate, start_of
 from extensions.tuning.tune.space import Candidate, space_of
-from headrace.config.model.optimize import FIXED_SHAPES, Backend, Optimize, possible
+from headrace.config.model.optimize import FIXED_SHAPES, Backend, Optimize
 from tests.harness.simulated_model import PRESENT
 
 
@@ -32,11 +33,11 @@ def names(comparison: Comparison, objective_ms: float) -> list[str]:
 
 
 def test_the_likely_winners_are_measured_first_and_slow_builds_last() -> None:
-    assert [(one.backend, one.precision) for one in possible("cpu")] == [
+    assert [(one.backend, one.precision) for one in candidates("cpu")] == [
         ("openvino", "int8"), ("onnxruntime", "int8"), ("openvino", "float"),
         ("onnxruntime", "float"), ("torchscript", "float"), ("aot", "float"), ("compile", "float"),
     ]  # fmt: skip
-    on_gpu = possible("cuda:0")
+    on_gpu = candidates("cuda:0")
     slow = [one.backend in FIXED_SHAPES for one in on_gpu]
     assert (len(on_gpu), on_gpu[0].precision, slow == sorted(slow)) == (12, "half", True)
 

@@ -27,7 +27,7 @@ from headrace.client.http.retries import (
 from headrace.client.models import Job, decode_result
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 from headrace.jobs.job import State
-from headrace.schema.serialization import fresh_line
+from headrace.schema.serialization import fresh_object
 
 REQUEST = HttpRequest("POST", "/api/v1/jobs", body=b"{}")
 OK = HttpResponse(200, {"content-type": "application/json"}, b"{}")
@@ -289,7 +289,7 @@ def test_a_problem_of_a_newer_server_keeps_its_code() -> None:
 
 
 def test_a_job_that_ended_without_a_word_has_its_error() -> None:
-    made = msgspec.json.decode(fresh_line("j", "m", "1", State.QUEUED, 0, None))
+    made = msgspec.json.decode(fresh_object("m", "1", State.QUEUED, 0, None)("j"))
     job = msgspec.convert({**made, "status": "expired", "of_a_newer_server": 1}, Job)
     error = job_error(job)
     assert isinstance(error, errors.JobExpired)

@@ -14,7 +14,10 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from headrace.jobs.ids import new_id
+from headrace.jobs.job import Job as JobRead
 from headrace.jobs.message import InputSource
+from headrace.queue.following.watcher import read_status
+from headrace.queue.job_queue import _job
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import Arg, Command, script
@@ -26,6 +29,11 @@ from tests.harness.clients.messages import write_message
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
 TTL_S = 3600
+#: What the status of a job has.
+STATUS = (
+    "state", "attempts", "token", "started_us", "ended_us", "place", "due_us", "progress",
+    "progress_mark", "created_us",
+)  # fmt: skip
 #: When jobs began that were started or settled here, in us.
 STARTED = "1795000000000000"
 SUCCESS = '{"status": "SUCCESS", "result": 1, "traceback": null, "children": []}'
@@ -387,6 +395,16 @@ class Queue:
 
     def watch(self, *ids: str) -> list[Any]:
         return list(self.send(job_scripts.watch(ids)))
+
+    def seen(self, job_id: str) -> tuple[JobRead, JobRead]:
+        """A job as a look at its status sees it, and as its record does; both have one status."""
+        (row,), (whole,) = self.watch(job_id), self.view(job_id)
+        found, job = read_status(job_id, row), _job(job_id, whole)
+        assert found is not None
+        assert job is not None
+        for name in STATUS:
+            assert getattr(found, name) == getattr(job, name), name
+        return found, job
 
     def progress(self, job: Leased, word: str) -> int:
         return int(self.send(job_scripts.progress([(job.id, job.token, word.encode())])))

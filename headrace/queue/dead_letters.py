@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.redis.scripts import pages_of
-from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import pages_of, script
 
 #: How many one call requeues or deletes, so that Redis serves other clients in between.
 CHUNK: Final = 200
@@ -116,8 +115,9 @@ class DeadLetters:
         for sub_queue in await self._jobs.queues_of(queue):
             left = [name for name, outcome in outcomes.items() if outcome == "unknown"]
             for chunk in pages_of(left, CHUNK):
-                requeue = queue_scripts.requeue_dead_letters(sub_queue, chunk)
-                answer = await self._jobs.call_once(requeue)
+                requeue = script("queues/requeue_dead_letters")
+                call = requeue.call(keys.queue_keys(sub_queue), sub_queue, *chunk)
+                answer = await self._jobs.call_once(call)
                 words = (outcome.decode() for outcome in answer)
                 outcomes.update(zip(chunk, words, strict=True))
         return [outcomes[name] for name in names]
@@ -127,8 +127,9 @@ class DeadLetters:
         removed = 0
         for sub_queue in await self._jobs.queues_of(queue):
             for chunk in pages_of(names, CHUNK):
-                purge = queue_scripts.purge_dead_letters(sub_queue, chunk)
-                removed += int(await self._jobs.call_once(purge))
+                purge = script("queues/purge_dead_letters")
+                call = purge.call(keys.queue_keys(sub_queue), sub_queue, *chunk)
+                removed += int(await self._jobs.call_once(call))
         return removed
 
     async def all_names(self, queue: str) -> list[str]:

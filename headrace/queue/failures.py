@@ -17,8 +17,7 @@ from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
-from headrace.redis.scripts import pages_of
-from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import pages_of, script
 
 #: How many entries are read, and how many jobs are retried, in one call: Redis serves others in
 #: between.
@@ -85,7 +84,7 @@ class Failures:
         kept_from = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
         bottom, top, skipped = max(since_us, kept_from, 0), "+inf", 0
         while True:
-            read = queue_scripts.read_failures(model, top, bottom, skipped, PORTION)
+            read = script("queues/read_failures").call([], model, top, bottom, skipped, PORTION)
             lines = (await self._jobs.call(read)).decode().splitlines()
             failures = [_failure(line) for line in lines]
             yield [failure for failure in failures if owner is None or failure.key == owner]
@@ -160,8 +159,10 @@ class Failures:
         for queue in await self._jobs.queues_of(keys.queue_name(model)):
             left = [failure for failure in failures if outcomes[failure.job_id] == "elsewhere"]
             for page in pages_of(left, RETRY_PORTION):
-                retry = queue_scripts.retry_failures(queue, [failure.entry for failure in page])
-                words = await self._jobs.call_once(retry)
+                entries = [failure.entry for failure in page]
+                retry = script("queues/retry_failures")
+                call = retry.call(keys.queue_keys(queue), queue, *entries)
+                words = await self._jobs.call_once(call)
                 for failure, word in zip(page, words, strict=True):
                     outcomes[failure.job_id] = word.decode()
         return outcomes

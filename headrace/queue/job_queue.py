@@ -153,13 +153,14 @@ async def read_outcomes(
     Raises:
         BrokerError: as calling the script does.
     """
+    outcomes = script("records/outcomes")
     try:
         rows = await _records(client, ids, owner)
     except RedisError:
-        return list(await call(job_scripts.outcomes(ids, owner)))
+        return list(await call(outcomes.call([], owner or "", *ids)))
     left = [at for at, row in enumerate(rows) if _is_rare(row)]
     if left:
-        rows_of_script = await call(job_scripts.outcomes([ids[at] for at in left], owner))
+        rows_of_script = await call(outcomes.call([], owner or "", *(ids[at] for at in left)))
         for at, row in zip(left, rows_of_script, strict=True):
             rows[at] = row
     return rows
@@ -257,12 +258,12 @@ class JobQueue(AsyncScriptClient):
 
     async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
         """Read jobs; None for an unknown id."""
-        rows = await self.call(job_scripts.view(ids, results=results))
+        rows = await self.call(script("records/view").call([], int(results), *ids))
         return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
     async def watched(self, ids: Sequence[str]) -> list[Any]:
         """Read the state of jobs, for `watcher.read_status`: less than `view`, and cheaper."""
-        return list(await self.call(job_scripts.watch(ids)))
+        return list(await self.call(script("records/watch").call([], *ids)))
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
         """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper."""
@@ -270,11 +271,12 @@ class JobQueue(AsyncScriptClient):
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
         """Delete those of these jobs that have ended; return how many."""
-        return int((await self.call(job_scripts.delete(ids, owner)))[0])
+        delete = script("records/delete").call([], owner or "", *ids)
+        return int((await self.call(delete))[0])
 
     async def listen(self, job_id: str) -> None:
         """Let the end of a quiet job be published."""
-        await self.call(job_scripts.listen(job_id))
+        await self.call(script("records/listen").call([], job_id))
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with all that are cancelled at the same time; see `cancel`."""
@@ -364,7 +366,8 @@ class JobQueue(AsyncScriptClient):
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
         while left and cancelled < depth.total:
-            reply = await self.call_once(queue_scripts.purge(queue, PURGE_MAX_JOBS))
+            purge = script("queues/purge").call(keys.queue_keys(queue), queue, PURGE_MAX_JOBS)
+            reply = await self.call_once(purge)
             ended, removed, left = map(int, reply)
             cancelled += ended
             if not removed:
@@ -398,5 +401,10 @@ def _owned(job_id: str, owner: str | None) -> str:
 
 
 def _job(job_id: str, row: Any) -> Job | None:
-    known = job_scripts.read_view(row)
-    return None if known is None else job_from_record(job_id, *known)
+    """Read a job's row in the reply of records/view.lua; None if the job is unknown."""
+    if not isinstance(row, list):
+        return None
+    flat, meta, place = row
+    text = [value.decode("utf-8", "replace") for value in flat]
+    record = dict(zip(text[::2], text[1::2], strict=True))
+    return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.fields import JobField
-from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import script
 
 #: The fields of a record that `JobSearch.may_fit` takes.
 RECORD_FIELDS: Final = (JobField.ERROR, JobField.METADATA)
@@ -253,12 +254,14 @@ async def _failed_places(
 
 
 async def _step(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
-    call = queue_scripts.list_jobs(
-        walk.model, walk.at, since_us=search.since_us, states="".join(sorted(search.states)),
-        limit=limit - len(walk.places), look_max=STRETCH_JOBS, owner=search.owner,
-        metadata=search.metadata_texts,
+    call = script("queues/list_jobs").call(
+        [], walk.model, *(walk.at or ("", "")), search.since_us, "".join(sorted(search.states)),
+        limit - len(walk.places), STRETCH_JOBS, search.owner or "",
+        *chain.from_iterable(search.metadata_texts),
     )  # fmt: skip
-    walk.more, last, listed = queue_scripts.read_list_jobs(await queue.call(call))
-    if last is not None:
-        walk.at = JobPlace(*last)
-    walk.places += [JobPlace(*place) for place in listed]
+    more, *texts = await queue.call(call)
+    walk.more = bool(more)
+    if texts[0]:
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        walk.at, *listed = (JobPlace(int(us), job_id.decode()) for us, job_id in pairs)
+        walk.places += listed

@@ -1,9 +1,9 @@
 """The Lua scripts, and the commands that call them. Independent of connections.
 
 A script is named by its file: `jobs/claim` is `jobs/claim.lua`. The head of the file lists ARGV and
-the reply. jobs.py and queues.py build the calls of their folders and read the replies. Callers
-import them as `job_scripts` and `queue_scripts`. A script of another folder has one caller, which
-calls `script(name).call`.
+the reply. jobs.py and queues.py build the calls of scripts that have several callers or many
+arguments, and read their replies. Callers import them as `job_scripts` and `queue_scripts`. Any
+other script has one caller, which calls `script(name).call`.
 
 A key is written as `keys.job`, and its value in headrace/redis/keys.py replaces it. Redis receives
 `lib/keys.lua` and `lib/common.lua` first. Then come the files of `lib/` that the script's first

@@ -299,21 +299,6 @@ def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
     return script("jobs/renew").call(keys.queue_keys(queue), lease_us, *_pairs(jobs))
 
 
-def isolate(job: Leased, scope: str, host: str) -> Command:
-    """Mark that a job begins to run isolated; the reply is FENCED or ISOLATED to HOST_TAKEN.
-
-    Args:
-        scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
-        host: the name of this host; workers that can be lost together have the same.
-    """
-    return script("jobs/isolate").call([], job.id, job.token, scope, host)
-
-
-def held_message(queue: str, job: Leased) -> Command:
-    """Read the message of a job that this worker has leased; the reply is None without one."""
-    return ("HGET", keys.held(queue), job.id)
-
-
 def release(
     queue: str,
     mode: str,
@@ -411,11 +396,6 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
     return [CancelNotice(*row) for row in zip(*[values] * _NOTICE_ROW, strict=True)]
 
 
-def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
-    """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("records/progress").call([], *(value for job in jobs for value in job))
-
-
 def append_pieces(
     model: str, rows: Iterable[tuple[str, str, int, int, int, bytes, bytes]]
 ) -> Command:
@@ -437,11 +417,6 @@ def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]
     )
 
 
-def read_log(job_id: str, after: int, most: int) -> Command:
-    """Read so many entries of a log behind an index at most; `read_entries` reads the reply."""
-    return ("XRANGE", keys.pieces(job_id), f"{after + 1}-0", "+", "COUNT", most)
-
-
 def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
     """Return the entries of a log: index of the last piece, JSON of pieces and of tokens."""
     entries = []
@@ -450,48 +425,3 @@ def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
         last = int(name.partition(b"-")[0])
         entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
     return entries
-
-
-def start(jobs: Iterable[tuple[str, str, str]]) -> Command:
-    """Note that leased jobs have begun to run: id, token, and when in us, of each."""
-    return script("jobs/start").call([], *chain.from_iterable(jobs))
-
-
-def canvas_begin(job_id: str, token: str) -> Command:
-    """Begin to send a job's callbacks; the reply is FENCED, SEND_CALLBACKS or CANCELLED."""
-    return script("jobs/canvas_begin").call([], job_id, token)
-
-
-def view(ids: Iterable[str], *, results: bool) -> Command:
-    """Read jobs; the reply has one row per job, for `read_view`."""
-    return script("records/view").call([], int(results), *ids)
-
-
-def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
-    """Return a job's record, its Celery result, and its place or due time; None if unknown."""
-    if not isinstance(row, list):
-        return None
-    flat, meta, place = row
-    text = [value.decode("utf-8", "replace") for value in flat]
-    record = dict(zip(text[::2], text[1::2], strict=True))
-    return record, meta.decode("utf-8", "replace"), int(place)
-
-
-def watch(ids: Iterable[str]) -> Command:
-    """Read the state of jobs; the reply has one row per job, which queue/watcher.py reads."""
-    return script("records/watch").call([], *ids)
-
-
-def outcomes(ids: Iterable[str], owner: str | None) -> Command:
-    """Read how jobs have ended; `owner` is the API key whose jobs are known, None for all."""
-    return script("records/outcomes").call([], owner or "", *ids)
-
-
-def delete(ids: Iterable[str], owner: str | None) -> Command:
-    """Delete jobs that have ended; the reply is [how many]. `owner` is as for `outcomes`."""
-    return script("records/delete").call([], owner or "", *ids)
-
-
-def listen(job_id: str) -> Command:
-    """Let the end of a quiet job be published."""
-    return script("records/listen").call([], job_id)

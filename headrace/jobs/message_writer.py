@@ -10,7 +10,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.message import InputSource, shown_arguments
 from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
-from headrace.jobs.values.encoding import described_in_json
+from headrace.jobs.values.encoding import describe_input
 from headrace.redis.keys import TASK_NAME
 
 _encode: Final = msgspec.json.encode
@@ -110,8 +110,9 @@ def write_message(
     name = job_id.encode()
     if blank.quiet:
         return blank.text % (name, expires, own, name, text)
-    described = described_in_json(input_json) if source is None else _encode(source.described)[1:-1]
-    return blank.text % (name, name, expires, described, own, name, name, text)
+    described = describe_input(input_json) if source is None else source.described
+    shown = _encode(described)[1:-1]
+    return blank.text % (name, name, expires, shown, own, name, name, text)
 
 
 def _escaped(input_json: bytes) -> bytes:

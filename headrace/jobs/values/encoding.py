@@ -434,18 +434,8 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
 def describe_input(raw: bytes) -> str:
     """Return type and size of an input for logs, Flower and `inspect`, never its content."""
     head = _BINARY_HEAD.match(raw)
-    return f"<json, {len(raw)} bytes>" if head is None else _described_binary(raw, head)
-
-
-def described_in_json(raw: bytes) -> bytes:
-    """The same as `describe_input`, escaped for a JSON string."""
-    head = _BINARY_HEAD.match(raw)
     if head is None:
-        return b"<json, %d bytes>" % len(raw)
-    return _encode(_described_binary(raw, head))[1:-1]
-
-
-def _described_binary(raw: bytes, head: re.Match[bytes]) -> str:
+        return f"<json, {len(raw)} bytes>"
     kind = head["kind"] or b"bytes"
     return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, head)} bytes>"
 

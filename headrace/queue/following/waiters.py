@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection
-from functools import cached_property
 from typing import Final, Self
 
 import msgspec
@@ -25,8 +24,6 @@ from headrace.redis.fields import JobField
 
 logger = logging.getLogger(__name__)
 
-#: Several times faster than State(letter); used once for each job.
-_STATES: Final = {state.value: state for state in State}
 #: How long a wait for any job waits for its subscription; then it reads the record.
 SUBSCRIBE_MAX_S: Final = 1.0
 
@@ -71,7 +68,7 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
             id=self.id,
             model=model,
             version=self.version,
-            state=_STATES[self.state],
+            state=State(self.state),
             created_us=created_us,
             started_us=int(self.started_us or 0),
             ended_us=int(self.ended_us or 0),
@@ -111,19 +108,12 @@ class JobWaiter:
     the job's creation counts, and of several the first.
     """
 
-    __slots__ = ("_created_us", "_ended", "_future", "_loop", "_table", "_woken", "job_id")
+    __slots__ = ("_created_us", "_ended", "_event", "_table", "job_id")
 
-    def __init__(
-        self,
-        job_id: str,
-        loop: asyncio.AbstractEventLoop,
-        table: dict[str, list[JobWaiter]] | None = None,
-    ) -> None:
+    def __init__(self, job_id: str, table: dict[str, list[JobWaiter]] | None = None) -> None:
         self.job_id = job_id
         self._table = table
-        self._loop = loop
-        self._woken = False
-        self._future: asyncio.Future[None] | None = None
+        self._event = asyncio.Event()
         self._ended: EndedJob | None = None
         self._created_us = 0
 
@@ -144,10 +134,7 @@ class JobWaiter:
         """Wake the request, with how the job ended, or None to make it read the record."""
         if ended is not None and self._ended is None and ended.at_us >= self._created_us:
             self._ended = ended
-        self._woken = True
-        future = self._future
-        if future is not None and not future.done():
-            future.set_result(None)
+        self._event.set()
 
     def submitted(self, created_us: int) -> None:
         """Note when the job was created; it may have ended by now."""
@@ -163,11 +150,8 @@ class JobWaiter:
 
     async def woken(self) -> EndedJob | None:
         """Wait for the next `wake`; return how the job ended, if that is known."""
-        if not self._woken:
-            self._future = self._loop.create_future()
-            await self._future
-            self._future = None
-        self._woken = False
+        await self._event.wait()
+        self._event.clear()
         return self._ended
 
 
@@ -198,11 +182,6 @@ class Waiters:
             self._read_publication, keys.done_channel(api_id), on_reconnect=self.wake_all
         )
 
-    @cached_property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of this process; on Python 3.11 asking for it is a system call each time."""
-        return asyncio.get_running_loop()
-
     @property
     def closing(self) -> bool:
         """Whether this process stops, and no request waits any longer."""
@@ -231,7 +210,7 @@ class Waiters:
 
     def own(self, job_id: str) -> JobWaiter:
         """Wait for a job that is about to be submitted with this process as its waiter."""
-        waiter = JobWaiter(job_id, self._loop, self._own)
+        waiter = JobWaiter(job_id, self._own)
         if self.closing:
             waiter.wake()
         return waiter
@@ -239,7 +218,7 @@ class Waiters:
     @contextlib.asynccontextmanager
     async def foreign(self, job_id: str) -> AsyncIterator[JobWaiter]:
         """Wait for any job; it is subscribed to on entry, so read the record inside, then wait."""
-        waiter = JobWaiter(job_id, self._loop)
+        waiter = JobWaiter(job_id)
         if self.closing:
             waiter.wake()
         channels = _channels(job_id)

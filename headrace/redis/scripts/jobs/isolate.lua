@@ -15,7 +15,7 @@ end
 
 local state, fence = unpack(read(id, 's', 't'))
 if state ~= 'r' or fence ~= token then return 0 end
-redis.call('HDEL', JOB .. id, 'xa')
+redis.call('HDEL', keys.job .. id, 'xa')
 if scope == 'end' then return 1 end
 local mark, answer = token, 1
 if scope ~= 'process' then
@@ -28,5 +28,5 @@ if scope ~= 'process' then
     mark, answer = token .. ' ' .. (scope == 'reserve' and RESERVED or EXCLUSIVE), 2
   end
 end
-redis.call('HSET', JOB .. id, 'xa', mark)
+redis.call('HSET', keys.job .. id, 'xa', mark)
 return answer

@@ -6,9 +6,9 @@ local TASKS_MAX = 64
 
 -- Sends a task of an API key (nil: none). Keys of another type do no harm.
 local function push_task(owner, task)
-  local length = try('LLEN', TASKS)
+  local length = try('LLEN', keys.BACKGROUND_TASKS)
   if type(length) == 'number' and length < TASKS_MAX and call('EXISTS', keys.WAITING_TASKS) == 0 then
-    try('LPUSH', TASKS, task)
+    try('LPUSH', keys.BACKGROUND_TASKS, task)
     return
   end
   local turns = try('HMGET', keys.TASK_TURNS, owner or '', ':now')
@@ -19,7 +19,7 @@ end
 
 -- Sends the task for a job's start, once: `task` is the record's, as the submit wrote it.
 local function send_start_task(id, owner, task)
-  redis.call('HDEL', JOB .. id, 'ws')
+  redis.call('HDEL', keys.job .. id, 'ws')
   push_task(owner, task)
 end
 
@@ -27,10 +27,10 @@ end
 -- noted per API key (`owner`). The reason is that its record may be gone when the task runs, and another key may use
 -- its id by then. Keys of another type do no harm.
 local function send_webhook_task(id, events, state, owner)
-  local task = string.find(events, state, 1, true) and redis.call('HGET', JOB .. id, 'wh')
+  local task = string.find(events, state, 1, true) and redis.call('HGET', keys.job .. id, 'wh')
   if not task then return end
-  redis.pcall('HSET', HOOK .. id, 'e:' .. (owner or ''), state .. NOW)
-  redis.pcall('EXPIRE', HOOK .. id, HOOK_TTL_S)
+  redis.pcall('HSET', keys.deliveries .. id, 'e:' .. (owner or ''), state .. NOW)
+  redis.pcall('EXPIRE', keys.deliveries .. id, HOOK_TTL_S)
   push_task(owner, task)
 end
 

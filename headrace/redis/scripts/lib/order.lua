@@ -17,7 +17,7 @@ local function tokens_in(tokens) return tonumber(string.match(tokens, '^%d+')) o
 -- Adds a job that has just joined a list at this place to the order. A key of another type does no harm: then the job
 -- waits by its place.
 local function join_order(queue, s, id, ticket)
-  local tokens, key = unpack(redis.call('HMGET', JOB .. id, 'tk', 'ky'))
+  local tokens, key = unpack(redis.call('HMGET', keys.job .. id, 'tk', 'ky'))
   if not tokens then return end
   redis.pcall('ZADD', keys.order .. list_of(queue, s), 0, order_entry(tokens, key, ticket, id))
 end
@@ -30,7 +30,7 @@ end
 
 -- Takes a job out of the order of its queue, where it may be if no worker had to choose.
 local function leave_order(queue, id)
-  local tokens, key, ticket, step = unpack(redis.call('HMGET', JOB .. id, 'tk', 'ky', 'n', 'p'))
+  local tokens, key, ticket, step = unpack(redis.call('HMGET', keys.job .. id, 'tk', 'ky', 'n', 'p'))
   if not tokens or not tonumber(ticket) then return end
   redis.pcall('ZREM', keys.order .. list_of(queue, STEP_INDEX[step or '0'] or 1),
     order_entry(tokens, key, tonumber(ticket), id))

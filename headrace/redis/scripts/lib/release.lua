@@ -10,7 +10,7 @@ local function ended(r) return 'attempt ' .. (r.attempts or '1') .. ' ended ' ..
 -- briefly for jobs/start.lua would have no start.
 local function note_run(id, run)
   if not run then return end
-  redis.call('HSET', JOB .. id, 'st', run[1], 'dw', run[2], 'tm', run[3])
+  redis.call('HSET', keys.job .. id, 'st', run[1], 'dw', run[2], 'tm', run[3])
   local owner, task = unpack(read(id, 'ky', 'ws'))
   if task then send_start_task(id, owner, task) end
 end
@@ -18,13 +18,13 @@ end
 -- Charges a crash to a job that ran alone. After max_crashes it becomes a dead letter and ends; returns whether it did.
 local function end_after_crashes(id, raw, max_crashes, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
-  redis.call('HSET', JOB .. id, 'k', crashes)
+  redis.call('HSET', keys.job .. id, 'k', crashes)
   if crashes < max_crashes then return false end
   local times = crashes == 1 and 'when' or 'each of the ' .. crashes .. ' times that'
   local message = 'the model process died ' .. times .. ' it ran this input alone; ' .. ended(r)
   add_dead_letter(queue, id, r.token, 'replica-lost', raw, message, r)
   note_run(id, r.run)
-  finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue,
+  finish_failed(id, r.ttl, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue,
     raw, r.traceback)
   return true
 end
@@ -45,19 +45,20 @@ local function schedule_after_crash(id, raw, losses, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
   local delay = crash_delay_us(id, r.token, crashes, tonumber(base_us), tonumber(most_us))
   if delay < 1 then return false end
-  local begin_by = redis.pcall('ZSCORE', EXPIRING, id)
+  local begin_by = redis.pcall('ZSCORE', keys.EXPIRING, id)
   if type(begin_by) == 'string' and NOW_US + delay > tonumber(begin_by) then
     note_run(id, r.run)
-    finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost',
+    finish_failed(id, r.ttl, r.waiter, 'ReplicaLost', 'replica-lost',
       'the model process died while it ran this input alone, and the next try would come after its `expires`; ' .. ended(r),
       {}, queue, raw, r.traceback)
     return 'dead'
   end
   redis.call('HSET', KEYS[9], id, raw)
   redis.call('ZADD', KEYS[8], whole(NOW_US + delay), id)
-  redis.call('HSET', JOB .. id, 's', 'd', 'x', r.next, 'e', '{"type":"replica-lost","message":"the model process died while'
-    .. ' it ran this input alone, ' .. crashes .. ' time(s) so far; ' .. ended(r) .. '","retryable":true}')
-  redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
+  local message = 'the model process died while it ran this input alone, ' .. crashes .. ' time(s) so far; ' .. ended(r)
+  redis.call('HSET', keys.job .. id, 's', 'd', 'x', r.next,
+    'e', '{"type":"replica-lost","message":"' .. message .. '","retryable":true}')
+  redis.call('HDEL', keys.job .. id, 't', 'st', 'xa')
   count_ended(queue, 'retried', 1)
   return 'delayed'
 end
@@ -74,7 +75,7 @@ local function after_loss(id, mode, r)
   local began = r.token and marked == r.token
   local next = began and r.alone ~= '3' and '2' or r.alone or '1'
   if began and scope == EXCLUSIVE then return next, true end
-  if redis.call('HINCRBY', JOB .. id, 'xl', 1) >= WITHHELD_AFTER then next = '3' end
+  if redis.call('HINCRBY', keys.job .. id, 'xl', 1) >= WITHHELD_AFTER then next = '3' end
   return next, false
 end
 
@@ -105,7 +106,7 @@ local function release(id, mode, losses, queue, how, traceback, run)
   if not raw then
     -- Another program removed the message from `held`. The job can never run, so it ends with an error.
     if state then
-      finish_failed(id, ttl or DEFAULT_TTL_S, waiter, 'ReplicaLost', 'replica-lost',
+      finish_failed(id, ttl, waiter, 'ReplicaLost', 'replica-lost',
         'the message of the job was removed from Redis while it was leased', {}, queue)
     end
     return 'gone'
@@ -123,11 +124,11 @@ local function release(id, mode, losses, queue, how, traceback, run)
   -- Without a record (it was deleted) the message is like a stock client's: its claim makes a new one.
   if state then
     if mode == 'free' then
-      redis.call('HSET', JOB .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
+      redis.call('HSET', keys.job .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
     else
-      redis.call('HSET', JOB .. id, 's', 'q', 'x', r.next)
+      redis.call('HSET', keys.job .. id, 's', 'q', 'x', r.next)
     end
-    redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
+    redis.call('HDEL', keys.job .. id, 't', 'st', 'xa')
   end
   return 'queued'
 end

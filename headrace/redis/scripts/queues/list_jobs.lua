@@ -7,7 +7,7 @@
 -- An id whose record has expired, or belongs to another model, is removed from the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] ~= '' and ARGV[8]
-local index = INDEX .. model
+local index = keys.job_index .. model
 local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
 
 -- Nothing changes while this runs, so that ranks can be used; members of equal score that were seen are skipped.

@@ -29,8 +29,8 @@ local function requeue(name)
     -- Its input in the payload store is needed until it has run, so the record names it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
     -- If the record's key has another type, the claim reports it.
-    if ref and type(redis.pcall('HSET', JOB .. id, 'ir', ref)) == 'number' then
-      redis.call('EXPIRE', JOB .. id, UNCLAIMED_S)
+    if ref and type(redis.pcall('HSET', keys.job .. id, 'ir', ref)) == 'number' then
+      redis.call('EXPIRE', keys.job .. id, UNCLAIMED_S)
     end
   end
   return 'queued'

@@ -16,7 +16,7 @@ local function retry(entry)
   if queue_of(model, version) ~= ARGV[1] then return 'elsewhere' end
   if redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
   local letter = keys.letters .. ARGV[1] .. ':' .. id
-  local raw = redis.pcall('GET', FAILED .. id)
+  local raw = redis.pcall('GET', keys.failed .. id)
   if type(raw) ~= 'string' then raw = redis.pcall('HGET', letter, 'raw') end
   if type(raw) ~= 'string' then return 'no-message' end
   redis.call('ZREM', KEYS[10], id)

@@ -23,7 +23,7 @@ local function promote(id)
   local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
   if state then
     leave_order(ARGV[1], id)
-    redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
+    redis.call('HSET', keys.job .. id, 's', 'q', 'n', ticket, 'j', NOW)
     join_order(ARGV[1], s, id, ticket)
   end
   promoted = promoted + 1
@@ -84,12 +84,12 @@ end
 -- Removes jobs whose record has expired from the index of the model: some at a place that differs each time.
 local INDEX_LOOKED = 200
 local function clean_index()
-  local index = INDEX .. model
+  local index = keys.job_index .. model
   local total = redis.pcall('ZCARD', index)
   if type(total) ~= 'number' or total == 0 then return end
   local from = NOW_US % total
   local ids, records, gone = redis.call('ZRANGE', index, from, from + INDEX_LOOKED - 1), {}, {}
-  for i, id in ipairs(ids) do records[i] = JOB .. id end
+  for i, id in ipairs(ids) do records[i] = keys.job .. id end
   if redis.call('EXISTS', unpack(records)) == #ids then return end
   for i, id in ipairs(ids) do
     if redis.call('EXISTS', records[i]) == 0 then gone[#gone + 1] = id end

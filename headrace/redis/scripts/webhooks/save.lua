@@ -5,7 +5,7 @@
 --       (+ before it) or ends (-) to send it ('': neither), then deliveries of the job to delete.
 -- A worker that begins without a heartbeat has died meanwhile: then the delivery is due at once.
 -- Returns {1}, or {0, its text by now}.
-local DUE, key, name = keys.DUE_DELIVERIES, HOOK .. ARGV[1], ARGV[2]
+local DUE, key, name = keys.DUE_DELIVERIES, keys.deliveries .. ARGV[1], ARGV[2]
 local member = ARGV[1] .. ' ' .. name
 local sign, worker = string.match(ARGV[10], '^([+-])(.+)$')
 redis.call('ZCARD', DUE)

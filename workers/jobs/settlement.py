@@ -28,8 +28,7 @@ from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
 from headrace.jobs.options import NO_DETAILS, read_object
-from headrace.jobs.values.encoding import kombu_size, parses
-from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.jobs.values.encoding import parses
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
@@ -142,9 +141,7 @@ class RetryPolicy:
         return int(self.base_s * US_PER_S), int(self.max_s * US_PER_S)
 
 
-#: The last two fields of a settlement: when the job began, and how long it waited for the device.
-Began = tuple[str, str]
-NOT_BEGUN: Final[Began] = ("", "0.0")
+NOT_RUN: Final = Run("", "0.0", "")
 NO_RETRIES: Final = RetryPolicy()
 _NO_CHILDREN: Final = b', "children": [], '
 _META: Final = (
@@ -163,7 +160,9 @@ def date_done() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
+def _meta(
+    job: LeasedJob, status: bytes, result: bytes, traceback: bytes = b"null", done: str = ""
+) -> bytes:
     message, family = job.message, b""
     if message is not None:
         if message.ignore_result:
@@ -172,9 +171,24 @@ def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: 
             family += b', "group_id": ' + _encode(message.group)
         if message.parent_id is not None:
             family += b', "parent_id": ' + _encode(message.parent_id)
+    at = (done or date_done()).encode()
     # A job id needs no JSON escapes.
-    return _META % (
-        status, result, traceback, _NO_CHILDREN, done.encode(), job.id.encode(), family
+    return _META % (status, result, traceback, _NO_CHILDREN, at, job.id.encode(), family)
+
+
+def _ended(
+    job: LeasedJob,
+    state: State,
+    meta: bytes,
+    batch: Arg,
+    run: Run,
+    field: str,
+    value: Arg,
+    retry_us: str = "",
+) -> Settlement:
+    return Settlement(
+        job.id, job.token, state, meta, batch, run.timings, field, value, "", retry_us,
+        run.began, run.device_wait, job.used,
     )  # fmt: skip
 
 
@@ -188,77 +202,36 @@ def with_children(settlement: Settlement, children: bytes) -> Settlement:
 
 
 def succeeded(
-    job: LeasedJob,
-    result: bytes,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
+    job: LeasedJob, result: bytes, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result (JSON text); `content_type` is empty if the result is JSON."""
+    """End a job with a result (JSON text).
+
+    Args:
+        content_type: empty if the result is JSON.
+        batch: how many jobs ran together.
+        run: how it ran.
+        done: what `date_done` returned for its batch; by default the present time.
+    """
     message = job.message
     if not content_type and message is not None and message.quiet:
-        own: tuple[bytes, str, Arg] = (b"", JobField.RESULT, result)
-    else:
-        meta = _meta(job, b"SUCCESS", result, b"null", done)
-        own = (meta, JobField.RESULT_TYPE, content_type) if content_type else (meta, "", "")
-    meta, field, value = own
-    return Settlement(
-        job.id,
-        job.token,
-        State.SUCCEEDED,
-        meta,
-        batch,
-        timings,
-        field,
-        value,
-        "",
-        "",
-        *began,
-        job.used,
-    )
+        return _ended(job, State.SUCCEEDED, b"", batch, run, JobField.RESULT, result)
+    meta = _meta(job, b"SUCCESS", result, done=done)
+    field = JobField.RESULT_TYPE if content_type else ""
+    return _ended(job, State.SUCCEEDED, meta, batch, run, field, content_type)
 
 
 def stored(
-    job: LeasedJob,
-    ref: str,
-    result: bytes,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
+    job: LeasedJob, ref: str, length: int, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result that the payload store keeps under `ref`.
+    """End a job with a result of `length` bytes that the payload store keeps under `ref`.
 
     The Celery result then holds the size and the URL of the result.
     """
-    if content_type:
-        size = kombu_size(result)
-        return stored_as(job, ref, size, content_type, batch, timings, done, began)
-    return stored_as(job, ref, len(result), JSON_TYPE, batch, timings, done, began)
-
-
-def stored_as(
-    job: LeasedJob,
-    ref: str,
-    length: int,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
-) -> Settlement:
-    """End a job with a stored result of `length` bytes and this content type."""
     kind, _ = split_details(content_type)
     shown = {"size": length, "content_type": kind, "url": f"/api/v1/jobs/{job.id}/result"}
-    meta = _meta(job, b"SUCCESS", _encode(shown), b"null", done)
+    meta = _meta(job, b"SUCCESS", _encode(shown), done=done)
     value = f"{ref} {length} {content_type}"
-    return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings,
-        JobField.RESULT_REF, value, "", "", *began, job.used,
-    )  # fmt: skip
+    return _ended(job, State.SUCCEEDED, meta, batch, run, JobField.RESULT_REF, value)
 
 
 def failed(
@@ -269,8 +242,7 @@ def failed(
     retryable: bool = False,
     traceback: str = "",
     batch: Arg = 0,
-    timings: str = "",
-    began: Began = NOT_BEGUN,
+    run: Run = NOT_RUN,
     retries: RetryPolicy = NO_RETRIES,
     response: bytes = b"",
 ) -> Settlement:
@@ -295,11 +267,8 @@ def failed(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}
     )
     state = State.EXPIRED if code == "expired" else State.FAILED
-    meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
-    return Settlement(
-        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us,
-        *began, job.used,
-    )  # fmt: skip
+    meta = _meta(job, b"FAILURE", result, _encode(traceback or None))
+    return _ended(job, state, meta, batch, run, JobField.ERROR, error, retry_us)
 
 
 def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
@@ -314,7 +283,7 @@ def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Set
 
 def cancelled(job: LeasedJob) -> Settlement:
     """End a job as cancelled; it has not run."""
-    meta = _meta(job, b"REVOKED", REVOKED_JSON, b"null", date_done())
+    meta = _meta(job, b"REVOKED", REVOKED_JSON)
     return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "", "")
 
 
@@ -330,7 +299,7 @@ def stages(times: Sequence[float]) -> str:
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
-def began(job: LeasedJob, at: float, wait_s: float) -> Began:
+def began(job: LeasedJob, at: float, wait_s: float) -> tuple[str, str]:
     """Return the `st` and `dw` of a job that began at `at`, after a wait for its device."""
     # Sums of floats can be a little below 0.
     return str(job.redis_us(at)), f"{max(wait_s, 0.0) * 1000:.3f}"
@@ -354,8 +323,8 @@ def since_claim(hold_s: float, shared: str) -> str:
 def unfinished(job: LeasedJob, batch: Batch, now: float) -> Run:
     """Return how a job ran whose batch returned nothing: all of its time is `inference`."""
     hold_s, at = job.hold_s(batch.free_at), batch.started_at
-    start, wait = began(job, at, at - job.claimed_at - hold_s)
-    return Run(start, wait, timings(job, hold_s, stages([0.0, (now - at) * 1000, 0.0])))
+    start = began(job, at, at - job.claimed_at - hold_s)
+    return Run(*start, timings(job, hold_s, stages([0.0, (now - at) * 1000, 0.0])))
 
 
 def read_message(

@@ -18,6 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from headrace.jobs.job import NO_WAIT, Job, State, read_batch, stored_result
+from headrace.queue.asyncio_tasks import RunningTasks
 from headrace.queue.following.subscription import Subscription
 from headrace.redis import keys
 from headrace.redis.fields import JobField
@@ -176,7 +177,7 @@ class Waiters:
         self.dismissed = asyncio.Event()
         self._own: dict[str, list[JobWaiter]] = {}
         self._others: dict[str, set[JobWaiter]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = RunningTasks()
         self._subscription = subscription
         subscription.add(
             self._read_publication, keys.done_channel(api_id), on_reconnect=self.wake_all
@@ -235,9 +236,7 @@ class Waiters:
             if not waiters and self._others.get(job_id) is waiters:
                 del self._others[job_id]
                 # After the answer, for which the caller now has everything.
-                leaving = asyncio.create_task(self._leave(job_id))
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leaving.begin(self._leave(job_id))
 
     async def _leave(self, job_id: str) -> None:
         if job_id not in self._others:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, job_from_record
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -112,7 +112,8 @@ class JobWatcher:
         self._changed: set[str] = set()
         self._stir = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
-        self._subscribing: set[asyncio.Task[None]] = set()
+        # Each writes before it waits, so that the order is kept.
+        self._subscribing = RunningTasks()
 
     @property
     def count(self) -> int:
@@ -143,7 +144,7 @@ class JobWatcher:
         known = self._watches.setdefault(watch.job_id, set())
         known.add(watch)
         if len(known) == 1:
-            self._in_background(
+            self._subscribing.begin(
                 self._subscription.subscribe(self._read_publication, *_channels(watch.job_id))
             )
         # A change since the record was read is not published again.
@@ -156,15 +157,9 @@ class JobWatcher:
         if not known:
             del self._watches[watch.job_id]
             self._changed.discard(watch.job_id)
-            self._in_background(
+            self._subscribing.begin(
                 self._subscription.unsubscribe(self._read_publication, *_channels(watch.job_id))
             )
-
-    def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
-        # Tasks run in the order of their creation, and each writes before it waits.
-        task = asyncio.create_task(call)
-        self._subscribing.add(task)
-        task.add_done_callback(self._subscribing.discard)
 
     def _all(self) -> Iterator[JobWatch]:
         return (watch for watches in list(self._watches.values()) for watch in list(watches))

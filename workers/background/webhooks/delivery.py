@@ -27,6 +27,7 @@ from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.options import ENDS
+from headrace.queue.asyncio_tasks import RunningTasks
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.webhook_deliveries import (
     COUNTER,
@@ -95,7 +96,7 @@ class WebhookDeliverer:
         self._sender = WebhookSender(settings, resolve)
         self._ready = threading.Event()
         self._throttle = EndpointThrottle()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = RunningTasks()
         self._attempt_max_s = settings.webhook_timeout_s + BODY_MAX_S
         self._loop: asyncio.AbstractEventLoop
 
@@ -169,9 +170,7 @@ class WebhookDeliverer:
                 self._throttle.leave(endpoint)
         if kept is not None:
             kept = msgspec.structs.replace(kept, body=body)
-            attempt = self._loop.create_task(self._attempt(kept, endpoint))
-            self._running.add(attempt)
-            attempt.add_done_callback(self._running.discard)
+            self._running.begin(self._attempt(kept, endpoint))
 
     async def _pending(self, task: WebhookTask, log: DeliveryLog) -> PendingDelivery | None:
         """Return the task's delivery with its body; None if there is nothing to do."""

@@ -63,7 +63,6 @@ def decompress(body: bytes, method: str) -> bytes:
 SHOWN_MAX_CHARS: Final = 128
 #: The end of the year 9999, the last time that can be written.
 LAST_INSTANT_S: Final = 253_402_300_799.0
-_encode: Final = msgspec.json.encode
 _ARGUMENTS: Final = ("model", "input", "parameters")
 EnvelopeT = TypeVar("EnvelopeT")
 #: The value of an absent member.

@@ -72,13 +72,15 @@ class Coalescer(Generic[RequestT, ReplyT]):
                 try:
                     replies = await self._call([request for request, _ in taken])
                 except Exception as error:  # noqa: BLE001 - raised again for each request
-                    _fail(taken, error)
+                    for _, future in taken:
+                        _resolve(future, error)
                     continue
                 for (_, future), reply in zip(taken, replies, strict=True):
                     _resolve(future, reply)
         except BaseException:
             stopped = BrokerUnavailable("this API process is stopping", hint="Try again.")
-            _fail([*taken, *self._pending], stopped)
+            for _, future in (*taken, *self._pending):
+                _resolve(future, stopped)
             self._pending.clear()
             raise
         finally:
@@ -96,16 +98,10 @@ class Coalescer(Generic[RequestT, ReplyT]):
         return taken
 
 
-def _resolve(future: asyncio.Future[ReplyT], reply: ReplyT | HeadraceError) -> None:
+def _resolve(future: asyncio.Future[ReplyT], reply: ReplyT | Exception) -> None:
     if future.done():  # the caller was cancelled
         return
-    if isinstance(reply, HeadraceError):
+    if isinstance(reply, Exception):
         future.set_exception(reply)
     else:
         future.set_result(reply)
-
-
-def _fail(taken: Sequence[tuple[object, asyncio.Future[ReplyT]]], error: BaseException) -> None:
-    for _, future in taken:
-        if not future.done():
-            future.set_exception(error)

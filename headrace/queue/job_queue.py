@@ -40,9 +40,8 @@ class Depth:
         scheduled: how many jobs wait for a countdown or a retry.
         in_flight: how many jobs a worker has leased.
         dead: how many dead letters there are.
-        oldest_age_s: how long the oldest waiting job has waited; None if none waits, or only
-            messages of stock clients, which have no time.
-        oldest_ages_s: the same for each step, if it is known.
+        oldest_ages_s: how long the oldest waiting job of each step has waited. Messages of stock
+            clients have no time.
         tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
             tokens.
     """
@@ -52,9 +51,13 @@ class Depth:
     scheduled: int
     in_flight: int
     dead: int
-    oldest_age_s: float | None
     oldest_ages_s: dict[int, float]
     tokens: int = 0
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """How long the oldest waiting job has waited; None if none waits, or none has a time."""
+        return max(self.oldest_ages_s.values(), default=None)
 
     @property
     def total(self) -> int:
@@ -104,8 +107,7 @@ def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
         for step, since in zip(keys.STEPS, row[7:11], strict=True)
         if since
     }
-    oldest = max(ages.values(), default=None)
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages, int(row[11]))
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), ages, int(row[11]))
 
 
 #: In the order of jobs/outcomes.lua.
@@ -287,12 +289,7 @@ class JobQueue(AsyncScriptClient):
         return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
 
     async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
-        """Cancel jobs on behalf of another one; return None if the lease of that one is lost.
-
-        Args:
-            job_id: the job on whose behalf they are cancelled.
-            token: the fencing token of its claim.
-        """
+        """Cancel jobs on behalf of a leased one; return None if its lease is lost."""
         reply = await self.call_once(job_scripts.cancel(ids, parent=(job_id, token)))
         return None if reply is None else job_scripts.read_words(reply)
 

@@ -125,10 +125,6 @@ class DeliveryLog(msgspec.Struct, frozen=True):
     ends: dict[str, tuple[str, int]] = {}
     deliveries: dict[str, PendingDelivery] = {}
 
-    def end_of(self, owner: str) -> tuple[str, int] | None:
-        """Return how the job of an API key last ended; None if that is unknown."""
-        return self.ends.get(owner)
-
     def surplus(self, owner: str) -> list[str]:
         """Deliveries to delete when the owner saves one more: its oldest that have ended."""
         over = [

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -110,15 +110,12 @@ class RetryPolicy:
         """Return the policy of a job: the options in its message, else this policy."""
         if message is None:
             return self
-        own = (message.max_retries, message.retry_backoff_s, message.retry_backoff_max_s)
-        if own == (None, None, None):
-            return self
-        default = (self.max_retries, self.base_s, self.max_s)
-        retries, base_s, most_s = (
-            fallback if value is None else value
-            for value, fallback in zip(own, default, strict=True)
-        )
-        return RetryPolicy(int(retries), base_s, most_s)
+        own: dict[str, Any] = {
+            "max_retries": message.max_retries,
+            "base_s": message.retry_backoff_s,
+            "max_s": message.retry_backoff_max_s,
+        }
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
 
     def bound_s(self, retries: int) -> float:
         """Return the longest wait of a job that was retried `retries` times before."""

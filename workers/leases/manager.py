@@ -296,8 +296,7 @@ class LeaseManager:
         Args:
             mode: `free` (an orderly release), `alone`, `crash` or `lost`; see
                 `job_scripts.release`.
-            how: how their model process ended.
-            traceback: its stacks.
+            how: how their model process ended, with its stacks as `traceback`.
             runs: how the jobs ran, by token, if they had begun.
         """
         if jobs:
@@ -340,12 +339,12 @@ class LeaseManager:
             scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
             answered: called with the reply and the time; with HOST_TAKEN if Redis refuses the call.
         """
-
-        def replied(reply: Any, now: float) -> None:
-            answered(int(reply), now)
-
         isolate = script("jobs/isolate").call([], job.id, job.token, scope, self._host)
-        self._outbox.add(isolate, replied, lambda: answered(HOST_TAKEN, time.monotonic()))
+        self._outbox.add(
+            isolate,
+            lambda reply, now: answered(int(reply), now),
+            lambda: answered(HOST_TAKEN, time.monotonic()),
+        )
 
     def read_message(self, model: ServedModel, job: LeasedJob) -> None:
         """Read the message of a withheld job, which waits for it."""
@@ -437,11 +436,7 @@ class LeaseManager:
 
     def read_registry(self, changed: Callable[[Sequence[bytes | None]], None]) -> None:
         """Read the registry's revision and the newest profile, and pass the reply on."""
-
-        def read(reply: Any, _now: float) -> None:
-            changed(reply)
-
-        self._outbox.add(READ_CHANGES, read)
+        self._outbox.add(READ_CHANGES, lambda reply, _now: changed(reply))
 
     def find_work(
         self, queues: Sequence[str], with_work: Callable[[list[str], float], None], now: float

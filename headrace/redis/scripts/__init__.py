@@ -71,10 +71,6 @@ class ScriptFolder:
     All are read when it is built: after an upgrade a running process must not send the scripts of
     the next version.
 
-    Attributes:
-        names: of the scripts.
-        script: returns the script of one of these names.
-
     Args:
         package: the package's name.
         own_keys: a module with keys besides those of headrace/redis/keys.py, under other names.

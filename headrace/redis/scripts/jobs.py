@@ -196,10 +196,8 @@ def claim(
     """Lease jobs of a queue, the best priority first.
 
     Args:
-        model: the model that its jobs must be for.
         version: of the caller's model; the records of the jobs then name it.
         rooms: for each priority step, how many jobs there may be when jobs of it are taken.
-        lease_us: how long the leases last.
         owner: this incarnation of the worker.
         result_ttl_s: how long the result of a refused job, or of one without a record, is kept.
         job_index_max: as for `submit`.

@@ -373,7 +373,7 @@ def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> WebhookEve
     if task.started:
         began = job.started_us or job.created_us if job is not None else 0
         return WebhookEvent(f"job.{STARTED}", began)
-    end = log.end_of(task.owner)
+    end = log.ends.get(task.owner)
     if end is not None:
         state = State(end[0])
         return WebhookEvent(event_type(state), end[1], state)

@@ -103,7 +103,6 @@ class Job(msgspec.Struct, gc=False):
         place: its place in the queue; 0 if it does not wait, or if that is unknown.
         due_us: when it joins its queue, while it is scheduled; 0 if that is unknown.
         key: id of the API key that owns it; "" for none.
-        stages_json: the stages of a pipeline's job.
         freed: for a stage job, that its result was used and freed.
         quiet: its end is not published, until a client listens.
         recorded: its result as JSON text, if that is in the record.
@@ -249,7 +248,6 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
     """Read a record, the fields of HGETALL.
 
     Args:
-        meta: its Celery result.
         place: its place, or for a scheduled job when it is due, in us.
     """
     get = record.get

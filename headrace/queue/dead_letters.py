@@ -30,7 +30,6 @@ class DeadLetter:
         job_id: the id of the job; "" if the message could not be read.
         reason: a code of `headrace.errors`, or why the message was refused.
         attempts: how often it was claimed.
-        died_us: when it became a dead letter.
         raw: the task message, byte for byte.
     """
 

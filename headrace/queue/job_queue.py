@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,9 +26,9 @@ from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.fast_connection import exchange
 from headrace.redis.fields import JobField
 from headrace.redis.script_client import AsyncScriptClient
-from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import script
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Depth:
         waiting: how many jobs wait, by step: {0: …, 3: …, 6: …, 9: …}.
         scheduled: how many jobs wait for a countdown or a retry.
         in_flight: how many jobs a worker has leased.
-        dead: how many dead letters there are.
         oldest_ages_s: how long the oldest waiting job of each step has waited. Messages of stock
             clients have no time.
         tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
@@ -110,7 +109,7 @@ def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
     return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), ages, int(row[11]))
 
 
-#: In the order of jobs/outcomes.lua.
+#: In the order of records/outcomes.lua.
 _FIELDS: Final = (
     JobField.STATE,
     JobField.ATTEMPTS,
@@ -121,7 +120,7 @@ _FIELDS: Final = (
     JobField.RESULT,
 )
 _RESULT: Final = len(_FIELDS) - 1
-#: The reply of jobs/outcomes.lua for an unknown job.
+#: The reply of records/outcomes.lua for an unknown job.
 _UNKNOWN: Final = 0
 _LEASED: Final = State.RUNNING.value.encode()
 _NO_OWNER: Final = b"-"
@@ -140,50 +139,6 @@ _ALL: Final = _blank(_FIELDS)
 _WITH_OWNER: Final = _blank((*_FIELDS, JobField.KEY))
 
 
-async def read_outcomes(
-    client: redis.asyncio.Redis,
-    call: Callable[[Command], Awaitable[Any]],
-    ids: Sequence[str],
-    owner: str | None,
-) -> list[Any]:
-    """Return how jobs have ended, as jobs/outcomes.lua does.
-
-    Args:
-        call: calls the script, for jobs whose records do not hold the result.
-        owner: the API key whose jobs are known; None for all.
-
-    Raises:
-        BrokerError: as calling the script does.
-    """
-    outcomes = script("records/outcomes")
-    try:
-        rows = await _records(client, ids, owner)
-    except RedisError:
-        return list(await call(outcomes.call([], owner or "", *ids)))
-    left = [at for at, row in enumerate(rows) if _is_rare(row)]
-    if left:
-        rows_of_script = await call(outcomes.call([], owner or "", *(ids[at] for at in left)))
-        for at, row in zip(left, rows_of_script, strict=True):
-            rows[at] = row
-    return rows
-
-
-async def _records(client: redis.asyncio.Redis, ids: Sequence[str], owner: str | None) -> list[Any]:
-    blank = _WITH_OWNER if owner else _ALL
-    names = [job_id.encode() for job_id in ids]
-    commands = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
-    rows = await exchange(client, commands, len(names))
-    for at, row in enumerate(rows):
-        if not isinstance(row, list):
-            continue
-        state = row[0]
-        if state is None or (owner and (row.pop() or _NO_OWNER) != owner.encode()):
-            rows[at] = _UNKNOWN
-        elif state not in _FINAL:
-            rows[at] = state
-    return rows
-
-
 def _is_rare(row: Any) -> bool:
     """Return whether a row is an error, a leased job, or an end without a result in the record."""
     if isinstance(row, list):
@@ -197,9 +152,9 @@ SUBMIT_MAX_JOBS: Final = 256
 SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
 #: How many jobs one call of queues/purge.lua cancels.
 PURGE_MAX_JOBS: Final = 500
-#: How many jobs one call of jobs/view.lua reads or jobs/cancel.lua cancels.
+#: How many jobs one call of records/view.lua reads or jobs/cancel.lua cancels.
 VIEW_MAX_JOBS: Final = 128
-#: How many jobs one call of jobs/outcomes.lua reads or jobs/delete.lua deletes.
+#: How many jobs one call of records/outcomes.lua reads or records/delete.lua deletes.
 OUTCOMES_MAX_JOBS: Final = 256
 
 
@@ -268,8 +223,36 @@ class JobQueue(AsyncScriptClient):
         return list(await self.call(script("records/watch").call([], *ids)))
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
-        """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper."""
-        return await read_outcomes(self._client, self.call_once, ids, owner)
+        """Read how jobs have ended, as records/outcomes.lua replies: less than `view`, and cheaper.
+
+        The script is called only for jobs whose records do not hold the result.
+        """
+        by_script = script("records/outcomes")
+        try:
+            rows = await self._results(ids, owner)
+        except RedisError:
+            return list(await self.call_once(by_script.call([], owner or "", *ids)))
+        left = [at for at, row in enumerate(rows) if _is_rare(row)]
+        if left:
+            call = by_script.call([], owner or "", *(ids[at] for at in left))
+            for at, row in zip(left, await self.call_once(call), strict=True):
+                rows[at] = row
+        return rows
+
+    async def _results(self, ids: Sequence[str], owner: str | None) -> list[Any]:
+        blank = _WITH_OWNER if owner else _ALL
+        names = [job_id.encode() for job_id in ids]
+        commands = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
+        rows = await exchange(self._client, commands, len(names))
+        for at, row in enumerate(rows):
+            if not isinstance(row, list):
+                continue
+            state = row[0]
+            if state is None or (owner and (row.pop() or _NO_OWNER) != owner.encode()):
+                rows[at] = _UNKNOWN
+            elif state not in _FINAL:
+                rows[at] = state
+        return rows
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
         """Delete those of these jobs that have ended; return how many."""

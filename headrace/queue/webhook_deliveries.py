@@ -53,7 +53,6 @@ class Delivery(msgspec.Struct, frozen=True):
         until_us: no try begins after this.
         created_us: when its first try was due.
         next_us: when it is tried again; 0 for never.
-        tries: how many tries there were.
         turn: counts the background tasks that were made for it; an earlier one does nothing.
         by_hand: its next try was requested, so it waits for no pause of its receiver.
     """

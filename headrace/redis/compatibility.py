@@ -101,28 +101,25 @@ def _refuse_unsupported(info: dict[str, Any], where: str) -> None:
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     mode = str(info.get("redis_mode") or info.get("server_mode") or "")
-    if not numbers:
-        raise BrokerUnsupported(
-            f"{where} does not report its version", hint="Headrace needs Redis >= 6.2 or Valkey"
-        )
-    if mode == "cluster" or info.get("cluster_enabled"):
-        raise BrokerUnsupported(
-            f"{where} runs in Cluster mode, and Headrace's scripts need all keys on one server",
-            hint="use a single server or Sentinel (sentinel://host:26379/0?master=name)",
-        )
-    if mode == "sentinel":
-        raise BrokerUnsupported(
-            f"{where} is a Sentinel, not a Redis server",
-            hint="write sentinel://host:26379/0?master=name",
-        )
-    if numbers < OLDEST_VERSION:
-        raise BrokerUnsupported(
-            f"{where} is version {version}", hint="Headrace needs Redis >= 6.2 or Valkey"
-        )
-    if info.get("role") == "slave":
-        raise BrokerUnsupported(
-            f"{where} is a read-only replica", hint="give the URL of its primary"
-        )
+    needed = "Headrace needs Redis >= 6.2 or Valkey"
+    reasons = [
+        (not numbers, "does not report its version", needed),
+        (
+            mode == "cluster" or info.get("cluster_enabled"),
+            "runs in Cluster mode, and Headrace's scripts need all keys on one server",
+            "use a single server or Sentinel (sentinel://host:26379/0?master=name)",
+        ),
+        (
+            mode == "sentinel",
+            "is a Sentinel, not a Redis server",
+            "write sentinel://host:26379/0?master=name",
+        ),
+        (numbers < OLDEST_VERSION, f"is version {version}", needed),
+        (info.get("role") == "slave", "is a read-only replica", "give the URL of its primary"),
+    ]
+    for applies, reason, hint in reasons:
+        if applies:
+            raise BrokerUnsupported(f"{where} {reason}", hint=hint)
 
 
 def _sentence(error: BaseException) -> str:

@@ -70,7 +70,6 @@ class _Task:
     Attributes:
         send: sends them, and returns the settlement of a job that is not settled.
         outcome: also counts if they can never be sent.
-        progress: what earlier tries have sent.
     """
 
     send: Callable[[CanvasSender, SendProgress], Settlement | None]

@@ -205,8 +205,6 @@ def succeeded(
 
     Args:
         content_type: empty if the result is JSON.
-        batch: how many jobs ran together.
-        run: how it ran.
         done: what `date_done` returned for its batch; by default the present time.
     """
     message = job.message

@@ -196,7 +196,7 @@ async def _cancel(
 
 
 def _outcome(job_id: str, row: Any) -> bytes:
-    """Return an outcome as JSON; `row` is what jobs/outcomes.lua returns for one job."""
+    """Return an outcome as JSON; `row` is what records/outcomes.lua returns for one job."""
     if isinstance(row, int):
         return NULL
     if isinstance(row, bytes):

@@ -330,7 +330,7 @@ class PieceLog:
 
 
 def _log_read(after: int, flat: Sequence[bytes]) -> LogRead:
-    """Read the reply of jobs/read_pieces.lua for one log behind an index."""
+    """Read the reply of pieces/read_pieces.lua for one log behind an index."""
     lost, run, *rest = flat
     values = iter(rest)
     entries = [

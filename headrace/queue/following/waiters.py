@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection
-from typing import Final, Self
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 import msgspec
 
@@ -103,33 +103,19 @@ def read_ended(data: bytes) -> list[EndedJob]:
 
 
 class JobWaiter:
-    """One request that waits for one job. Inside its context its `Waiters` can wake it.
+    """One request that waits for one job.
 
     An id names another job once a record is gone, perhaps of another API key. So only an end after
     the job's creation counts, and of several the first.
     """
 
-    __slots__ = ("_created_us", "_ended", "_event", "_table", "job_id")
+    __slots__ = ("_created_us", "_ended", "_event", "job_id")
 
-    def __init__(self, job_id: str, table: dict[str, list[JobWaiter]] | None = None) -> None:
+    def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self._table = table
         self._event = asyncio.Event()
         self._ended: EndedJob | None = None
         self._created_us = 0
-
-    def __enter__(self) -> Self:
-        if self._table is not None:
-            # Several requests may wait for the same id.
-            self._table.setdefault(self.job_id, []).append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._table is not None:
-            waiters = self._table[self.job_id]
-            waiters.remove(self)
-            if not waiters:
-                del self._table[self.job_id]
 
     def wake(self, ended: EndedJob | None = None) -> None:
         """Wake the request, with how the job ended, or None to make it read the record."""
@@ -165,7 +151,6 @@ class Waiters:
     """The waiters of one API process.
 
     Args:
-        subscription: that of this process.
         api_id: the id of this process; jobs carry it in their records.
 
     Attributes:
@@ -175,7 +160,7 @@ class Waiters:
     def __init__(self, subscription: Subscription, api_id: str) -> None:
         self.api_id = api_id
         self.dismissed = asyncio.Event()
-        self._own: dict[str, list[JobWaiter]] = {}
+        self._own: dict[str, set[JobWaiter]] = {}
         self._others: dict[str, set[JobWaiter]] = {}
         self._leaving = RunningTasks()
         self._subscription = subscription
@@ -209,12 +194,21 @@ class Waiters:
         for task in self._leaving:
             task.cancel()
 
-    def own(self, job_id: str) -> JobWaiter:
+    @contextlib.contextmanager
+    def own(self, job_id: str) -> Iterator[JobWaiter]:
         """Wait for a job that is about to be submitted with this process as its waiter."""
-        waiter = JobWaiter(job_id, self._own)
+        waiter = JobWaiter(job_id)
         if self.closing:
             waiter.wake()
-        return waiter
+        # Several requests may wait for the same id.
+        waiters = self._own.setdefault(job_id, set())
+        waiters.add(waiter)
+        try:
+            yield waiter
+        finally:
+            waiters.discard(waiter)
+            if not waiters:
+                del self._own[job_id]
 
     @contextlib.asynccontextmanager
     async def foreign(self, job_id: str) -> AsyncIterator[JobWaiter]:
@@ -262,5 +256,5 @@ class Waiters:
         for waiter in [waiter for waiters in self._waiting() for waiter in waiters]:
             waiter.wake()
 
-    def _waiting(self) -> list[Collection[JobWaiter]]:
+    def _waiting(self) -> list[set[JobWaiter]]:
         return [*self._own.values(), *self._others.values()]

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Self
+from contextlib import contextmanager
+from typing import Any, Final
 
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, job_from_record
@@ -57,7 +58,7 @@ def read_status(job_id: str, row: Any) -> Job | None:
 
 
 class JobWatch:
-    """One client that watches one job. Inside its context its `JobWatcher` updates it.
+    """One client that watches one job.
 
     Attributes:
         created_us: when the job was created: a record of another time is that of a later job.
@@ -65,22 +66,13 @@ class JobWatch:
         unknown: the job does not exist any more.
     """
 
-    __slots__ = ("_event", "_watcher", "created_us", "job_id", "status", "unknown")
+    __slots__ = ("_event", "created_us", "status", "unknown")
 
-    def __init__(self, watcher: JobWatcher, job: Job) -> None:
-        self.job_id = job.id
+    def __init__(self, job: Job) -> None:
         self.created_us = job.created_us
         self.status: Job | None = None
         self.unknown = False
-        self._watcher = watcher
         self._event = asyncio.Event()
-
-    def __enter__(self) -> Self:
-        self._watcher.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watcher.remove(self)
 
     def update(self, status: Job | None) -> None:
         """Set the status that was read, and wake the client if it has changed."""
@@ -132,34 +124,29 @@ class JobWatcher:
         tasks = [*self._subscribing, *([self._reader] if self._reader is not None else [])]
         await cancel_and_wait(*tasks)
 
-    def watch(self, job: Job) -> JobWatch:
-        """Return a context within which a job is watched."""
-        return JobWatch(self, job)
-
-    def add(self, watch: JobWatch) -> None:
-        """Begin a watch."""
+    @contextmanager
+    def watch(self, job: Job) -> Iterator[JobWatch]:
+        """Watch a job: within this context its watch is updated."""
         if self._reader is None:
             # It begins with the first watch, and lasts until the process stops.
             self._reader = asyncio.create_task(self._read_on())
-        known = self._watches.setdefault(watch.job_id, set())
-        known.add(watch)
-        if len(known) == 1:
-            self._subscribing.begin(
-                self._subscription.subscribe(self._read_publication, *_channels(watch.job_id))
-            )
+        watch, channels = JobWatch(job), (keys.progress_channel(job.id), keys.meta(job.id))
+        watches = self._watches.setdefault(job.id, set())
+        watches.add(watch)
+        if len(watches) == 1:
+            self._subscribing.begin(self._subscription.subscribe(self._read_publication, *channels))
         # A change since the record was read is not published again.
-        self._note_change(watch.job_id)
-
-    def remove(self, watch: JobWatch) -> None:
-        """End a watch."""
-        known = self._watches[watch.job_id]
-        known.discard(watch)
-        if not known:
-            del self._watches[watch.job_id]
-            self._changed.discard(watch.job_id)
-            self._subscribing.begin(
-                self._subscription.unsubscribe(self._read_publication, *_channels(watch.job_id))
-            )
+        self._note_change(job.id)
+        try:
+            yield watch
+        finally:
+            watches.discard(watch)
+            if not watches:
+                del self._watches[job.id]
+                self._changed.discard(job.id)
+                self._subscribing.begin(
+                    self._subscription.unsubscribe(self._read_publication, *channels)
+                )
 
     def _all(self) -> Iterator[JobWatch]:
         return (watch for watches in list(self._watches.values()) for watch in list(watches))
@@ -213,7 +200,3 @@ class JobWatcher:
         for prefix in (keys.progress_channel, keys.meta):
             if channel.startswith(prefix):
                 self._note_change(channel.removeprefix(prefix))
-
-
-def _channels(job_id: str) -> tuple[str, str]:
-    return keys.progress_channel(job_id), keys.meta(job_id)

@@ -72,7 +72,6 @@ class ScriptFolder:
     the next version.
 
     Args:
-        package: the package's name.
         own_keys: a module with keys besides those of headrace/redis/keys.py, under other names.
     """
 

@@ -142,7 +142,6 @@ def submit_run(
     """Return how a run of similar jobs begins in the arguments of `submit`.
 
     Args:
-        max_depth: how many jobs the queue may hold.
         delay_us: after how long the jobs join the queue.
         expires_us: in how long they must have started; 0 for no limit.
         listed: whether they are in the index of their model.
@@ -216,7 +215,6 @@ class ClaimReply:
     """The reply of jobs/claim.lua.
 
     Attributes:
-        now_us: Redis' time.
         waiting: how many jobs are left in the list of each priority step; the first is -1 if the
             queue is paused.
         refused: how many messages were no jobs, and are dead letters now.
@@ -236,7 +234,6 @@ class Settlement(NamedTuple):
     """How one job ends, as jobs/settle.lua takes it.
 
     Attributes:
-        token: the fencing token of its claim.
         state: the letter of its new state.
         meta: its Celery result as JSON; empty for none.
         batch: how many jobs ran together.
@@ -316,7 +313,6 @@ def release(
         losses: how many charged crashes a job survives and the bounds of the wait after one, in
             us: "max base most". `Settings.failures_kept` may follow, after a space.
         how: how the model process ended, without quotes and backslashes.
-        traceback: its stacks.
         runs: how the attempts of these jobs ran, by token, as far as it is known.
     """
     known = runs or {}

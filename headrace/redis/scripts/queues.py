@@ -47,7 +47,6 @@ class SweepReply(NamedTuple):
         due_in_us: in how many us the next scheduled job is due; None if no job is scheduled.
         waiting: how many jobs are in the list of each priority step; the first is -1 if the queue
             is paused.
-        now_us: Redis' time.
         used: the queues of versions that are in use, if a model's own queue was swept.
         orphaned: ends of jobs whose callbacks are not sent yet: a name, then the length of the
             Celery result, ":", the Celery result and the message.

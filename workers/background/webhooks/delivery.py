@@ -80,7 +80,6 @@ class WebhookDeliverer:
     """Delivers the webhooks of a background worker.
 
     Args:
-        redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
 
     Raises:

@@ -105,7 +105,8 @@ def write_message(
     text = _escaped(arguments)
     if trace is not None:
         # Celery's own instrumentation also puts it among the headers.
-        own += _trace_headers(trace)
+        headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
+        own += b"," + _encode(headers)[1:-1]
     expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
     name = job_id.encode()
     if blank.quiet:
@@ -128,11 +129,6 @@ def _joined(first: bytes, second: bytes) -> bytes:
     if len(second) == len(b"{}"):
         return first
     return b"%b%b%b" % (first[:-1], b"," if len(first) > len(b"{}") else b"", second[1:])
-
-
-def _trace_headers(trace: Trace) -> bytes:
-    headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
-    return b"," + _encode(headers)[1:-1]
 
 
 def _of_source(source: InputSource) -> bytes:

@@ -12,8 +12,6 @@ from headrace.errors import BrokerUnavailable, BrokerUnsupported
 from headrace.redis.connection import connect, redact_url
 
 OLDEST_VERSION: Final = (6, 2)
-#: Policies under which a full Redis drops keys by itself, queued jobs among them.
-_SAFE_POLICIES: Final = frozenset({"noeviction", ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class BrokerInfo:
     def warnings(self) -> list[str]:
         """Return settings that can lose jobs, one sentence each."""
         found = []
-        if self.maxmemory_policy not in _SAFE_POLICIES:
+        if self.maxmemory_policy not in ("noeviction", ""):
             found.append(
                 f"{self.name} has maxmemory-policy {self.maxmemory_policy} and may drop queued "
                 "jobs when its memory is full; set noeviction"

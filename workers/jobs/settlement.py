@@ -76,7 +76,11 @@ def read_raised(traceback: str) -> Raised | None:
     frames = [] if _STACKS in traceback else list(_FRAME.finditer(traceback))
     if not frames:
         return None
-    last_first = [frame for frame in reversed(frames) if _is_own(frame[1])] or [frames[-1]]
+    last_first = [
+        frame
+        for frame in reversed(frames)
+        if not (_LIBRARY.search(frame[1]) or frame[1].startswith(_PACKAGE))
+    ] or [frames[-1]]
     # The author's handler may extend that of an extension.
     extended = tuple(f"{part.folder}/" for part in handler_parts().values())
     own = next((frame for frame in last_first if not frame[1].startswith(extended)), last_first[0])
@@ -84,10 +88,6 @@ def read_raised(traceback: str) -> Raised | None:
     kind = _EXCEPTION.search(traceback, frames[-1].end())
     name = kind[1].rpartition(".")[2] if kind else "exception"
     return Raised(name, f"{Path(own[1]).name}:{own[2]}")
-
-
-def _is_own(file: str) -> bool:
-    return not (_LIBRARY.search(file) or file.startswith(_PACKAGE))
 
 
 _CHANCE: Final = random.Random()  # noqa: S311 - jitter

@@ -93,15 +93,6 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
 _ROWS: Final = msgspec.msgpack.Decoder(list[EndedJob])
 
 
-def read_ended(data: bytes) -> list[EndedJob]:
-    """Read one publication.
-
-    Raises:
-        msgspec.MsgspecError: it cannot be read.
-    """
-    return _ROWS.decode(data)
-
-
 class JobWaiter:
     """One request that waits for one job.
 
@@ -242,7 +233,7 @@ class Waiters:
                 waiter.wake()
             return
         try:
-            rows = read_ended(data)
+            rows = _ROWS.decode(data)
         except msgspec.MsgspecError as error:
             logger.warning("unreadable publication, every waiter reads its record: %s", error)
             self.wake_all()

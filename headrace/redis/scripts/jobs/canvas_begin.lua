@@ -4,7 +4,7 @@ local job = keys.job .. ARGV[1]
 local token, state, cancel = unpack(read(ARGV[1], 't', 's', 'cr'))
 if token ~= ARGV[2] or state ~= 'r' then return 0 end
 -- At maxmemory a script may write if it begins with a removal.
-redis.call('HDEL', job, 'fw')
+call('HDEL', job, 'fw')
 if cancel then return 3 end
-redis.call('HSET', job, 'fw', token)
+call('HSET', job, 'fw', token)
 return 1

@@ -12,8 +12,8 @@ if #ours == 0 then return 0 end
 begin_with_removal(keys.PAYLOADS)
 for _, o in ipairs(ours) do
   local i, owner, task = unpack(o, 1, 3)
-  redis.call('HSET', keys.job .. ARGV[i], 'st', ARGV[i + 2])
+  call('HSET', keys.job .. ARGV[i], 'st', ARGV[i + 2])
   if task then send_start_task(ARGV[i], owner, task) end
-  redis.call('PUBLISH', keys.progress_channel .. ARGV[i], '')
+  call('PUBLISH', keys.progress_channel .. ARGV[i], '')
 end
 return #ours

@@ -9,7 +9,7 @@ if #ours == 0 then return 0 end
 begin_with_removal(keys.PAYLOADS)
 for _, i in ipairs(ours) do
   -- With its token, so that readers ignore it after the next claim.
-  redis.call('HSET', keys.job .. ARGV[i], 'pg', ARGV[i + 1] .. ' ' .. ARGV[i + 2])
-  redis.call('PUBLISH', keys.progress_channel .. ARGV[i], '')
+  call('HSET', keys.job .. ARGV[i], 'pg', ARGV[i + 1] .. ' ' .. ARGV[i + 2])
+  call('PUBLISH', keys.progress_channel .. ARGV[i], '')
 end
 return #ours

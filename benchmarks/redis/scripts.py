@@ -89,7 +89,6 @@ class Bench:
                     "",
                     "",
                     "",
-                    "",
                     "1795000000000000",
                     "1.234",
                 )
@@ -124,7 +123,7 @@ class Bench:
         """
         arrange_us, claim_us = [], []
         for turn in range(calls):
-            arrange = script("queues/arrange").call(keys.queue_keys(QUEUE), QUEUE, *(room,) * 4)
+            arrange = script("queues/arrange").on(QUEUE, *(room,) * 4)
             took, _ = self._timed("queues/arrange", [arrange])
             arrange_us.append(took)
             took, (claimed,) = self._timed("jobs/claim", [self.claim(room)])

@@ -114,9 +114,8 @@ class DeadLetters:
         for sub_queue in await self._jobs.queues_of(queue):
             left = [name for name, outcome in outcomes.items() if outcome == "unknown"]
             for chunk in pages_of(left, CHUNK):
-                requeue = script("queues/requeue_dead_letters")
-                call = requeue.call(keys.queue_keys(sub_queue), sub_queue, *chunk)
-                answer = await self._jobs.call_once(call)
+                requeue = script("queues/requeue_dead_letters").on(sub_queue, *chunk)
+                answer = await self._jobs.call_once(requeue)
                 words = (outcome.decode() for outcome in answer)
                 outcomes.update(zip(chunk, words, strict=True))
         return [outcomes[name] for name in names]
@@ -126,9 +125,8 @@ class DeadLetters:
         removed = 0
         for sub_queue in await self._jobs.queues_of(queue):
             for chunk in pages_of(names, CHUNK):
-                purge = script("queues/purge_dead_letters")
-                call = purge.call(keys.queue_keys(sub_queue), sub_queue, *chunk)
-                removed += int(await self._jobs.call_once(call))
+                purge = script("queues/purge_dead_letters").on(sub_queue, *chunk)
+                removed += int(await self._jobs.call_once(purge))
         return removed
 
     async def all_names(self, queue: str) -> list[str]:

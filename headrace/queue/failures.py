@@ -152,9 +152,8 @@ class Failures:
             left = [failure for failure in failures if outcomes[failure.job_id] == "elsewhere"]
             for page in pages_of(left, RETRY_PORTION):
                 entries = [failure.entry for failure in page]
-                retry = script("queues/retry_failures")
-                call = retry.call(keys.queue_keys(queue), queue, *entries)
-                words = await self._jobs.call_once(call)
+                retry = script("queues/retry_failures").on(queue, *entries)
+                words = await self._jobs.call_once(retry)
                 for failure, word in zip(page, words, strict=True):
                     outcomes[failure.job_id] = word.decode()
         return outcomes

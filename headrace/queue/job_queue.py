@@ -346,8 +346,7 @@ class JobQueue(AsyncScriptClient):
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
         while left and cancelled < depth.total:
-            purge = script("queues/purge").call(keys.queue_keys(queue), queue, PURGE_MAX_JOBS)
-            reply = await self.call_once(purge)
+            reply = await self.call_once(script("queues/purge").on(queue, PURGE_MAX_JOBS))
             ended, removed, left = map(int, reply)
             cancelled += ended
             if not removed:

@@ -184,7 +184,7 @@ def _ended(
     retry_us: str = "",
 ) -> Settlement:
     return Settlement(
-        job.id, job.token, state, meta, batch, run.timings, field, value, "", retry_us,
+        job.id, job.token, state, meta, batch, run.timings, field, value, retry_us,
         run.began, run.device_wait, job.used,
     )  # fmt: skip
 
@@ -279,14 +279,13 @@ def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Set
 def cancelled(job: LeasedJob) -> Settlement:
     """End a job as cancelled; it has not run."""
     meta = _meta(job, b"REVOKED", REVOKED_JSON)
-    return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "", "")
+    return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "")
 
 
 def postponed(job: LeasedJob, delay_s: float) -> Settlement:
     """Put a job back until its eta, without an error and without counting the attempt."""
-    return Settlement(
-        job.id, job.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
-    )
+    wait_us = str(int(delay_s * US_PER_S))
+    return Settlement(job.id, job.token, State.SCHEDULED, b"", 0, "", "", "", wait_us)
 
 
 def stages(times: Sequence[float]) -> str:

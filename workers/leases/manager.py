@@ -235,8 +235,7 @@ class LeaseManager:
             queue = model.queues[number]
             if model.config.counts_tokens:
                 # In the same write, so that this claim takes the jobs that are next.
-                arrange = script("queues/arrange").call(keys.queue_keys(queue), queue, *share)
-                self._outbox.add(arrange)
+                self._outbox.add(script("queues/arrange").on(queue, *share))
             claim = job_scripts.claim(
                 queue, model.config.name, model.config.version, share,
                 lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.settings.result_ttl_s,

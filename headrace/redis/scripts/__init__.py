@@ -45,9 +45,13 @@ class Script:
     source: str
     sha: str
 
-    def call(self, keys: Sequence[str], *args: Arg) -> Command:
+    def call(self, names: Sequence[str], *args: Arg) -> Command:
         """Return the EVALSHA command for these KEYS and ARGV."""
-        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+        return ("EVALSHA", self.sha, len(names), *names, *args)
+
+    def on(self, queue: str, *args: Arg) -> Command:
+        """Return the command for the keys of a queue; its name is the first of ARGV."""
+        return self.call(keys.queue_keys(queue), queue, *args)
 
     def load_command(self) -> Command:
         """Return the command that loads the script into a server."""

@@ -204,8 +204,8 @@ def claim(
         max_bytes: the most bytes of messages, unless the first alone is larger.
         failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
-    return script("jobs/claim").call(
-        keys.queue_keys(queue), queue, model, version, rooms[0], max_bytes, lease_us, owner,
+    return script("jobs/claim").on(
+        queue, model, version, rooms[0], max_bytes, lease_us, owner,
         keys.TASK_NAME, result_ttl_s, job_index_max, *rooms[1:], yield_us,
         failures_kept,
     )  # fmt: skip
@@ -239,7 +239,6 @@ class Settlement(NamedTuple):
         batch: how many jobs ran together.
         timings: the record's `tm`.
         extra: one more field of the record; "" for none.
-        ttl: seconds for which the result is kept; "" for the TTL in the record.
         retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
             goes to the dead letters.
         started: when it began, in us; "" if it has not begun.
@@ -255,7 +254,6 @@ class Settlement(NamedTuple):
     timings: str
     extra: str
     value: Arg
-    ttl: str
     retry_us: str
     started: str = ""
     device_wait: str = "0.0"
@@ -276,9 +274,8 @@ def settle(
         version: of the model that ran them; it is published with their ends.
         failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
-    return script("jobs/settle").call(
-        keys.queue_keys(queue), queue, version, failures_kept, *chain.from_iterable(settlements)
-    )
+    ended = chain.from_iterable(settlements)
+    return script("jobs/settle").on(queue, version, failures_kept, *ended)
 
 
 def move(queue: str, version: str, jobs: Iterable[Leased]) -> Command:
@@ -286,7 +283,7 @@ def move(queue: str, version: str, jobs: Iterable[Leased]) -> Command:
 
     The reply has one word per job: `moved`, `cancelled`, `gone` or `fenced`.
     """
-    return script("jobs/move").call(keys.queue_keys(queue), queue, version, *_pairs(jobs))
+    return script("jobs/move").on(queue, version, *_pairs(jobs))
 
 
 def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
@@ -317,9 +314,7 @@ def release(
     """
     known = runs or {}
     rows = [value for job in jobs for value in (job.id, job.token, *known.get(job.token, UNKNOWN))]
-    return script("jobs/release").call(
-        keys.queue_keys(queue), queue, mode, losses, how, traceback, *rows
-    )
+    return script("jobs/release").on(queue, mode, losses, how, traceback, *rows)
 
 
 def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) -> Command:
@@ -327,9 +322,7 @@ def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) ->
 
     The reply is how many jobs were released. For `mode` and `losses` see `release`.
     """
-    return script("jobs/release_owner").call(
-        keys.queue_keys(queue), queue, mode, losses, owner, *kept
-    )
+    return script("jobs/release_owner").on(queue, mode, losses, owner, *kept)
 
 
 def expire(max_jobs: int = EXPIRE_MAX_JOBS) -> Command:

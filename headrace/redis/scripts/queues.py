@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from headrace.redis import keys
 from headrace.redis.scripts import Command, script
 
 #: The most due jobs, and the most expired leases, that one sweep handles.
@@ -33,9 +32,7 @@ def sweep(
         own: the queue of the caller's version of the model, if `queue` is the model's own.
         limit: how many jobs are promoted, and how many leases reaped, at most.
     """
-    return script("queues/sweep").call(
-        keys.queue_keys(queue), queue, reap_until_us, losses, limit, orphaned_max, own
-    )
+    return script("queues/sweep").on(queue, reap_until_us, losses, limit, orphaned_max, own)
 
 
 class SweepReply(NamedTuple):

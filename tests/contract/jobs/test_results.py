@@ -148,11 +148,11 @@ def test_nothing_expires_before_it_is_final_and_everything_after(queue: Queue) -
     wait_until(lambda: not client.exists(record, keys.meta(job_id)), "record and result expired")
 
 
-@pytest.mark.parametrize(("ttl", "expected"), [("", 3600), ("770", 770)])
-def test_record_and_result_live_equally_long(queue: Queue, ttl: str, expected: int) -> None:
-    job_id = queue.submit_one()
-    queue.settle(queue.claim_one(), ttl=ttl)
-    assert queue.kept_s(job_id) == pytest.approx(expected, abs=30)
+@pytest.mark.parametrize("ttl_s", [3600, 770])
+def test_record_and_result_live_equally_long(queue: Queue, ttl_s: int) -> None:
+    job_id = queue.submit_one(ttl_s=ttl_s)
+    queue.settle(queue.claim_one())
+    assert queue.kept_s(job_id) == pytest.approx(ttl_s, abs=30)
 
 
 def test_a_result_that_is_to_be_ignored_is_not_kept(queue: Queue) -> None:

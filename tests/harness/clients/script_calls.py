@@ -262,7 +262,6 @@ class Queue:
         state: str = "s",
         meta: str = SUCCESS,
         extra: tuple[str, str] = ("", ""),
-        ttl: str = "",
         retry_us: str = "",
         used: str = "",
     ) -> list[int]:
@@ -277,7 +276,6 @@ class Queue:
                 len(jobs),
                 timings,
                 *extra,
-                ttl,
                 retry_us,
                 started,
                 "6.0",

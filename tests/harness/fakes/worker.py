@@ -105,7 +105,6 @@ def settle(
                 timings,
                 *extra,
                 "",
-                "",
                 *_began(client, message.id, answer.state),
             )
         )

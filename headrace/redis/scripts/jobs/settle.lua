@@ -1,12 +1,12 @@
 -- @include-lazily dead_letter
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
 -- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, 3 how failures are kept (see
---       lib/failure.lua), then per job 13: id, token, outcome (s f x c), Celery result
---       JSON or '' (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
+--       lib/failure.lua), then per job 12: id, token, outcome (s f x c), Celery result
+--       JSON or '' (ignore_result), batch size, timings, extra field or '', its value, retry delay in us ('': none,
 --       'dead': its message goes to the dead letters, and the value is the error's JSON), when it began in us ('': it has
 --       not begun), for how many ms it waited for the device, how many tokens it used or '' (unknown).
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 waits for a retry, 0 the lease is lost.
-local PER_JOB = 13
+local PER_JOB = 12
 -- Results up to this length are published to listeners. A longer one is read from the record, so that Redis copies nothing.
 local PUBLISHED_MAX_BYTES = 65536
 local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
@@ -27,7 +27,7 @@ for i = 4, #ARGV, PER_JOB do
   else
     passed[id] = true
     ours[#ours + 1] = {i, n, r, id, job}
-    delays = delays or ARGV[i + 9] ~= ''
+    delays = delays or ARGV[i + 8] ~= ''
   end
 end
 if #ours == 0 then return answer end
@@ -46,11 +46,11 @@ local function schedule(i, id, attempts)
     return 1
   end
   call('HSET', KEYS[9], id, raw)
-  call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 9])), id)
+  call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 8])), id)
   -- A job that waits for its eta did not run: it has no error, and the attempt is undone.
   if ARGV[i + 7] ~= '' then
     call('HSET', keys.job .. id, 's', 'd', 'e', ARGV[i + 7])
-    if ARGV[i + 10] ~= '' then call('HSET', keys.job .. id, 'st', ARGV[i + 10]) end
+    if ARGV[i + 9] ~= '' then call('HSET', keys.job .. id, 'st', ARGV[i + 9]) end
     call('HINCRBY', keys.job .. id, 'rn', 1)
     counted.retried = (counted.retried or 0) + 1
   else
@@ -83,14 +83,14 @@ local until_ms = {}
 
 -- How many tokens a job used; nil if that is unknown. If a later attempt used nothing, earlier ones may have used some.
 local function used_tokens(i, first)
-  local used = tonumber(ARGV[i + 12])
+  local used = tonumber(ARGV[i + 11])
   return (first or used ~= 0) and used or nil
 end
 
 local function settle(i, id, r, job)
-  local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or keys.DEFAULT_TTL_S
+  local ttl = r[5] or keys.DEFAULT_TTL_S
   local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
-  local started, waited, first = ARGV[i + 10], ARGV[i + 11], r[6] == '1'
+  local started, waited, first = ARGV[i + 9], ARGV[i + 10], r[6] == '1'
   counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
   -- Only a job that was claimed more than once can have an error.
   if state == 's' and r[6] ~= '1' then call('HDEL', job, 'e') end
@@ -125,7 +125,7 @@ local function settle(i, id, r, job)
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   if not r[3] and listeners == 0 then return 1 end
   local ended = {id, state, started, NOW, r[6], ARGV[i + 4], ARGV[i + 5], field, value, meta,
-    ARGV[i + 9] == 'dead' and '1' or '', waited, ARGV[2]}
+    ARGV[i + 8] == 'dead' and '1' or '', waited, ARGV[2]}
   -- An API process may listen: this saves it reading the record.
   if listeners > 0 and #meta + #value <= PUBLISHED_MAX_BYTES then
     call('PUBLISH', keys.ended .. id, cmsgpack.pack({ended}))
@@ -147,17 +147,17 @@ if few then call('ZREM', KEYS[5], unpack(ids)) else lib().in_chunks('ZREM', KEYS
 for _, o in ipairs(ours) do
   local i, n, r, id, job = o[1], o[2], o[3], o[4], o[5]
   -- A start that jobs/start.lua has not announced, as the batch was short.
-  if r[9] and ARGV[i + 10] ~= '' then lib().send_start_task(id, r[7], r[9]) end
+  if r[9] and ARGV[i + 9] ~= '' then lib().send_start_task(id, r[7], r[9]) end
   if r[4] then
-    if ARGV[i + 10] ~= '' then call('HSET', job, 'st', ARGV[i + 10]) end
+    if ARGV[i + 9] ~= '' then call('HSET', job, 'st', ARGV[i + 9]) end
     if NOT_RUN[ARGV[i + 2]] then lib().undo_start(id, r[6]) end
-    lib().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id),
+    lib().finish_cancelled(id, r[5], r[3], ARGV[1], call('HGET', KEYS[6], id),
       used_tokens(i, r[6] == '1'))
     answer[n] = 3
-  elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
+  elseif ARGV[i + 8] ~= '' and ARGV[i + 8] ~= 'dead' then
     answer[n] = schedule(i, id, r[6])
   else
-    if ARGV[i + 9] == 'dead' then dead_letter_failed(i, id, r[6]) end
+    if ARGV[i + 8] == 'dead' then dead_letter_failed(i, id, r[6]) end
     answer[n] = settle(i, id, r, job)
   end
 end

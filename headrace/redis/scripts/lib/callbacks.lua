@@ -30,7 +30,7 @@ local function send_webhook_task(id, events, state, owner)
   local task = string.find(events, state, 1, true) and call('HGET', keys.job .. id, 'wh')
   if not task then return end
   try('HSET', keys.deliveries .. id, 'e:' .. (owner or ''), state .. NOW)
-  try('EXPIRE', keys.deliveries .. id, HOOK_TTL_S)
+  try('EXPIRE', keys.deliveries .. id, 7 * 86400)
   push_task(owner, task)
 end
 

@@ -8,7 +8,6 @@ local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 -- The TTLs of keys.EXPIRING and of an index of jobs: longer than a job may be scheduled and then kept.
 local EXPIRING_TTL_S, INDEX_TTL_S = 62 * 86400, 62 * 86400
-local HOOK_TTL_S = 7 * 86400
 -- Behind the token in a record's mark of an isolated run: nothing else runs in the worker, or will soon.
 local EXCLUSIVE, RESERVED = 'w', 'r'
 -- The final states of a record, and their names in counters.

@@ -7,7 +7,7 @@
 -- A message that moves leaves a tombstone, so that its neighbours keep their places. What is no waiting job of ours with
 -- an entry in the order keeps its place, and comes before all that move. The types of all keys are read first, and the first
 -- write removes something (see begin_with_removal).
-local queue, chosen, moved_count = ARGV[1], 0, 0
+local chosen, moved_count = 0, 0
 -- How many jobs, messages at the head, entries and API keys one call looks at in a list.
 local ROOM_MAX, LOOK_MAX, PICK_MAX, KEYS_MAX = 512, 512, 1024, 64
 -- For how long the shares of idle API keys are kept.
